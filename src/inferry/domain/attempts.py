@@ -1,0 +1,135 @@
+"""One try at running a job, as a state machine that dispatch and simulation share.
+
+Whoever drives the attempt owns it; nothing here waits, sends or looks at a clock.
+"""
+
+import enum
+
+from inferry.domain.errors import ClientClosed, GatewayError, QueueTimeout
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.plans import BatchPlan
+from inferry.domain.streams import Done, End, Usage
+
+
+class AttemptState(enum.Enum):
+    QUEUED = "queued"
+    SENT = "sent"
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+class IllegalTransition(RuntimeError):
+    """The driver of an attempt broke its law."""
+
+
+class Attempt:
+    """queued -> sent -> streaming -> ended. Every attempt ends exactly once, from any state."""
+
+    __slots__ = (
+        "batch_size",
+        "end",
+        "ended_at",
+        "first_token_at",
+        "job",
+        "last_token_at",
+        "output_tokens",
+        "plan",
+        "promise_kept",
+        "sent_at",
+        "state",
+    )
+
+    def __init__(self, job: InferenceJob) -> None:
+        self.job = job
+        self.state = AttemptState.QUEUED
+        self.plan: BatchPlan | None = None
+        self.batch_size: int | None = None
+        self.sent_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.ended_at: float | None = None
+        self.end: End | None = None
+        self.output_tokens = 0
+        self.promise_kept = True
+
+    def sent(self, plan: BatchPlan, now: float) -> None:
+        if self.state is not AttemptState.QUEUED:
+            raise IllegalTransition(f"{self.job.job_id}: sent while {self.state.value}")
+        self.state = AttemptState.SENT
+        self.plan = plan
+        self.batch_size = len(plan.jobs)
+        self.sent_at = now
+
+    def first_token(self, now: float) -> None:
+        if self.state is not AttemptState.SENT:
+            raise IllegalTransition(f"{self.job.job_id}: first token while {self.state.value}")
+        self.state = AttemptState.STREAMING
+        self.first_token_at = self.last_token_at = now
+
+    def ended(self, end: End, now: float) -> None:
+        if self.state is AttemptState.ENDED:
+            raise IllegalTransition(f"{self.job.job_id}: ended twice")
+        self.state = AttemptState.ENDED
+        self.end = end
+        self.ended_at = now
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state is AttemptState.ENDED
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.sent_at is None else self.sent_at - self.job.arrived_at
+
+    def entry(self, wall: float) -> LedgerEntry:
+        """The account of an attempt that has ended."""
+        if self.end is None or self.ended_at is None:
+            raise IllegalTransition(f"{self.job.job_id}: no account before the end")
+        job, end = self.job, self.end
+        usage = end.usage
+        if not isinstance(end, Done) and usage.output_tokens < self.output_tokens:
+            # The worker broke off without an account: what was delivered is what is known.
+            usage = Usage(usage.prompt_tokens, usage.cached_tokens, self.output_tokens, usage.gpu_seconds)
+        error: GatewayError | None = None if isinstance(end, Done) else end.error
+        return LedgerEntry(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            tenant=job.tenant,
+            run_id=job.run_id,
+            step_id=job.step_id,
+            model=job.route.model,
+            lane=job.lane.name,
+            outcome=_outcome(error),
+            ended_at=wall,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            gpu_seconds=usage.gpu_seconds,
+            queue_ms=_ms(self.sent_at, job.arrived_at),
+            first_token_ms=_ms(self.first_token_at, job.arrived_at),
+            total_ms=(self.ended_at - job.arrived_at) * 1000,
+            batch_size=self.batch_size,
+            release_reason=None if self.plan is None else self.plan.reason.value,
+            worker=None if self.plan is None else self.plan.worker,
+            parent_run=job.parent_run,
+            finish=end.finish.value if isinstance(end, Done) else None,
+            error_code=None if error is None else error.code,
+            request_id=job.request_id or None,
+        )
+
+
+def _outcome(error: GatewayError | None) -> Outcome:
+    match error:
+        case None:
+            return Outcome.DONE
+        case ClientClosed():
+            return Outcome.CANCELLED
+        case QueueTimeout():
+            return Outcome.EXPIRED
+        case _:
+            return Outcome.FAILED
+
+
+def _ms(then: float | None, start: float) -> float | None:
+    return None if then is None else (then - start) * 1000

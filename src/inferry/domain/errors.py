@@ -1,0 +1,117 @@
+"""Every way a call can fail, as a type with a public contract. `ingress.problems` maps them to HTTP, once."""
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """A refusal or failure that a client may see. `message` never holds what a user wrote."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(GatewayError):
+    """A fault of the gateway itself."""
+
+
+class InvalidRequest(GatewayError):
+    """The body or a header does not say what it must."""
+
+    status, code = 400, "invalid_request"
+
+
+class ContextLengthExceeded(GatewayError):
+    """Prompt and requested output do not fit the model's context."""
+
+    status, code = 400, "context_length_exceeded"
+
+
+class UnsupportedFeature(GatewayError):
+    """The request is well formed, but no worker of this model can do what it asks."""
+
+    status, code = 400, "unsupported_feature"
+
+
+class UnknownLane(GatewayError):
+    """The lane is none of P0, P1, P2."""
+
+    status, code = 400, "unknown_lane"
+
+
+class ModelNotFound(GatewayError):
+    """No worker serves the model."""
+
+    status, code = 404, "model_not_found"
+
+
+class NotFound(GatewayError):
+    """No such path."""
+
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    """The path exists, the method on it does not."""
+
+    status, code = 405, "method_not_allowed"
+
+
+class QueueTimeout(GatewayError):
+    """The deadline passed while the job was still queued."""
+
+    status, code, retryable = 408, "queue_timeout", True
+
+
+class BodyTooLarge(GatewayError):
+    """The body is over the configured limit."""
+
+    status, code = 413, "body_too_large"
+
+
+class QueueFull(GatewayError):
+    """The lane is at its limit; retry after what is ahead has drained."""
+
+    status, code, retryable = 429, "queue_full", True
+
+
+class ClientClosed(GatewayError):
+    """The client left before the end. Logged, never sent."""
+
+    status, code = 499, "client_closed"
+
+
+class WorkerLost(GatewayError):
+    """The worker died, broke off or answered nonsense."""
+
+    status, code, retryable = 502, "worker_lost", True
+
+
+class UpstreamRefused(GatewayError):
+    """The worker refused this one job for a reason of its own."""
+
+    status, code = 400, "invalid_request"
+
+
+class NoWorker(GatewayError):
+    """Workers serve the model, but none is up."""
+
+    status, code, retryable = 503, "no_worker", True
+
+
+class Draining(GatewayError):
+    """The gateway is shutting down and takes no new work."""
+
+    status, code, retryable = 503, "draining", True
+
+
+class WorkerTimeout(GatewayError):
+    """The worker fell silent."""
+
+    status, code, retryable = 504, "worker_timeout", True

@@ -1,0 +1,169 @@
+"""The job: one model call as the gateway sees it, and what packing needs to know about it."""
+
+import enum
+from typing import Any, Literal
+
+from msgspec import Struct
+
+
+class Lane(enum.IntEnum):
+    """A promise of latency. The number orders lanes inside the gateway and never goes over the wire."""
+
+    P0 = 0
+    P1 = 1
+    P2 = 2
+
+
+class Task(enum.Enum):
+    GENERATE = "generate"
+
+
+class Resume(enum.Enum):
+    """What may happen to a job whose attempt is lost or preempted (fixed when it is dispatched)."""
+
+    RESTART = "restart"
+    NATIVE = "native"
+    CONTINUE = "continue"
+    NEVER = "never"
+
+
+class RouteKey(Struct, frozen=True, gc=False):
+    """Which workers may take a job. `isolation` names the tenant pool it must stay in, if any."""
+
+    model: str
+    precision: str | None = None
+    adapter: str | None = None
+    isolation: str | None = None
+
+
+class BatchKey(Struct, frozen=True, gc=False):
+    """What may share one padded pass. It splits queues only in front of workers that pad."""
+
+    route: RouteKey
+    task: Task = Task.GENERATE
+    streaming: bool = False
+    attention: str | None = None
+
+
+class Estimate(Struct, frozen=True, gc=False):
+    """A count that may not be known: low <= expected <= high."""
+
+    low: int
+    expected: int
+    high: int
+
+    @classmethod
+    def exactly(cls, count: int) -> "Estimate":
+        return cls(count, count, count)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low == self.high
+
+
+class Footprint(Struct, frozen=True, gc=False):
+    """What packing spends: prompt, cached and output tokens. Never a job count alone."""
+
+    prompt: Estimate
+    cached: Estimate
+    output: Estimate
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens the engine is expected to compute; at least one, since the last is never cached."""
+        return max(1, self.prompt.expected - self.cached.expected)
+
+    @property
+    def peak_kv_tokens(self) -> int:
+        """KV the job is expected to hold at its end, when it holds most."""
+        return self.prompt.expected + self.output.expected
+
+
+class Sampling(Struct, frozen=True, kw_only=True, gc=False):
+    """How the next token is chosen and when to stop, for engines that take tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class Payload(Struct, frozen=True, kw_only=True):
+    """The hazardous part of a job: what the user wrote. Workers read it; nothing else does, nothing prints it.
+
+    `body` is the JSON as the client sent it. `prompt_ids` is present when the model's tokenizer is at hand or the
+    client sent token ids.
+    """
+
+    api: Literal["chat", "completions"]
+    body: bytes
+    sampling: Sampling
+    prompt_ids: tuple[int, ...] | None = None
+    include_usage: bool = False
+
+    def __repr__(self) -> str:
+        return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
+
+    __str__ = __repr__
+
+    def __rich_repr__(self) -> Any:
+        yield "api", self.api
+        yield "bytes", len(self.body)
+
+
+class InferenceJob(Struct, frozen=True, kw_only=True):
+    """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
+
+    Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
+    """
+
+    job_id: str
+    tenant: str
+    run_id: str
+    step_id: str
+    lane: Lane
+    route: RouteKey
+    batch_key: BatchKey
+    footprint: Footprint
+    token_budget: int
+    prompt_hash: str
+    arrived_at: float
+    max_wait_s: float
+    payload: Payload
+    request_id: str = ""
+    parent_run: str | None = None
+    session: str | None = None
+    template_id: str | None = None
+    deadline: float | None = None
+    stream: bool = False
+    resume: Resume = Resume.RESTART
+    attempt: int = 1
+
+
+class LanePolicy(Struct, frozen=True, kw_only=True):
+    """What a lane promises and how it forms batches. Times in milliseconds, as people write them.
+
+    `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
+    voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy.
+    `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
+    """
+
+    max_wait_ms: float
+    coalesce_ms: float
+    window: Literal["adaptive", "fixed", "off"] = "adaptive"
+    max_batch: int = 64
+    queue_limit: int = 10_000
+    share: float = 0.0
+    ttft_ms: float | None = None
+    gap_ms: float | None = None
+
+
+DEFAULT_LANES: dict[Lane, LanePolicy] = {
+    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, ttft_ms=500, gap_ms=30),
+    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, ttft_ms=2000, gap_ms=50),
+    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05),
+}

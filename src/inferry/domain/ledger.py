@@ -1,0 +1,43 @@
+"""What the ledger keeps: one entry per attempt."""
+
+import enum
+
+from msgspec import Struct
+
+
+class Outcome(enum.Enum):
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class LedgerEntry(Struct, frozen=True, kw_only=True):
+    """The account of one attempt. Appending the same (job_id, attempt) twice changes nothing.
+
+    Waits are milliseconds; None says that it never got so far. `ended_at` is seconds since the Unix epoch.
+    """
+
+    job_id: str
+    attempt: int
+    tenant: str
+    run_id: str
+    step_id: str
+    model: str
+    lane: str
+    outcome: Outcome
+    ended_at: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_seconds: float | None = None
+    queue_ms: float | None = None
+    first_token_ms: float | None = None
+    total_ms: float = 0.0
+    batch_size: int | None = None
+    release_reason: str | None = None
+    worker: str | None = None
+    parent_run: str | None = None
+    finish: str | None = None
+    error_code: str | None = None
+    request_id: str | None = None

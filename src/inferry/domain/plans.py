@@ -1,0 +1,104 @@
+"""What the scheduler believes about workers and what it decides."""
+
+import enum
+
+from msgspec import Struct
+
+from inferry.domain.jobs import InferenceJob
+
+
+class Phase(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class Room(Struct, frozen=True, gc=False):
+    """How much of a worker the gateway may use at once; None means that currency does not bind."""
+
+    sequences: int | None = None
+    kv_tokens: int | None = None
+    prefill_tokens: int | None = None
+
+
+class Load(Struct, frozen=True, gc=False):
+    """What a worker says it is doing, whoever sent the work."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_tokens: int = 0
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """A belief about one worker, with a date. Replaced, never mutated.
+
+    `room` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
+    not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key.
+    """
+
+    worker: str
+    models: frozenset[str]
+    phase: Phase
+    room: Room
+    observed_at: float
+    group: str = "default"
+    adapters: frozenset[str] = frozenset()
+    isolation: str | None = None
+    pads: bool = False
+    load: Load = Load()
+    foreign: Load = Load()
+    kv_capacity: int | None = None
+
+
+class ReleaseReason(enum.Enum):
+    """Why a plan was formed when it was."""
+
+    IMMEDIATE = "immediate"
+    """Nothing to wait for: the lane or the worker gains nothing by holding."""
+    SIZE = "size"
+    """The group held for company was full."""
+    WINDOW = "window"
+    """The coalescing window of the oldest job held was over."""
+    MAX_WAIT = "max_wait"
+    """The job had been held for all it allows and went alone."""
+    DEADLINE = "deadline"
+    """Holding any longer would have eaten the time left before the deadline."""
+
+
+class BatchPlan(Struct, frozen=True, kw_only=True):
+    """Jobs that go to one worker together, in order. Never empty; one batch key where the worker pads."""
+
+    plan_id: int
+    worker: str
+    jobs: tuple[InferenceJob, ...]
+    reason: ReleaseReason
+    formed_at: float
+    padded_tokens: int | None = None
+
+
+class Tick(Struct, frozen=True):
+    """What one call of `tick` decided. The same state and the same now give the same Tick."""
+
+    plans: tuple[BatchPlan, ...] = ()
+    evictions: tuple[InferenceJob, ...] = ()
+    expired: tuple[InferenceJob, ...] = ()
+    wake_at: float | None = None
+
+
+class FirstToken(Struct, frozen=True, gc=False):
+    """The job's prefill is over; `prompt_tokens` is what the worker really computed, where it says so."""
+
+    prompt_tokens: int | None = None
+
+
+class Ended(Struct, frozen=True, gc=False):
+    """The job's sequence and KV are free again."""
+
+
+class Whereabouts(enum.Enum):
+    """Where a cancelled job was found."""
+
+    QUEUED = "queued"
+    PLANNED = "planned"
+    UNKNOWN = "unknown"

@@ -1,0 +1,80 @@
+"""The seams, one Protocol each. Every implementation and every fake passes the same contract suite."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from inferry.domain.ledger import LedgerEntry
+from inferry.domain.plans import BatchPlan, WorkerView
+from inferry.domain.streams import Item
+
+Emit = Callable[[Item], None]
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """What a worker says of one model it serves. `features` are the request features it can honour."""
+
+    name: str
+    context_tokens: int | None = None
+    features: frozenset[str] = frozenset()
+    created: int = 0
+
+
+class Worker(Protocol):
+    """Something that runs plans. All methods belong to one event loop.
+
+    `run` pushes items into `emit` from that loop and returns once every job of the plan has had exactly one end; it
+    raises only when it cannot go on, and then the caller ends what has not ended. Each job's deltas come with
+    contiguous indexes from 0 and before its end.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def start(self) -> None:
+        """Return once the worker can be asked to generate; raise if it never will be."""
+
+    def view(self) -> WorkerView: ...
+
+    def cards(self) -> Sequence[ModelCard]: ...
+
+    async def run(self, plan: BatchPlan, emit: Emit) -> None: ...
+
+    async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
+        """Abort what is running; return the jobs that are confirmed to hold nothing any more."""
+
+    async def close(self) -> None:
+        """Free everything. Jobs still running end with an error."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, for models whose tokenizer is at hand. Thread-safe."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
+        """The prompt text that the model's chat template makes of the messages."""
+
+    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids with special tokens left out."""
+
+
+class TextAssembler(Protocol):
+    """Token ids in, text out, one per job: never half a character, never past a stop string."""
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
+        """The text that is certain now, and whether a stop string has ended the output."""
+
+    def finish(self) -> str:
+        """What was held back, at the end of the output."""
+
+
+class Ledger(Protocol):
+    """Where entries are kept. Called from one thread at a time, never from the event loop."""
+
+    def append(self, entries: Sequence[LedgerEntry]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,61 @@
+"""What comes back from a worker: deltas, then exactly one end."""
+
+import enum
+
+from msgspec import Struct
+
+from inferry.domain.errors import GatewayError
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """Tokens and engine time of one attempt. `gpu_seconds` is None where nobody measured or estimated it."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_seconds: float | None = None
+
+
+class Delta(Struct, frozen=True, gc=False):
+    """The next piece of a job's output; `index` counts from 0 without gaps.
+
+    `raw` holds the server-sent events as they came from upstream, complete ones only, so that passing them on costs no
+    re-encoding. `tokens` is how many output tokens the piece stands for.
+    """
+
+    job_id: str
+    run_id: str
+    step_id: str
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    tokens: int = 0
+    raw: bytes = b""
+
+
+class Done(Struct, frozen=True, gc=False):
+    """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for."""
+
+    job_id: str
+    finish: FinishReason
+    usage: Usage
+    raw: bytes = b""
+
+
+class Failed(Struct, frozen=True):
+    """The end of a job that did not. What was delivered before stands."""
+
+    job_id: str
+    error: GatewayError
+    usage: Usage = Usage()
+
+
+Item = Delta | Done | Failed
+End = Done | Failed
