@@ -72,15 +72,11 @@ def covers(allowed: set[str], name: str) -> bool:
 @pytest.mark.parametrize("path", list(modules()), ids=room)
 def test_a_module_imports_only_its_neighbours(path: Path) -> None:
     here = room(path)
-    rules = [
-        allowed for prefix, allowed in MAY_IMPORT.items() if here == prefix or here.startswith(prefix + "/")
-    ]
+    rules = [allowed for prefix, allowed in MAY_IMPORT.items() if here == prefix or here.startswith(prefix + "/")]
     if not rules:
         return  # cli, wiring, config, bench, docs: the outside of the house
     allowed = set().union(*rules)
-    forbidden = set().union(
-        *(names for prefix, names in FORBIDDEN_STDLIB.items() if here.startswith(prefix + "/"))
-    )
+    forbidden = set().union(*(names for prefix, names in FORBIDDEN_STDLIB.items() if here.startswith(prefix + "/")))
     for name in imported_names(path):
         top = name.split(".")[0]
         if top in sys.stdlib_module_names:

@@ -1,0 +1,1 @@
+"""What imports somebody else's system."""

@@ -1,0 +1,1 @@
+"""Ledgers: where entries are kept."""

@@ -1,0 +1,1 @@
+"""The measurements behind every figure in the docs."""

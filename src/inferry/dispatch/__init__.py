@@ -1,0 +1,1 @@
+"""The shell: owns time, tasks and workers, and acts on what scheduling decides."""

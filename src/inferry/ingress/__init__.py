@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out: wire shapes become jobs, items become responses."""

@@ -1,0 +1,1 @@
+"""Accounts: the recorder that keeps the ledger off the hot path."""

@@ -1,0 +1,1 @@
+"""Facts for people: metrics."""

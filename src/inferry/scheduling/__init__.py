@@ -1,0 +1,1 @@
+"""Who goes next, with whom, and where: pure and synchronous."""

@@ -1,0 +1,1 @@
+"""One stream per job: demultiplexing, text assembly, collection."""
