@@ -13,10 +13,15 @@ Emit = Callable[[Item], None]
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """What a worker says of one model it serves. `features` are the request features it can honour."""
+    """What a worker says of one model it serves. `features` are the request features it can honour.
+
+    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine.
+    """
 
     name: str
     context_tokens: int | None = None
+    vocab_size: int | None = None
+    default_output_tokens: int | None = None
     features: frozenset[str] = frozenset()
     created: int = 0
 

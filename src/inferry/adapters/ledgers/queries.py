@@ -1,0 +1,163 @@
+"""The read side of the ledger, added up by the database."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, not_, select
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+from inferry.adapters.ledgers.schema import attempts
+from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
+from inferry.domain.jobs import Lane
+from inferry.domain.ledger import LedgerEntry, Outcome
+
+Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
+
+
+class LedgerQueries:
+    """Questions to a ledger, newest first. Owns the engine and one thread's worth of it; close it, or use `with`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def jobs(
+        self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
+    ) -> list[LedgerEntry]:
+        """The attempts that ended last, at or after `since`."""
+        query = (
+            select(attempts)
+            .where(*_matching(tenant, run, since))
+            .order_by(attempts.c.ended_at.desc(), attempts.c.job_id, attempts.c.attempt.desc())
+            .limit(limit)
+        )
+        with self._engine.connect() as connection:
+            return [_entry(dict(row)) for row in connection.execute(query).mappings()]
+
+    def runs(
+        self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
+    ) -> list[RunSummary]:
+        """The runs in which something ended at or after `since`, each as a whole."""
+        last_end = func.max(attempts.c.ended_at)
+        chosen = (
+            select(attempts.c.tenant, attempts.c.run_id)
+            .where(*_matching(tenant, run, since))
+            .group_by(attempts.c.tenant, attempts.c.run_id)
+            .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
+            .limit(limit)
+            .cte("chosen")
+        )
+        # Attempts that were never sent have no wait; they stand in a line of their own, out of the ranks.
+        line = (attempts.c.tenant, attempts.c.run_id, attempts.c.queue_ms.is_(None))
+        ranked = (
+            select(
+                attempts,
+                _is_last(attempts).label("is_last"),
+                func.row_number().over(partition_by=line, order_by=attempts.c.queue_ms).label("rank"),
+                func.count(attempts.c.queue_ms).over(partition_by=line).label("waits"),
+            )
+            .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
+            .cte("ranked")
+        )
+        row = ranked.c
+        is_middle = and_(row.queue_ms.is_not(None), (row.rank * 2).between(row.waits, row.waits + 2))
+        query = (
+            select(
+                row.tenant,
+                row.run_id,
+                func.max(row.parent_run).label("parent_run"),
+                *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
+                func.count(row.step_id.distinct()).label("steps"),
+                *_counts(row),
+                *_usage(row),
+                func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
+                func.avg(row.queue_ms).label("queue_ms_mean"),
+                func.max(row.queue_ms).label("queue_ms_max"),
+                func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
+                func.max(row.ended_at).label("ended_at"),
+            )
+            .group_by(row.tenant, row.run_id)
+            .order_by(func.max(row.ended_at).desc(), row.tenant, row.run_id)
+        )
+        with self._engine.connect() as connection:
+            return [_run(dict(row)) for row in connection.execute(query).mappings()]
+
+    def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
+        """Every tenant by what ended at or after `since`, the largest use of tokens first."""
+        counted = (
+            select(attempts, _is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
+        )
+        row = counted.c
+        computed = case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))
+        query = (
+            select(
+                row.tenant,
+                func.count(row.run_id.distinct()).label("runs"),
+                *_counts(row),
+                *_usage(row),
+                # Division by zero is NULL.
+                (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
+                func.avg(row.queue_ms).label("queue_ms_mean"),
+                func.avg(row.batch_size).label("batch_size_mean"),
+            )
+            .group_by(row.tenant)
+            .order_by((func.sum(row.prompt_tokens) + func.sum(row.output_tokens)).desc(), row.tenant)
+        )
+        with self._engine.connect() as connection:
+            return [TenantSummary(**row) for row in connection.execute(query).mappings()]
+
+
+def _matching(tenant: str | None, run: str | None, since: float | None) -> Sequence[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = []
+    if tenant is not None:
+        wanted.append(attempts.c.tenant == tenant)
+    if run is not None:
+        wanted.append(attempts.c.run_id == run)
+    if since is not None:
+        wanted.append(attempts.c.ended_at >= since)
+    return wanted
+
+
+def _is_last(table: FromClause) -> ColumnElement[bool]:
+    """Whether the job was not tried again."""
+    later = attempts.alias("later")
+    return not_(
+        select(later.c.job_id).where(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt).exists()
+    )
+
+
+def _counts(row: Columns) -> list[ColumnElement[Any]]:
+    def jobs_where(condition: ColumnElement[bool]) -> ColumnElement[Any]:
+        return func.sum(case((condition, 1), else_=0))
+
+    return [
+        jobs_where(row.is_last).label("jobs"),
+        func.count().label("attempts"),
+        *(jobs_where(and_(row.is_last, row.outcome == one.value)).label(one.value) for one in Outcome),
+    ]
+
+
+def _usage(row: Columns) -> list[ColumnElement[Any]]:
+    return [
+        func.sum(row[name]).label(name) for name in ("prompt_tokens", "cached_tokens", "output_tokens", "gpu_seconds")
+    ]
+
+
+def _entry(row: dict[str, Any]) -> LedgerEntry:
+    return LedgerEntry(outcome=Outcome(row.pop("outcome")), **row)
+
+
+def _run(row: dict[str, Any]) -> RunSummary:
+    lanes = tuple(lane.name for lane in Lane if row.pop(lane.name))
+    return RunSummary(lanes=lanes, **row)

@@ -1,0 +1,37 @@
+"""The ledger's one table, for every database that SQLAlchemy speaks to."""
+
+from sqlalchemy import Column, Float, Index, Integer, MetaData, Table, Text
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("tenant", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("step_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("gpu_seconds", Float),
+    Column("queue_ms", Float),
+    Column("first_token_ms", Float),
+    Column("total_ms", Float, nullable=False),
+    Column("batch_size", Integer),
+    Column("release_reason", Text),
+    Column("worker", Text),
+    Column("parent_run", Text),
+    Column("finish", Text),
+    Column("error_code", Text),
+    Column("request_id", Text),
+    Index("attempts_by_run", "tenant", "run_id"),
+    Index("attempts_by_end", "ended_at"),
+)

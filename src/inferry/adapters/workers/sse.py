@@ -1,0 +1,132 @@
+"""Upstream server-sent events, looked at only as closely as needed.
+
+Most events say one more token, and nothing else: those are told by a substring and passed on as bytes. JSON escapes
+quotes inside strings, so `"finish_reason":null` cannot be part of what a model wrote.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.streams import FinishReason, Usage
+
+_MORE = b'"finish_reason":null'
+_ROLE = b'"role":"assistant"'
+_SILENT = (b'"content":""', b'"content":null', b'"delta":{"role":"assistant"}')
+
+_FINISHES = {
+    "stop": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+
+
+class _CachedTokens(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _Choice(Struct):
+    finish_reason: str | None = None
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Event(Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class EventScanner:
+    """Follows one stream: which bytes to pass on, how many tokens they are, how it ended.
+
+    `[DONE]` is not success: an abort or an in-band error before it is what it says.
+    """
+
+    __slots__ = ("error", "events", "finish", "tokens", "usage", "usage_event")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.tokens = 0
+        self.finish: FinishReason | None = None
+        self.usage: Usage | None = None
+        self.usage_event = b""
+        self.error: bytes | None = None
+
+    def scan(self, events: bytes) -> tuple[bytes, int]:
+        """Complete events in; the bytes the client is to get and the tokens in them out."""
+        passed: list[bytes] = []
+        tokens = 0
+        for event in events.split(b"\n\n"):
+            if not event:
+                continue
+            self.events += 1
+            if _MORE in event:
+                passed.append(event)
+                if _ROLE not in event or not any(silent in event for silent in _SILENT):
+                    tokens += 1
+            else:
+                said = self._look_closely(event)
+                if said is not None:
+                    passed.append(event)
+                    tokens += any(map(_says_something, said.choices))
+        self.tokens += tokens
+        if not passed:
+            return b"", 0
+        passed.append(b"")
+        return b"\n\n".join(passed), tokens
+
+    def _look_closely(self, event: bytes) -> _Event | None:
+        """An event that is not plainly one more token: what it says, if it is for the client to see."""
+        data = b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
+        if not data or data == b"[DONE]":
+            return None  # a comment, or the end of what was said already
+        try:
+            said = _decoder.decode(data)
+        except msgspec.MsgspecError:
+            self.error = b"not an event"
+            return None
+        if said.error is not None:
+            self.error = bytes(said.error)
+            return None
+        if said.usage is not None:
+            details = said.usage.prompt_tokens_details
+            cached = (details.cached_tokens if details is not None else None) or 0
+            output = said.usage.completion_tokens
+            self.usage = Usage(said.usage.prompt_tokens, cached, self.tokens if output is None else output)
+            if not said.choices:
+                self.usage_event = event + b"\n\n"
+        for choice in said.choices:
+            if choice.finish_reason == "abort":
+                self.error = b"aborted"
+                return None
+            if choice.finish_reason is not None:
+                self.finish = _FINISHES.get(choice.finish_reason, FinishReason.STOP)
+        return said if said.choices else None
+
+
+def _says_something(choice: _Choice) -> bool:
+    """The event that carries the finish reason often carries the last token too."""
+    delta = choice.delta
+    if delta is None:
+        return bool(choice.text)
+    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)

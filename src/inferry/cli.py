@@ -1,0 +1,135 @@
+"""The command line: parse, call wiring, print."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from inferry import config as configuration
+from inferry._version import __version__
+
+app = typer.Typer(
+    name="inferry",
+    help="The inference gateway and scheduler for fleets of LLM agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+log = logging.getLogger("inferry")
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"inferry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
+        False
+    ),
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    config_file: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [config: server.host].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on [config: server.port].")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C, then drain."""
+    _set_up_logging(log_level)
+    config = _load(config_file)
+    try:
+        _run_server(config, host or config.server.host, config.server.port if port is None else port)
+    except configuration.ConfigError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot serve: {error}")
+
+
+@app.command("check-config")
+def check_config(config_file: ConfigFile = None) -> None:
+    """Check a configuration and print it whole, defaults included."""
+    config = _load(config_file)
+    typer.echo(configuration.dump(config), nl=False)
+
+
+def _run_server(config: configuration.Config, host: str, port: int) -> None:
+    import uvloop
+
+    from inferry import wiring
+    from inferry.ingress import server
+
+    server.raise_file_limit()
+    sock = server.bind(host, port)
+
+    async def main() -> None:
+        log.info("starting %d worker%s", len(config.workers), "" if len(config.workers) == 1 else "s")
+        service = wiring.build(config)
+        service.gateway.start()
+        try:
+            address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+            log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
+            if host not in ("127.0.0.1", "::1", "localhost"):
+                log.warning("there is no authentication: whoever reaches %s can use it", address)
+            stop = server.StopSignals()
+            with stop.installed():
+                await server.serve(
+                    service.app,
+                    service.gateway,
+                    sock,
+                    stop,
+                    idle_timeout_s=config.server.idle_timeout_s,
+                    drain_grace_s=config.server.drain_grace_s,
+                )
+        finally:
+            await service.gateway.close()
+        log.info("stopped")
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        sock.close()
+
+
+def _load(path: Path | None) -> configuration.Config:
+    try:
+        return configuration.load(path)
+    except configuration.ConfigError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(2)
+
+
+def _set_up_logging(level: str) -> None:
+    known = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    if level not in known:
+        _fail(f"--log-level must be one of {', '.join(known)}")
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
+    else:
+        logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,297 @@
+"""One YAML file (and the environment) in, frozen per-component configuration out.
+
+Every key has a default. A key that does not exist, or a value that cannot be, is an error that names its path and,
+where there is one, the key that was probably meant.
+"""
+
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+from msgspec import UNSET, Struct, UnsetType
+
+from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+
+ENV_PREFIX = "INFERRY_"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message says where and why."""
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP surface."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. There is no authentication yet: keep it on loopback or behind something that has it."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Largest request body; more is answered with 413 `body_too_large`."""
+    body_timeout_s: float = 30.0
+    """How long a request body may take to arrive."""
+    idle_timeout_s: float = 75.0
+    """How long a connection may stay open without a request."""
+    heartbeat_s: float = 15.0
+    """A stream that has nothing to say for this long gets its headers and an SSE comment."""
+    drain_grace_s: float = 30.0
+    """After SIGTERM: how long accepted calls may still run before they are ended with an error."""
+
+
+class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One lane; what is left out keeps that lane's default."""
+
+    max_wait_ms: float | UnsetType = UNSET
+    """Longest voluntary hold of a job, whatever the reason; after it the job goes alone."""
+    coalesce_ms: float | UnsetType = UNSET
+    """Longest a job is held for company, counted from its arrival."""
+    window: Literal["adaptive", "fixed", "off"] | UnsetType = UNSET
+    """`adaptive` holds only where it pays (busy workers that pad), `fixed` always holds, `off` never."""
+    max_batch: int | UnsetType = UNSET
+    """A group held for company is released when it has this many jobs."""
+    queue_limit: int | UnsetType = UNSET
+    """Most jobs queued in the lane; one more is answered with 429 `queue_full`."""
+    share: float | UnsetType = UNSET
+    """Part of the admitted prompt tokens this lane is owed while higher lanes are busy."""
+    ttft_ms: float | UnsetType | None = UNSET
+    """Promise: time to the first token. Measured as `inferry_promises_total`; null promises nothing."""
+    gap_ms: float | UnsetType | None = UNSET
+    """Promise: time each further token may take."""
+
+
+class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The three lanes."""
+
+    P0: LaneConfig = LaneConfig()
+    """Interactive."""
+    P1: LaneConfig = LaneConfig()
+    """Standard."""
+    P2: LaneConfig = LaneConfig()
+    """Batch."""
+
+
+class EmbeddedWorkerConfig(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded"
+):
+    """Inferry's own engine in a process of its own (needs the `engine` extra)."""
+
+    name: str = "local"
+    """How the worker is called in headers, metrics and the ledger."""
+    model: str | None = None
+    """A Hugging Face model directory; null makes and uses the small built-in model."""
+    models: tuple[str, ...] = ()
+    """Names the model is served under; none: the directory's name, or `inferry-tiny`."""
+    group: str = "default"
+    """Worker group."""
+    max_sequences: int = 64
+    """Most sequences that run at once."""
+    kv_tokens: int = 65_536
+    """Room of the KV cache, in tokens."""
+    chunk_tokens: int = 256
+    """Most prompt tokens computed in one engine step: smaller keeps live token gaps short, larger prefills faster."""
+    threads: int | None = None
+    """CPU threads of the engine; null picks."""
+    default_output_tokens: int = 512
+    """Output limit of a call that names none."""
+
+
+class VllmWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
+    """A vLLM server, or anything else that speaks the OpenAI API, over HTTP."""
+
+    name: str
+    """How the worker is called in headers, metrics and the ledger."""
+    url: str
+    """Where the server is, without `/v1`."""
+    models: tuple[str, ...] = ()
+    """Models to send to it; none: what its `/v1/models` lists at start."""
+    group: str = "default"
+    """Worker group."""
+    api_key: str | None = None
+    """Sent upstream as a bearer token. Client keys never are."""
+    max_sequences: int = 256
+    """Most calls in flight to this server."""
+    kv_tokens: int | None = None
+    """Most KV tokens the calls in flight may be expected to need; null does not bound it."""
+    prefill_tokens: int | None = None
+    """Most prompt tokens sent and still without a first token; null does not bound it."""
+    connect_timeout_s: float = 5.0
+    """How long a connection may take."""
+    silence_timeout_s: float = 120.0
+    """How long the server may say nothing before the call fails with 504 `worker_timeout`."""
+
+
+WorkerConfig = EmbeddedWorkerConfig | VllmWorkerConfig
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything `inferry serve` needs to know."""
+
+    server: ServerConfig = ServerConfig()
+    """The HTTP surface."""
+    lanes: LanesConfig = LanesConfig()
+    """The promises, per lane."""
+    workers: tuple[WorkerConfig, ...] = (EmbeddedWorkerConfig(),)
+    """What runs the work."""
+    ledger: str = "sqlite:///inferry.db"
+    """Where one row per attempt is kept."""
+
+    def lane_policies(self) -> dict[Lane, LanePolicy]:
+        return {lane: _lane_policy(lane, getattr(self.lanes, lane.name)) for lane in Lane}
+
+
+def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Config:
+    """Read `path` (or nothing but defaults), lay the environment over it, check it."""
+    raw: Any = {}
+    if path is not None:
+        try:
+            raw = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raw = {} if raw is None else raw
+    return parse(raw, os.environ if env is None else env)
+
+
+def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
+    """A configuration from what a YAML document holds."""
+    if not isinstance(raw, dict):
+        raise ConfigError(f"the configuration must be a mapping of keys, not {_kind(raw)}")
+    raw = _with_environment(raw, env or {})
+    _refuse_unknown_keys(raw, Config, "")
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_plain(str(error))) from None
+    problems = list(_impossible(config))
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return config
+
+
+def dump(config: Config) -> str:
+    """The whole configuration as YAML, defaults included; secrets are left out."""
+    raw = msgspec.to_builtins(config)
+    raw["lanes"] = {lane.name: msgspec.to_builtins(policy) for lane, policy in config.lane_policies().items()}
+    for worker in raw["workers"]:
+        if worker.get("api_key"):
+            worker["api_key"] = "***"
+    return yaml.safe_dump(raw, sort_keys=False, default_flow_style=False)
+
+
+def _lane_policy(lane: Lane, override: LaneConfig) -> LanePolicy:
+    given = {name: value for name in LaneConfig.__struct_fields__ if (value := getattr(override, name)) is not UNSET}
+    return msgspec.structs.replace(DEFAULT_LANES[lane], **given)
+
+
+def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. Names without a section are not ours."""
+    raw = dict(raw)
+    for name, text in env.items():
+        if not name.startswith(ENV_PREFIX) or ("__" not in name and name != ENV_PREFIX + "LEDGER"):
+            continue
+        *parents, leaf = name.removeprefix(ENV_PREFIX).split("__")
+        # Lanes are the only upper-case keys.
+        parents = [part if part in Lane.__members__ else part.lower() for part in parents]
+        here = raw
+        for part in parents:
+            child = here.get(part)
+            if child is not None and not isinstance(child, dict):
+                raise ConfigError(f"{name} sets a key below {part}, which is not a mapping")
+            here[part] = here = dict(child or {})
+        here[leaf.lower()] = yaml.safe_load(text)
+    return raw
+
+
+def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
+    """Before msgspec looks at types, so that the message can say which key was probably meant."""
+    if isinstance(raw, list | tuple):
+        (inner, *_) = typing.get_args(kind) or (None,)
+        for index, item in enumerate(raw):
+            _refuse_unknown_keys(item, inner, f"{path}[{index}]")
+        return
+    struct = _struct_for(kind, raw)
+    if struct is None or not isinstance(raw, dict):
+        return
+    fields = typing.get_type_hints(struct)
+    tag_field = struct.__struct_config__.tag_field
+    known = [*struct.__struct_fields__, *([tag_field] if tag_field else [])]
+    for key, value in raw.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"; did you mean `{near[0]}`?" if near else f"; known keys are {', '.join(known)}"
+            raise ConfigError(f"unknown key `{where}`{hint}")
+        if key != tag_field:
+            _refuse_unknown_keys(value, fields[key], where)
+
+
+def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
+    """The Struct a value would become: for a tagged union, the one its tag names."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    structs = [one for one in options if isinstance(one, type) and issubclass(one, Struct)]
+    if len(structs) > 1 and isinstance(raw, dict):
+        tag_field = structs[0].__struct_config__.tag_field
+        structs = [one for one in structs if one.__struct_config__.tag == raw.get(tag_field)]
+    return structs[0] if structs else None
+
+
+def _impossible(config: Config) -> Iterator[str]:
+    for name in ("max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s"):
+        if getattr(config.server, name) <= 0:
+            yield f"server.{name} must be above 0"
+    if not 0 <= config.server.port <= 65_535:
+        yield "server.port must be between 0 and 65535"
+    if config.server.drain_grace_s < 0:
+        yield "server.drain_grace_s must not be negative"
+    for lane, policy in config.lane_policies().items():
+        where = f"lanes.{lane.name}"
+        for name in ("max_wait_ms", "coalesce_ms"):
+            if getattr(policy, name) < 0:
+                yield f"{where}.{name} must not be negative"
+        for name in ("max_batch", "queue_limit"):
+            if getattr(policy, name) < 1:
+                yield f"{where}.{name} must be at least 1"
+        if policy.coalesce_ms > policy.max_wait_ms:
+            yield (
+                f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
+                f"({policy.max_wait_ms:g}), which bounds it"
+            )
+        if not 0 <= policy.share < 1:
+            yield f"{where}.share must be at least 0 and below 1"
+        for name in ("ttft_ms", "gap_ms"):
+            promised = getattr(policy, name)
+            if promised is not None and promised <= 0:
+                yield f"{where}.{name} must be above 0, or null for no promise"
+    if not config.workers:
+        yield "workers is empty: nothing would run"
+    seen: set[str] = set()
+    for index, worker in enumerate(config.workers):
+        where = f"workers[{index}]"
+        if worker.name in seen:
+            yield f"{where}.name `{worker.name}` is taken by an earlier worker"
+        seen.add(worker.name)
+        for name in ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads"):
+            value = getattr(worker, name, None)
+            if value is not None and value < 1:
+                yield f"{where}.{name} must be at least 1"
+        if isinstance(worker, VllmWorkerConfig) and not worker.url.startswith(("http://", "https://")):
+            yield f"{where}.url must start with http:// or https://"
+    if not config.ledger.startswith("sqlite:///"):
+        yield "ledger must be a URL of the form sqlite:///PATH"
+
+
+def _plain(message: str) -> str:
+    """msgspec's `Expected `int`, got `str` - at `$.server.port`` with the path first."""
+    what, _, where = message.partition(" - at ")
+    return f"{where.strip('`').removeprefix('$.')}: {what}" if where else what
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__

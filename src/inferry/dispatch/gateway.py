@@ -1,0 +1,119 @@
+"""The facade: what ingress knows of everything behind it."""
+
+from collections.abc import Mapping
+
+from inferry.dispatch.loop import DispatchLoop
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.tokens import TokenRatios
+from inferry.domain.clock import Clock
+from inferry.domain.errors import Draining, GatewayError, NoWorker
+from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
+from inferry.domain.plans import WorkerView
+from inferry.domain.ports import ModelCard, Tokenizer
+from inferry.domain.streams import Done
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from inferry.scheduling.scheduler import Scheduler
+from inferry.streams.mailbox import JobStream
+
+__all__ = ["Gateway", "JobStream"]
+
+RETRY_AFTER_S = 2.0
+"""What a client is told when nothing better is known."""
+
+
+class Gateway:
+    """Jobs in, streams out. Belongs to the event loop it is made on."""
+
+    def __init__(
+        self,
+        *,
+        lanes: Mapping[Lane, LanePolicy],
+        pool: Pool,
+        recorder: Recorder,
+        metrics: Metrics,
+        clock: Clock,
+        tokenizers: Mapping[str, Tokenizer] | None = None,
+    ) -> None:
+        self.lanes = lanes
+        self.clock = clock
+        self._pool = pool
+        self._recorder = recorder
+        self._metrics = metrics
+        self._tokenizers = tokenizers or {}
+        self._ratios = TokenRatios()
+        self._draining = False
+        self._loop = DispatchLoop(
+            scheduler=Scheduler(lanes),
+            lanes=lanes,
+            pool=pool,
+            recorder=recorder,
+            metrics=metrics,
+            clock=clock,
+            on_done=self._learn,
+        )
+
+    # -- what a call needs to know -----------------------------------------------------------------------------------
+
+    def cards(self) -> dict[str, ModelCard]:
+        return self._pool.cards()
+
+    def tokenizer(self, model: str) -> Tokenizer | None:
+        """The model's tokenizer where its ids are what every worker of the model wants."""
+        return self._tokenizers.get(model)
+
+    def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
+        return self._ratios.estimate(model, template, size)
+
+    @property
+    def is_ready(self) -> bool:
+        """Some worker has really generated, and new work is welcome."""
+        return self._pool.is_ready and not self._draining
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    def views(self) -> list[WorkerView]:
+        return self._pool.views()
+
+    # -- the path ----------------------------------------------------------------------------------------------------
+
+    def submit(self, job: InferenceJob) -> JobStream:
+        """Let the job in, or raise the GatewayError that says why not."""
+        try:
+            if self._draining:
+                raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
+            if not self._pool.serves(job.route.model):
+                raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
+            return self._loop.submit(job)
+        except GatewayError as error:
+            self._metrics.refused(error.code)
+            raise
+
+    def cancel(self, job_id: str, error: GatewayError | None = None) -> None:
+        self._loop.cancel(job_id, error)
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._pool.start()
+
+    async def drain(self) -> None:
+        """Take no new work and return once everything accepted has ended."""
+        self._draining = True
+        await self._loop.wait_idle()
+
+    def abandon(self) -> None:
+        """The grace is over: end what is left, and tell its clients."""
+        self._loop.cancel_all(Draining("the gateway shut down before the call was done", retry_after_s=RETRY_AFTER_S))
+
+    async def close(self) -> None:
+        await self._pool.close()
+        await self._loop.close()
+        self._recorder.close()
+
+    def _learn(self, job: InferenceJob, done: Done) -> None:
+        if not job.footprint.prompt.is_exact:
+            size = len(job.payload.body)
+            self._ratios.learn(job.route.model, job.template_id, size, done.usage.prompt_tokens)

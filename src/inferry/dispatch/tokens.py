@@ -1,0 +1,34 @@
+"""Token counts where no tokenizer is at hand: bytes times a ratio learned from what engines report."""
+
+from inferry.domain.jobs import Estimate
+
+FIRST_GUESS = 0.25
+"""Tokens a byte before anything was reported: English text in common vocabularies."""
+TEMPLATE_ALLOWANCE = 64
+"""Tokens a chat template may add to what the client sent."""
+LEARNING_RATE = 0.05
+MOST_KEYS = 10_000
+
+
+class TokenRatios:
+    """Tokens per byte of body for each (model, template), as an average that follows what is reported."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[str, str | None], float] = {}
+
+    def estimate(self, model: str, template: str | None, size: int) -> Estimate:
+        ratio = self._ratios.get((model, template)) or self._ratios.get((model, None)) or FIRST_GUESS
+        expected = max(1, round(size * ratio))
+        # Below there is no floor worth the name: a long run of spaces can be one token. Above, a token is a byte
+        # or more of what was sent.
+        return Estimate(1, expected, max(expected, size + TEMPLATE_ALLOWANCE))
+
+    def learn(self, model: str, template: str | None, size: int, tokens: int) -> None:
+        if size <= 0 or tokens <= 0:
+            return
+        seen = tokens / size
+        for key in {(model, template), (model, None)}:
+            ratio = self._ratios.get(key)
+            if ratio is None and len(self._ratios) >= MOST_KEYS:
+                continue  # templates are named by clients: bounded
+            self._ratios[key] = seen if ratio is None else ratio + LEARNING_RATE * (seen - ratio)

@@ -1,0 +1,77 @@
+"""The paged KV cache's accounts, in plain ints: who holds which block. What is in the blocks is the model's business."""
+
+
+class OutOfBlocks(RuntimeError):
+    """The pool was asked for more than is free. The planner never lets this happen; nothing was changed."""
+
+
+class BlockPool:
+    """Blocks of a fixed number of tokens, each held by at most one sequence.
+
+    Law: free + held = all, and a call that cannot be met changes nothing. A sequence's blocks are in token order.
+    Neighbouring blocks are handed out where they are free, because a contiguous sequence needs no gathering to be read.
+    """
+
+    def __init__(self, blocks: int, block_tokens: int) -> None:
+        if blocks < 1 or block_tokens < 1:
+            raise ValueError("a pool has at least one block of at least one token")
+        self.total = blocks
+        self.block_tokens = block_tokens
+        self._is_free = bytearray(b"\x01") * blocks
+        self._free = blocks
+        self._hint = 0
+        self._held: dict[int, list[int]] = {}
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    @property
+    def held(self) -> int:
+        return sum(len(blocks) for blocks in self._held.values())
+
+    @property
+    def holders(self) -> int:
+        return len(self._held)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def blocks_of(self, owner: int) -> list[int]:
+        return self._held.get(owner, [])
+
+    def extend(self, owner: int, tokens: int) -> list[int]:
+        """Give the owner blocks until it can hold `tokens`; return all it holds now. Never takes any away."""
+        mine = self._held.get(owner)
+        held = 0 if mine is None else len(mine)
+        need = self.blocks_for(tokens) - held
+        if need > self._free:
+            raise OutOfBlocks(f"{need} blocks asked for, {self._free} free")
+        if mine is None:
+            mine = self._held[owner] = []
+        if need > 0:
+            start = mine[-1] + 1 if mine else self._hint
+            mine.extend(self._take(need, start))
+        return mine
+
+    def release(self, owner: int) -> int:
+        """Take back everything the owner holds; return how many blocks that was."""
+        blocks = self._held.pop(owner, [])
+        for block in blocks:
+            self._is_free[block] = 1
+        self._free += len(blocks)
+        return len(blocks)
+
+    def _take(self, count: int, start: int) -> list[int]:
+        taken: list[int] = []
+        at = start
+        while len(taken) < count:
+            at = self._is_free.find(1, at)
+            if at < 0:
+                at = 0
+                continue
+            self._is_free[at] = 0
+            taken.append(at)
+            at += 1
+        self._free -= count
+        return taken

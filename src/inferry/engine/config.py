@@ -1,0 +1,33 @@
+"""What bounds the embedded engine. Every knob is named with its unit; None means that the engine decides."""
+
+from msgspec import Struct
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """Limits of one engine process.
+
+    `chunk_tokens` bounds the prompt tokens of one step, and so how long everybody else waits for a long prompt.
+    `context_tokens` lowers the model's own context; None keeps it. `threads` is what torch computes with.
+    """
+
+    max_sequences: int = 64
+    kv_tokens: int = 65_536
+    chunk_tokens: int = 512
+    block_tokens: int = 16
+    context_tokens: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.kv_tokens < self.block_tokens:
+            raise ValueError("kv_tokens must hold at least one block of block_tokens")
+        for name in ("context_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, or absent")
+
+    @property
+    def blocks(self) -> int:
+        return self.kv_tokens // self.block_tokens

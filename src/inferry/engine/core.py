@@ -1,0 +1,206 @@
+"""The engine's heart: schedule, execute, postprocess. Owned by one thread; knows nothing of sockets or of torch."""
+
+import random
+import time
+from bisect import insort
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ordered
+from typing import Protocol
+
+from inferry.engine.blocks import BlockPool
+from inferry.engine.config import EngineConfig
+from inferry.engine.messages import Account, End, Refused, Request, Stats, StepDone
+from inferry.engine.planner import Limits, Work, plan_step
+from inferry.engine.sequences import Sequence
+
+
+class Runner(Protocol):
+    """What computes. `vocab_size` bounds the token ids it may be given."""
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def execute(self, work: Ordered[Work]) -> list[int]:
+        """Compute the work; return one sampled token for each piece that reaches its sequence's end, in order."""
+
+
+class EngineCore:
+    """Sequences in, tokens out, one step at a time.
+
+    Law: a key that was added is told of exactly once more, as a refusal, an end or an abort; then it holds no block.
+    A step's time is spread over its sequences by the tokens computed for them, so their accounts sum to the steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        draw_seed: Callable[[], int] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._draw_seed = draw_seed or (lambda: random.SystemRandom().getrandbits(63))
+        self._limits = Limits(
+            max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
+        )
+        self.pool = BlockPool(config.blocks, config.block_tokens)
+        self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
+        self.kv_tokens = self.pool.total * self.pool.block_tokens
+        self.busy_seconds = 0.0
+        self._sequences: dict[int, Sequence] = {}
+        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._preemptions = 0
+        self._held_back = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, request: Request) -> Refused | None:
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return refusal
+        prompt, sampling = request.prompt_ids, request.sampling
+        eos = frozenset() if sampling.ignore_eos else self._runner.eos_ids
+        self._arrivals += 1
+        sequence = Sequence(
+            request.key,
+            prompt,
+            sampling=sampling,
+            lane=request.lane,
+            arrival=self._arrivals,
+            limit=min(len(prompt) + sampling.max_tokens, self.context_tokens, self.kv_tokens),
+            seed=self._draw_seed() if sampling.seed is None else sampling.seed,
+            stop_ids=eos | frozenset(sampling.stop_token_ids),
+        )
+        self._sequences[request.key] = sequence
+        insort(self._waiting, sequence, key=_rank)
+        return None
+
+    def abort(self, keys: Iterable[int]) -> list[Account]:
+        """Free these now; return the accounts of those that were still there."""
+        freed: list[Account] = []
+        for key in keys:
+            sequence = self._sequences.get(key)
+            if sequence is not None:
+                self._remove(sequence)
+                freed.append(_account(sequence))
+        return freed
+
+    def step(self) -> StepDone:
+        """One step. Without work it changes nothing."""
+        started = self._clock()
+        work = self._schedule()
+        if not work:
+            return StepDone([], [], self.stats())
+        sampled = self._runner.execute(work)
+        self._steps += 1
+        return self._postprocess(work, sampled, started)
+
+    def stats(self) -> Stats:
+        return Stats(
+            steps=self._steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_tokens=(self.pool.total - self.pool.free) * self.pool.block_tokens,
+            free_blocks=self.pool.free,
+            preemptions=self._preemptions,
+        )
+
+    def _refusal(self, request: Request) -> Refused | None:
+        tokens = len(request.prompt_ids)
+        if request.key in self._sequences:
+            return Refused(request.key, False, "the key is in use")
+        if tokens == 0:
+            return Refused(request.key, False, "the prompt is empty")
+        if request.sampling.max_tokens < 1:
+            return Refused(request.key, False, "max_tokens must be at least 1")
+        if tokens >= self.context_tokens:
+            return Refused(
+                request.key,
+                True,
+                f"the prompt has {tokens} tokens, and the model's context of {self.context_tokens} "
+                "leaves no room for output",
+            )
+        if tokens >= self.kv_tokens:
+            return Refused(
+                request.key, True, f"the prompt has {tokens} tokens, and the KV cache holds {self.kv_tokens}"
+            )
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
+            return Refused(
+                request.key, False, f"the prompt has token ids outside the vocabulary of {self._runner.vocab_size}"
+            )
+        return None
+
+    def _schedule(self) -> tuple[Work, ...]:
+        plan = plan_step(
+            self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._held_back
+        )
+        self._held_back = plan.held_back
+        for sequence in plan.preempted:
+            self._running.remove(sequence)
+            self.pool.release(sequence.key)
+            sequence.blocks = []
+            sequence.computed = 0
+            sequence.preemptions += 1
+            self._preemptions += 1
+            insort(self._waiting, sequence, key=_rank)
+        for sequence in plan.admitted:
+            self._waiting.remove(sequence)
+            insort(self._running, sequence, key=_rank)
+        for work in plan.work:
+            sequence = work.sequence
+            sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
+        return plan.work
+
+    def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
+        tokens: list[tuple[int, int]] = []
+        ended: list[tuple[Sequence, bool]] = []
+        fresh = iter(sampled)
+        computed = 0
+        for piece in work:
+            sequence = piece.sequence
+            sequence.computed += piece.tokens
+            computed += piece.tokens
+            if sequence.computed < len(sequence.tokens):
+                continue
+            token = next(fresh)
+            sequence.tokens.append(token)
+            tokens.append((sequence.key, token))
+            if token in sequence.stop_ids:
+                ended.append((sequence, True))
+            elif len(sequence.tokens) >= sequence.limit:
+                ended.append((sequence, False))
+        seconds = self._clock() - started
+        self.busy_seconds += seconds
+        for piece in work:
+            piece.sequence.gpu_seconds += seconds * piece.tokens / computed
+        for sequence, _ in ended:
+            self._remove(sequence)
+        ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
+        return StepDone(tokens, ends, self.stats())
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.key]
+        self.pool.release(sequence.key)
+        place = self._running if sequence in self._running else self._waiting
+        place.remove(sequence)
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
+
+
+def _account(sequence: Sequence) -> Account:
+    return Account(sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds)

@@ -1,0 +1,76 @@
+"""Choosing the next token of every sequence in one go.
+
+Each sequence draws its own number from (its seed, the token's position), so that what it gets depends neither on its
+companions in the batch nor on how often it was preempted.
+"""
+
+from collections.abc import Sequence as Ordered
+
+import torch
+from torch import Tensor
+
+from inferry.engine.sequences import Sequence
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from a seed and a position, by mixing the bits of both (splitmix64)."""
+    mixed = _mix(_mix(seed & _MASK) ^ (position & _MASK))
+    return (mixed >> 11) / (1 << 53)
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
+    """One token per row. Temperature 0 takes the best; top-k and top-p cut the tail off before a number is drawn."""
+    best: list[int] = logits.argmax(dim=-1).tolist()
+    drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
+    if drawn:
+        chosen = _draw(logits if len(drawn) == len(best) else logits[drawn], [sequences[row] for row in drawn])
+        for row, token in zip(drawn, chosen, strict=True):
+            best[row] = token
+    return best
+
+
+def _draw(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
+    # float64: a sum over a large vocabulary must not lose the tail that the drawn number may fall in.
+    heat = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float64)
+    weights = torch.softmax(logits.double().div_(heat), dim=-1)
+    cut = [row for row, sequence in enumerate(sequences) if _cuts(sequence, logits.shape[-1])]
+    if cut:
+        weights[cut] = _cut_tail(weights[cut], [sequences[row] for row in cut])
+    # In vocabulary order, not by weight: near-ties that swap places must not move anybody's share of the interval.
+    reached = weights.cumsum(dim=-1)
+    numbers = torch.tensor(
+        [[uniform(sequence.seed, len(sequence.tokens))] for sequence in sequences], dtype=torch.float64
+    )
+    tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
+    # Rounding may carry the number past the last weight: then the last token that has any weight is meant.
+    last = (weights > 0).double().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
+    chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()
+    return chosen
+
+
+def _cuts(sequence: Sequence, vocabulary: int) -> bool:
+    sampling = sequence.sampling
+    return sampling.top_p < 1 or (sampling.top_k is not None and 0 < sampling.top_k < vocabulary)
+
+
+def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
+    """Zero all but the `top_k` heaviest tokens, and of those all that the heavier ones need not to reach `top_p`."""
+    ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
+    places = torch.arange(weights.shape[-1]).unsqueeze(0)
+    kept = torch.tensor([[sequence.sampling.top_k or weights.shape[-1]] for sequence in sequences])
+    ordered = ordered * (places < kept)
+    before = ordered.cumsum(dim=-1) - ordered
+    wanted = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)
+    # The heaviest token always stays, whatever top_p says.
+    ordered = ordered * ((before < wanted * ordered.sum(dim=-1, keepdim=True)) | (places == 0))
+    return torch.zeros_like(weights).scatter_(1, tokens, ordered)

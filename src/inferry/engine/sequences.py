@@ -1,0 +1,66 @@
+"""A sequence: one generation inside the engine, as tokens that are there and tokens whose KV is computed."""
+
+from inferry.domain.jobs import Sampling
+
+
+class Sequence:
+    """Prompt and output in one list; `computed` of them are in the KV cache and the rest is pending.
+
+    Law: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
+    phase: pending tokens are computed, in order, and once all are the next token is sampled.
+    """
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "computed",
+        "gpu_seconds",
+        "key",
+        "lane",
+        "limit",
+        "preemptions",
+        "prompt_tokens",
+        "sampling",
+        "seed",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        prompt_ids: list[int],
+        *,
+        sampling: Sampling,
+        lane: int,
+        arrival: int,
+        limit: int,
+        seed: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.key = key
+        self.tokens = list(prompt_ids)
+        self.prompt_tokens = len(prompt_ids)
+        self.sampling = sampling
+        self.lane = lane
+        self.arrival = arrival
+        self.limit = limit
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.gpu_seconds = 0.0
+        self.preemptions = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: the lane, then who came first."""
+        return (self.lane, self.arrival)

@@ -1,0 +1,130 @@
+"""Text to token ids and back with a model directory's own tokenizer and chat template."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from inferry.domain.errors import InvalidRequest
+
+
+class HfTokenizer:
+    """`domain.ports.Tokenizer` over tokenizer.json, tokenizer_config.json and an optional chat_template.jinja.
+
+    Law: a prompt never begins with two BOS tokens; errors name what is wrong and never quote what the user wrote.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{model_dir} has no tokenizer.json")
+        self._fast: Any = FastTokenizer.from_file(str(path))
+        self._fast.no_padding()
+        self._fast.no_truncation()
+        config = _read_json(model_dir / "tokenizer_config.json")
+        self._special = {
+            name: _token_text(config.get(name))
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            if config.get(name) is not None
+        }
+        bos = self._special.get("bos_token")
+        self._bos_id: int | None = None if bos is None else self._fast.token_to_id(bos)
+        source = _template_source(model_dir, config)
+        self._template = None if source is None else _environment().from_string(source)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._fast.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._fast.encode(text, add_special_tokens=True).ids
+        doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
+        return ids[1:] if doubled else ids
+
+    def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
+        if self._template is None:
+            raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
+        try:
+            return self._template.render(
+                messages=[_with_plain_content(message) for message in messages],
+                add_generation_prompt=True,
+                **self._special,
+            )
+        except _Raised as error:
+            # The template's own words, for example that roles must alternate; templates do not quote the messages.
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise InvalidRequest(
+                f"the chat template cannot render these messages ({type(error).__name__})", param="messages"
+            ) from None
+
+    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+        # The template writes BOS itself where the model wants one.
+        ids: list[int] = self._fast.encode(self.render_chat(messages), add_special_tokens=False).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+
+class _Raised(TemplateError):
+    """A template called raise_exception."""
+
+
+def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
+    """Text parts joined to one string: what templates of text models expect."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidRequest("message content may only have parts of type text here", param="messages")
+        texts.append(text)
+    return {**message, "content": "".join(texts)}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> NoReturn:
+        raise _Raised(message)
+
+    def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now().strftime(pattern)
+
+    extensions: list[str | type[Extension]] = [loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
+    path = model_dir / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(token: object) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return loaded

@@ -1,0 +1,103 @@
+"""Upstream events folded into one whole answer, for clients that do not stream.
+
+Jobs are always streamed upstream, because the first token is the signal the scheduler lives on. What the client gets is
+what the engine would have said in one piece: per choice the texts joined, tool calls assembled, log probabilities
+concatenated, everything else as last seen.
+"""
+
+from typing import Any
+
+import msgspec
+
+from inferry.domain.errors import WorkerLost
+
+_decode = msgspec.json.decode
+
+_WHOLE_NAMES = {"chat.completion.chunk": "chat.completion"}
+
+
+def collect_events(raw: bytes, usage_event: bytes) -> bytes:
+    """One JSON body from complete server-sent events."""
+    answer: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for line in (raw + usage_event).split(b"\n"):
+        if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
+            continue
+        try:
+            event = _decode(line[5:])
+        except msgspec.DecodeError:
+            raise WorkerLost("the worker sent an event that is not JSON") from None
+        for key, value in event.items():
+            if key == "choices":
+                for chunk in value:
+                    index = chunk.get("index", 0)
+                    _fold(choices.setdefault(index, {"index": index}), chunk)
+            elif value is not None or key not in answer:
+                answer[key] = value
+    answer["object"] = _WHOLE_NAMES.get(answer.get("object", ""), answer.get("object"))
+    answer["choices"] = [_whole(choices[index]) for index in sorted(choices)]
+    return msgspec.json.encode(answer)
+
+
+def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
+    for key, value in chunk.items():
+        match key:
+            case "index":
+                pass
+            case "delta":
+                _fold_message(choice.setdefault("message", {}), value or {})
+            case "text":
+                choice["text"] = choice.get("text", "") + (value or "")
+            case "logprobs" if value is not None:
+                _extend_lists(choice, "logprobs", value)
+            case "token_ids" if value is not None:
+                choice["token_ids"] = [*(choice.get("token_ids") or []), *value]
+            case _ if value is not None or key not in choice:
+                choice[key] = value
+
+
+def _fold_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for call in value or ():
+                _fold_call(message.setdefault("tool_calls", {}), call)
+        elif key == "role" or not isinstance(value, str):
+            message.setdefault(key, value)
+        else:  # content, reasoning, refusal: whatever comes in pieces of text
+            message[key] = (message.get(key) or "") + value
+
+
+def _fold_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    call = calls.setdefault(piece.get("index", 0), {})
+    for key, value in piece.items():
+        if key == "function":
+            function = call.setdefault("function", {"name": "", "arguments": ""})
+            for name, text in (value or {}).items():
+                function[name] = (function.get(name) or "") + (text or "")
+        elif key != "index" and value is not None:
+            call[key] = value
+
+
+def _extend_lists(choice: dict[str, Any], key: str, value: dict[str, Any]) -> None:
+    known = choice.get(key)
+    if not isinstance(known, dict):
+        choice[key] = value
+        return
+    for name, items in value.items():
+        if isinstance(items, list) and isinstance(known.get(name), list):
+            known[name].extend(items)
+        elif known.get(name) is None:
+            known[name] = items
+
+
+def _whole(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    if message is not None:
+        calls = message.get("tool_calls")
+        if isinstance(calls, dict):
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+            message["content"] = message.get("content") or None
+        message.setdefault("role", "assistant")
+        message.setdefault("content", None)
+    choice.setdefault("finish_reason", None)
+    return choice

@@ -1,0 +1,422 @@
+"""Wire to job: a body and its headers become an InferenceJob, or a GatewayError that says what is wrong with them."""
+
+import asyncio
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from inferry.dispatch.gateway import Gateway
+from inferry.domain.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    UnknownLane,
+    UnsupportedFeature,
+)
+from inferry.domain.jobs import (
+    BatchKey,
+    Estimate,
+    Footprint,
+    InferenceJob,
+    Lane,
+    Payload,
+    RouteKey,
+    Sampling,
+)
+from inferry.domain.ports import ModelCard
+from inferry.ingress.wire import Body, ChatBody, CompletionBody
+
+Api = Literal["chat", "completions"]
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""What a job is expected to write when neither it nor its budget says less."""
+UNBOUNDED_OUTPUT_TOKENS = 4096
+"""Budget assumed for a call that names none, to an engine whose context is unknown."""
+COMPLETIONS_DEFAULT_TOKENS = 16
+"""The completions API's own default."""
+INLINE_TOKENIZE_BYTES = 8192
+"""Longer prompts are tokenised off the event loop."""
+MOST_STOPS = 16
+LARGEST_ID = 2**31 - 1
+
+_TIERS = {"auto": Lane.P1, "default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
+_IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
+_PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
+_id_prefix = os.urandom(6).hex()
+_id_counter = itertools.count(1)
+
+
+class TextPart(Struct):
+    type: str
+    text: str | UnsetType = UNSET
+
+
+class Message(Struct):
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+_messages_decoder = msgspec.json.Decoder(list[Message])
+
+
+class _RawMessages(Struct):
+    messages: Raw
+
+
+_raw_messages_decoder = msgspec.json.Decoder(_RawMessages)
+
+
+def new_job_id() -> str:
+    return f"{_id_prefix}{next(_id_counter):08x}"
+
+
+async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway) -> InferenceJob:
+    """The job a request asks for. Everything that can be known to be wrong with it is found here."""
+    now = gateway.clock.now()
+    wire = _decode(api, body)
+    card = gateway.cards().get(wire.model)
+    if card is None:
+        raise ModelNotFound(f"the model `{_shown(wire.model)}` is not served here", param="model")
+    asked = _check_ranges(wire)
+    for feature, param in _features(api, wire):
+        if feature not in card.features:
+            raise UnsupportedFeature(f"model `{card.name}` is served without support for `{param}`", param=param)
+
+    template_id = _identifier(headers, b"x-inferry-template-id")
+    prompt_ids, prompt = await _prompt(api, wire, body, card, gateway, template_id)
+    budget = _budget(asked, prompt, card, api)
+    lane = _lane(headers, wire.service_tier)
+    job_id = new_job_id()
+    run_id = _identifier(headers, b"x-inferry-run-id") or job_id
+    expected = _whole_number(headers, b"x-inferry-expected-output-tokens")
+    max_wait_ms = _whole_number(headers, b"x-inferry-max-wait-ms")
+    deadline_ms = _whole_number(headers, b"x-inferry-deadline-ms")
+    stream = bool(wire.stream)
+    include_usage = bool(wire.stream_options and wire.stream_options.include_usage)
+    route = RouteKey(card.name)
+    return InferenceJob(
+        job_id=job_id,
+        request_id=_request_id(headers) or job_id,
+        tenant=_identifier(headers, b"x-inferry-tenant") or "default",
+        run_id=run_id,
+        step_id=_identifier(headers, b"x-inferry-step-id") or job_id,
+        parent_run=_identifier(headers, b"x-inferry-parent-run-id"),
+        session=wire.prompt_cache_key or wire.user,
+        template_id=template_id,
+        lane=lane,
+        route=route,
+        batch_key=BatchKey(route, streaming=stream),
+        footprint=Footprint(
+            prompt,
+            Estimate.exactly(0),
+            Estimate(1, max(1, min(budget, EXPECTED_OUTPUT_TOKENS if expected is None else expected)), budget),
+        ),
+        token_budget=budget,
+        prompt_hash=_prompt_hash(wire),
+        arrived_at=now,
+        max_wait_s=(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms) / 1000,
+        deadline=None if deadline_ms is None else now + deadline_ms / 1000,
+        stream=stream,
+        payload=Payload(
+            api=api,
+            body=body,
+            sampling=_sampling(wire, budget),
+            prompt_ids=prompt_ids,
+            include_usage=include_usage,
+        ),
+    )
+
+
+# -- the body --------------------------------------------------------------------------------------------------------
+
+
+def _decode(api: Api, body: bytes) -> ChatBody | CompletionBody:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from None
+    decoder: msgspec.json.Decoder[Any] = _chat_decoder if api == "chat" else _completion_decoder
+    try:
+        wire: ChatBody | CompletionBody = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_shape(error) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    if isinstance(wire, ChatBody) and not wire.messages:
+        raise InvalidRequest("`messages` must hold at least one message", param="messages")
+    return wire
+
+
+def _wrong_shape(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec's account with the path as `param`. Its messages name types and fields, never values ... but one."""
+    found = _PATH.match(str(error))
+    what, path = (found[1], found[2]) if found else (str(error), "")
+    if what.startswith("Invalid enum value"):
+        # The only message that quotes what the client wrote.
+        what = "not one of the allowed values"
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
+    if missing:
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return InvalidRequest(f"`{param}` is required", param=param)
+    where = f"`{path}`: " if path else "the body: "
+    return InvalidRequest(f"{where}{what[:1].lower()}{what[1:]}", param=path or None)
+
+
+def _check_ranges(wire: ChatBody | CompletionBody) -> int | None:
+    """Refuse values that no engine takes; return the output limit asked for."""
+    limit, name = wire.max_tokens, "max_tokens"
+    if isinstance(wire, ChatBody) and wire.max_completion_tokens is not None:
+        limit, name = wire.max_completion_tokens, "max_completion_tokens"
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"`{name}` must be at least 1", param=name)
+    if limit is not None and limit > LARGEST_ID:
+        raise InvalidRequest(f"`{name}` must be at most {LARGEST_ID}", param=name)
+    for field, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
+        value = getattr(wire, field)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"`{field}` must be between {low:g} and {high:g}, got {value:g}", param=field)
+    if wire.top_p == 0.0:
+        raise InvalidRequest("`top_p` must be above 0", param="top_p")
+    if wire.top_k is not None and wire.top_k < -1:
+        raise InvalidRequest("`top_k` must be -1 or 0 (no limit) or above", param="top_k")
+    if wire.n is not None and not 1 <= wire.n <= 128:
+        raise InvalidRequest(f"`n` must be between 1 and 128, got {wire.n}", param="n")
+    if wire.seed is not None and not -(2**63) <= wire.seed < 2**63:
+        raise InvalidRequest("`seed` must fit 64 bits", param="seed")
+    stops = wire.stop
+    if isinstance(stops, list) and (len(stops) > MOST_STOPS or not all(stops)):
+        raise InvalidRequest(f"`stop` takes up to {MOST_STOPS} strings, none of them empty", param="stop")
+    return limit
+
+
+def _features(api: Api, wire: ChatBody | CompletionBody) -> Iterator[tuple[str, str]]:
+    """(feature, parameter) for everything the request asks for that not every worker can do."""
+    if wire.n is not None and wire.n > 1:
+        yield "n", "n"
+    if _is_given(wire.logit_bias):
+        yield "logit_bias", "logit_bias"
+    for penalty, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+        if getattr(wire, penalty) not in (None, neutral):
+            yield "penalties", penalty
+    if wire.min_p:
+        yield "min_p", "min_p"
+    if wire.min_tokens:
+        yield "min_tokens", "min_tokens"
+    if _is_given(wire.response_format) and b'"text"' not in bytes(wire.response_format):  # type: ignore[arg-type]
+        yield "structured_outputs", "response_format"
+    if wire.logprobs not in (None, False):
+        yield "logprobs", "logprobs"
+    if isinstance(wire, ChatBody):
+        for param in ("tools", "functions"):
+            if _is_given(getattr(wire, param)):
+                yield "tools", param
+        for param in ("modalities", "audio"):
+            if _is_given(getattr(wire, param)) and bytes(getattr(wire, param)) != b'["text"]':
+                yield "audio", param
+    else:
+        if wire.echo:
+            yield "echo", "echo"
+        if wire.suffix:
+            yield "suffix", "suffix"
+        if wire.best_of is not None and wire.best_of > 1:
+            yield "n", "best_of"
+
+
+def _is_given(raw: Raw | UnsetType) -> bool:
+    return raw is not UNSET and bytes(raw) not in (b"null", b"[]", b"{}")
+
+
+def _sampling(wire: Body, budget: int) -> Sampling:
+    stop = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ())
+    return Sampling(
+        temperature=1.0 if wire.temperature is None else wire.temperature,
+        top_p=1.0 if wire.top_p is None else wire.top_p,
+        top_k=wire.top_k if wire.top_k is not None and wire.top_k > 0 else None,
+        seed=wire.seed,
+        max_tokens=budget,
+        stop=tuple(one for one in stop if one),
+        stop_token_ids=tuple(wire.stop_token_ids or ()),
+        ignore_eos=bool(wire.ignore_eos),
+    )
+
+
+# -- the prompt ------------------------------------------------------------------------------------------------------
+
+
+async def _prompt(
+    api: Api,
+    wire: ChatBody | CompletionBody,
+    body: bytes,
+    card: ModelCard,
+    gateway: Gateway,
+    template_id: str | None,
+) -> tuple[tuple[int, ...] | None, Estimate]:
+    """The prompt's token ids where they can be had, and how many there are."""
+    tokenizer = gateway.tokenizer(card.name)
+    if isinstance(wire, ChatBody):
+        if tokenizer is None:
+            return None, gateway.estimate_prompt(card.name, template_id, len(body))
+        messages = _messages(body)
+        ids = await _off_loop(len(body), tokenizer.encode_chat, messages)
+    else:
+        prompt = _completion_prompt(wire.prompt)
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                return None, gateway.estimate_prompt(card.name, template_id, len(body))
+            ids = await _off_loop(len(prompt), tokenizer.encode, prompt)
+        else:
+            ids = prompt
+            largest = LARGEST_ID if card.vocab_size is None else card.vocab_size - 1
+            if min(ids) < 0 or max(ids) > largest:
+                raise InvalidRequest(f"`prompt` holds a token id outside 0 to {largest}", param="prompt")
+    if not ids:
+        raise InvalidRequest("the prompt is empty", param="messages" if api == "chat" else "prompt")
+    return tuple(ids), Estimate.exactly(len(ids))
+
+
+async def _off_loop(size: int, encode: Any, text: Any) -> list[int]:
+    if size <= INLINE_TOKENIZE_BYTES:
+        ids: list[int] = encode(text)
+    else:
+        ids = await asyncio.get_running_loop().run_in_executor(None, encode, text)
+    return ids
+
+
+def _messages(body: bytes) -> list[dict[str, object]]:
+    """The messages with text contents, as a chat template wants them."""
+    try:
+        messages = _messages_decoder.decode(_raw_messages_decoder.decode(body).messages)
+    except msgspec.ValidationError as error:
+        wrong = _wrong_shape(error)
+        param = f"messages{wrong.param or ''}"
+        raise InvalidRequest(f"`{param}` must be text or a list of text parts", param=param) from None
+    plain: list[dict[str, object]] = []
+    for index, message in enumerate(messages):
+        content = message.content
+        if isinstance(content, list):
+            for part in content:
+                if part.type != "text" or part.text is UNSET:
+                    param = f"messages[{index}].content"
+                    raise UnsupportedFeature(f"`{param}`: only text parts are supported here", param=param)
+            content = "".join(str(part.text) for part in content)
+        plain.append({"role": message.role, "content": content or ""})
+    return plain
+
+
+def _completion_prompt(raw: Raw) -> str | list[int]:
+    try:
+        prompt: Any = msgspec.json.decode(raw, type=str | list[int | str | list[int]])
+    except msgspec.ValidationError:
+        raise InvalidRequest("`prompt` must be text or a list of token ids", param="prompt") from None
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise UnsupportedFeature(
+                "several prompts in one call are not supported: send one call each", param="prompt"
+            )
+        prompt = prompt[0]
+    if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
+        raise InvalidRequest("`prompt` must be text or a list of token ids", param="prompt")
+    if not prompt:
+        raise InvalidRequest("`prompt` is empty", param="prompt")
+    return prompt  # type: ignore[no-any-return]
+
+
+def _budget(asked: int | None, prompt: Estimate, card: ModelCard, api: Api) -> int:
+    """How many tokens the job may write; refuses what cannot fit the context whatever the prompt turns out to be."""
+    context = card.context_tokens
+    if context is not None:
+        if prompt.low >= context:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt.low} tokens; the context of `{card.name}` is {context} tokens, "
+                "and at least one must be left for the answer",
+                param="messages" if api == "chat" else "prompt",
+            )
+        if asked is not None and prompt.low + asked > context:
+            about = "" if prompt.is_exact else "at least "
+            raise ContextLengthExceeded(
+                f"{about}{prompt.low} prompt tokens and max_tokens {asked} exceed the context of `{card.name}`, "
+                f"{context} tokens",
+                param="max_tokens",
+            )
+    if asked is not None:
+        return asked
+    left = UNBOUNDED_OUTPUT_TOKENS if context is None else max(1, context - prompt.expected)
+    if api == "completions":
+        return min(left, COMPLETIONS_DEFAULT_TOKENS)
+    return left if card.default_output_tokens is None else min(left, card.default_output_tokens)
+
+
+def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
+    """Equal for equal prompts to one model, however the rest of the bodies differs."""
+    digest = hashlib.blake2b(wire.model.encode(), digest_size=16)
+    if isinstance(wire, ChatBody):
+        for message in wire.messages:
+            digest.update(b"\0" + message.role.encode() + b"\0")
+            digest.update(message.content)
+    else:
+        digest.update(wire.prompt)
+    return digest.hexdigest()
+
+
+# -- the headers -----------------------------------------------------------------------------------------------------
+
+
+def _lane(headers: Mapping[bytes, bytes], tier: str | None) -> Lane:
+    named = headers.get(b"x-inferry-lane")
+    if named is not None:
+        try:
+            return Lane[named.decode("latin-1").strip().upper()]
+        except KeyError:
+            raise UnknownLane("`x-inferry-lane` must be P0, P1 or P2", param="x-inferry-lane") from None
+    lane = _TIERS.get(tier or "auto")
+    if lane is None:
+        raise InvalidRequest("`service_tier` must be auto, default, priority or flex", param="service_tier")
+    return lane
+
+
+def _identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    if not value:
+        return None
+    text = value.decode("latin-1")
+    if _IDENTIFIER.fullmatch(text) is None:
+        shown = name.decode()
+        raise InvalidRequest(f"`{shown}` must be 1 to 256 printable ASCII characters without spaces", param=shown)
+    return text
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    """The client's own id, if it is one that can be echoed."""
+    try:
+        return _identifier(headers, b"x-request-id")
+    except GatewayError:
+        return None
+
+
+def _whole_number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    text = value.decode("latin-1").strip()
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        shown = name.decode()
+        raise InvalidRequest(f"`{shown}` must be a whole number of 0 or above", param=shown)
+    return int(text)
+
+
+def _shown(name: str) -> str:
+    """A name a client sent, short and printable enough to be repeated."""
+    return "".join(char if char.isprintable() else "?" for char in name[:64])

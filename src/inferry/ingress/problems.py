@@ -1,0 +1,44 @@
+"""Errors as HTTP: the one place where a GatewayError becomes a status, headers and an OpenAI-shaped body."""
+
+import math
+
+import msgspec
+
+from inferry.domain.errors import GatewayError
+
+Headers = list[tuple[bytes, bytes]]
+
+_TYPES = {
+    401: "authentication_error",
+    402: "budget_error",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+_DEFAULT_RETRY_AFTER_S = 1.0
+
+
+def error_body(error: GatewayError) -> bytes:
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": error.message,
+                "type": _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error"),
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def error_headers(error: GatewayError) -> Headers:
+    headers: Headers = [(b"content-type", b"application/json")]
+    if error.status in (429, 503):
+        seconds = error.retry_after_s if error.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
+        headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
+    return headers
+
+
+def error_event(error: GatewayError) -> bytes:
+    """The same, in-band: for a stream that has begun and must not look as if it had ended well."""
+    return b"data: " + error_body(error) + b"\n\n"

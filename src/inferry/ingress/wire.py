@@ -1,0 +1,67 @@
+"""The shapes clients send, as far as the gateway reads them.
+
+What a client wrote stays bytes: message contents and prompts are `Raw`, so a long prompt is scanned once and copied
+never. Fields nobody reads here travel with the body to engines that know them.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class MessageShape(Struct):
+    """A chat message: its role is checked, its content is left alone."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Raw = Raw(b"null")
+
+
+class Body(Struct, kw_only=True):
+    """What the chat and the completions API have in common."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    # Read only to say that a worker cannot do it.
+    logit_bias: Raw | UnsetType = UNSET
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    response_format: Raw | UnsetType = UNSET
+
+
+class ChatBody(Body, kw_only=True):
+    messages: list[MessageShape]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Raw | UnsetType = UNSET
+    functions: Raw | UnsetType = UNSET
+    modalities: Raw | UnsetType = UNSET
+    audio: Raw | UnsetType = UNSET
+
+
+class CompletionBody(Body, kw_only=True):
+    prompt: Raw
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None

@@ -1,0 +1,194 @@
+"""From the event loop to the ledger without waiting: entries go in on one side, batches come out on the other.
+
+Who owns what. One owner makes a `Recorder` and closes it; the recorder owns its ledger and closes it too, and nobody
+else calls that ledger. `record` belongs to one thread, the event loop's. The writer thread alone talks to the ledger.
+The two share a deque and counters that each have a single writer, so the loop takes no lock. `flush` and `close` block
+and belong outside the loop. The thread ends with `close`.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+
+from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ports import Ledger
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 5.0
+# What a ledger raises for an entry that it can never hold, such as a lone surrogate or a number of 70 bits.
+UNSTORABLE = (ValueError, TypeError, OverflowError)
+
+
+class Recorder:
+    """Keeps entries until they are written, in the order they came.
+
+    A failing ledger is asked again until it answers. Meanwhile at most `max_buffered` entries are kept; beyond that the
+    newest are dropped and counted, because what is already in line is older than the trouble.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        flush_interval_s: float = 0.1,
+        max_batch: int = 1000,
+        max_buffered: int = 200_000,
+    ) -> None:
+        if max_batch < 1 or max_buffered < 1:
+            raise ValueError("max_batch and max_buffered must be at least 1")
+        self._ledger = ledger
+        self._flush_interval_s = flush_interval_s
+        self._max_batch = max_batch
+        self._max_buffered = max_buffered
+        self._buffer: deque[LedgerEntry] = deque()
+        # Written by the loop alone.
+        self._accepted = 0
+        self._refused = 0
+        # Written by the writer alone.
+        self._written = 0
+        self._discarded = 0
+        self._settled = 0
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._closing = threading.Event()
+        self._give_up_at: float | None = None
+        self._progress = threading.Condition()
+        self._writer = threading.Thread(target=self._write_until_closed, name="inferry-ledger", daemon=True)
+        self._writer.start()
+
+    @property
+    def written(self) -> int:
+        """Entries that the ledger has acknowledged."""
+        return self._written
+
+    @property
+    def dropped(self) -> int:
+        """Entries that will never reach the ledger."""
+        return self._refused + self._discarded
+
+    @property
+    def buffered(self) -> int:
+        """Entries taken in and not yet written or dropped."""
+        return self._accepted - self._settled
+
+    def record(self, entry: LedgerEntry) -> None:
+        """Take the entry in and return at once, whatever the ledger is doing."""
+        buffered = self._accepted - self._settled
+        if buffered >= self._max_buffered or self._closing.is_set():
+            self._refuse()
+            return
+        self._buffer.append(entry)
+        self._accepted += 1
+        # Append first, then look: the writer clears the flag before it looks at the buffer, so none is overlooked.
+        if not self._wake.is_set():
+            self._wake.set()
+        if buffered + 1 >= self._max_batch and not self._hurry.is_set():
+            self._hurry.set()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was recorded before is written or dropped; False if `timeout` seconds were too few."""
+        target = self._accepted
+        self._hurry.set()
+        self._wake.set()
+        with self._progress:
+            return self._progress.wait_for(lambda: self._settled >= target, timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Write what is left, then end the thread and close the ledger.
+
+        Record nothing any more once this is called. A ledger that still fails after `timeout` seconds loses what is
+        left, which is counted and logged. Calling it again does nothing.
+        """
+        if self._give_up_at is None:
+            self._give_up_at = time.monotonic() + timeout
+        self._closing.set()
+        self._hurry.set()
+        self._wake.set()
+        # A little longer than the writer's own limit, so that it can give up and say what was lost.
+        self._writer.join(timeout + 1.0)
+        if self._writer.is_alive():
+            log.error("the ledger does not answer; %d entries are left unwritten", self.buffered)
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        # Once per doubling: loud at the start, and no flood while the loop is at its busiest.
+        if self._refused & (self._refused - 1) == 0:
+            reason = "the recorder is closed" if self._closing.is_set() else "its buffer is full"
+            log.error("ledger entries dropped so far: %d (%s)", self._refused, reason)
+
+    # --- the writer thread
+
+    def _write_until_closed(self) -> None:
+        try:
+            while True:
+                self._wake.wait()
+                if not self._closing.is_set():
+                    self._hurry.wait(self._flush_interval_s)
+                closing = self._closing.is_set()
+                if not closing:
+                    self._hurry.clear()
+                    self._wake.clear()
+                while batch := self._take():
+                    self._write(batch)
+                if closing:
+                    return
+        finally:
+            self._ledger.close()
+
+    def _take(self) -> list[LedgerEntry]:
+        buffer = self._buffer
+        return [buffer.popleft() for _ in range(min(len(buffer), self._max_batch))]
+
+    def _write(self, batch: list[LedgerEntry]) -> None:
+        """Return once every entry of the batch is written or given up."""
+        failures = 0
+        while True:
+            try:
+                self._ledger.append(batch)
+            except UNSTORABLE as error:
+                if len(batch) == 1:
+                    log.error("the ledger cannot hold job %r: %s", batch[0].job_id, type(error).__name__)
+                    self._settle(discarded=1)
+                else:
+                    for entry in batch:
+                        self._write([entry])
+                return
+            except Exception as error:
+                failures += 1
+                if not self._wait_to_retry(error, failures, len(batch)):
+                    return
+            else:
+                self._settle(written=len(batch))
+                return
+
+    def _wait_to_retry(self, error: Exception, failures: int, size: int) -> bool:
+        """Wait before the next try; False once closing has used up its time and the batch is lost."""
+        delay_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 16), LONGEST_RETRY_S)
+        if self._give_up_at is not None and time.monotonic() + delay_s >= self._give_up_at:
+            log.error("ledger write failed while closing, %d entries lost: %s", size, error)
+            self._settle(discarded=size)
+            return False
+        log.error(
+            "ledger write failed (try %d, again in %.2f s; %d entries waiting, %d dropped): %s",
+            failures,
+            delay_s,
+            self.buffered,
+            self.dropped,
+            error,
+        )
+        # Closing cuts the wait short once; after that its own limit decides.
+        if self._closing.is_set():
+            time.sleep(delay_s)
+        else:
+            self._closing.wait(delay_s)
+        return True
+
+    def _settle(self, *, written: int = 0, discarded: int = 0) -> None:
+        with self._progress:
+            self._written += written
+            self._discarded += discarded
+            self._settled += written + discarded
+            self._progress.notify_all()

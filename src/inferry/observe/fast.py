@@ -1,0 +1,41 @@
+"""Counters and histograms for one thread: no locks, a fraction of a microsecond per fact.
+
+The event loop owns them and reads them at scrape time. From any other thread they would lose counts.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class FastCounter:
+    """Only goes up. Whoever is in a hurry adds to `value` directly."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+    def add(self, amount: float = 1) -> None:
+        self.value += amount
+
+
+class FastHistogram:
+    """`counts[i]` is how many values were at most `bounds[i]` and above the bound before; the last has no bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        if not bounds or list(bounds) != sorted(set(bounds)):
+            raise ValueError("bounds must rise strictly")
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[int]:
+        """How many values were at most each bound, then how many there were."""
+        return list(accumulate(self.counts))

@@ -1,0 +1,360 @@
+"""What the gateway counts, for Prometheus. `TABLE` is the only place where a metric is declared.
+
+One event loop owns a `Metrics`: it calls every method, and renders. Facts are pushed as they happen into counters
+without locks; states (queue depths, workers) are pulled at scrape time through the callables given to `watch`. Label
+values are bounded: lanes, outcomes, reasons and codes are enumerations of the domain, models and workers come from the
+configuration, and whatever else turns up is counted as "other".
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.plans import BatchPlan, Phase, ReleaseReason, WorkerView
+from inferry.observe.fast import FastCounter, FastHistogram
+
+OTHER = "other"
+
+
+class MetricSpec(NamedTuple):
+    """One row of the table. `buckets` are upper bounds, without +Inf; only histograms have them."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
+_GAP = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+TABLE: tuple[MetricSpec, ...] = (
+    MetricSpec("inferry_queue_depth", "gauge", "Jobs that wait in the gateway.", ("lane",)),
+    MetricSpec(
+        "inferry_queue_wait_seconds",
+        "histogram",
+        "From a job's arrival until it is sent to a worker; time held for company is part of it.",
+        ("lane",),
+        _WAIT,
+    ),
+    MetricSpec("inferry_batch_size", "histogram", "Jobs sent to a worker together.", ("worker",), _SIZE),
+    MetricSpec("inferry_releases_total", "counter", "Plans formed, by why they were formed then.", ("reason",)),
+    MetricSpec(
+        "inferry_jobs_total", "counter", "Attempts that ended, by how they ended.", ("lane", "model", "outcome")
+    ),
+    MetricSpec("inferry_errors_total", "counter", "Refusals and failures, by public error code.", ("code",)),
+    MetricSpec(
+        "inferry_tokens_total",
+        "counter",
+        "Tokens of attempts that ended: prompt (cached ones included), cached and output.",
+        ("kind", "model", "lane"),
+    ),
+    MetricSpec(
+        "inferry_time_to_first_token_seconds",
+        "histogram",
+        "From a job's arrival until its first token.",
+        ("lane", "model"),
+        _FIRST_TOKEN,
+    ),
+    MetricSpec("inferry_token_gap_seconds", "histogram", "Between one token of a job and the next.", ("lane",), _GAP),
+    MetricSpec(
+        "inferry_promises_total",
+        "counter",
+        "Completed attempts in lanes that promise a first token and a gap, by whether every token kept it.",
+        ("lane", "kept"),
+    ),
+    MetricSpec("inferry_in_flight_jobs", "gauge", "Jobs that were let in and have not ended, queued or sent."),
+    MetricSpec("inferry_open_streams", "gauge", "Streams that have a reader."),
+    MetricSpec("inferry_merged_deltas_total", "counter", "Deltas joined to the one before for a slow reader."),
+    MetricSpec(
+        "inferry_worker_up", "gauge", "1 while the worker can generate, 0 while it starts or is down.", ("worker",)
+    ),
+    MetricSpec("inferry_running_sequences", "gauge", "Sequences the worker says it runs.", ("worker",)),
+    MetricSpec("inferry_worker_waiting", "gauge", "Sequences that wait inside the worker.", ("worker",)),
+    MetricSpec("inferry_kv_tokens_used", "gauge", "Tokens in the worker's KV cache.", ("worker",)),
+    MetricSpec("inferry_kv_tokens_capacity", "gauge", "Tokens that fit the worker's KV cache.", ("worker",)),
+    MetricSpec("inferry_ledger_written_total", "counter", "Entries the ledger has acknowledged."),
+    MetricSpec("inferry_ledger_dropped_total", "counter", "Entries that will never reach the ledger."),
+)
+
+_SPECS = {spec.name: spec for spec in TABLE}
+
+Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+class _Counters:
+    """The children of one counter."""
+
+    def __init__(self, name: str) -> None:
+        self.spec = _SPECS[name]
+        self._children: dict[tuple[str, ...], FastCounter] = {}
+
+    def at(self, *labels: str) -> FastCounter:
+        return self._children.setdefault(labels, FastCounter())
+
+    def lines(self) -> list[str]:
+        return _lines(self.spec, ((labels, child.value) for labels, child in self._children.items()))
+
+
+class _Histograms:
+    """The children of one histogram."""
+
+    def __init__(self, name: str) -> None:
+        self.spec = _SPECS[name]
+        self._children: dict[tuple[str, ...], FastHistogram] = {}
+        # What stands before each number never changes, so it is written once: a scrape holds up the event loop.
+        self._heads: dict[tuple[str, ...], tuple[list[str], str, str]] = {}
+
+    def at(self, *labels: str) -> FastHistogram:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = FastHistogram(self.spec.buckets)
+            name, pairs = self.spec.name, _pairs(self.spec.labels, labels)
+            bounds = [*(repr(float(bound)) for bound in self.spec.buckets), "+Inf"]
+            self._heads[labels] = (
+                [f'{name}_bucket{{{pairs},le="{bound}"}} ' for bound in bounds],
+                f"{name}_count{{{pairs}}} ",
+                f"{name}_sum{{{pairs}}} ",
+            )
+        return child
+
+    def lines(self) -> list[str]:
+        lines = []
+        for labels, child in self._children.items():
+            buckets, count, total = self._heads[labels]
+            upto = child.cumulative()
+            lines += [f"{head}{number}" for head, number in zip(buckets, upto, strict=True)]
+            lines.append(f"{count}{upto[-1]}")
+            lines.append(f"{total}{child.total!r}")
+        return lines
+
+
+class _LaneOfModel:
+    """The children that one lane of one model uses, found with one look-up."""
+
+    __slots__ = ("cached", "first_token", "outcomes", "output", "prompt")
+
+    def __init__(self, jobs: _Counters, tokens: _Counters, first_token: _Histograms, lane: Lane, model: str) -> None:
+        self.outcomes = {outcome: jobs.at(lane.name, model, outcome.value) for outcome in Outcome}
+        self.prompt = tokens.at("prompt", model, lane.name)
+        self.cached = tokens.at("cached", model, lane.name)
+        self.output = tokens.at("output", model, lane.name)
+        self.first_token = first_token.at(lane.name, model)
+
+
+class Metrics:
+    """The gateway's metrics. `registry` holds those of the process, and whatever else somebody wants exported.
+
+    For each attempt, in this order: `offered` when its job is given to the scheduler, `planned` when it is sent,
+    `first_token`, any number of `token_gap`, and `ended`. `refused` is for calls that were never let in.
+    """
+
+    def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
+        self._queue_wait = _Histograms("inferry_queue_wait_seconds")
+        self._batch_size = _Histograms("inferry_batch_size")
+        self._releases = _Counters("inferry_releases_total")
+        self._jobs = _Counters("inferry_jobs_total")
+        self._errors = _Counters("inferry_errors_total")
+        self._tokens = _Counters("inferry_tokens_total")
+        self._first_token = _Histograms("inferry_time_to_first_token_seconds")
+        self._token_gap = _Histograms("inferry_token_gap_seconds")
+        self._promises = _Counters("inferry_promises_total")
+        self._in_flight = 0
+        self._pushed: dict[str, _Counters | _Histograms] = {
+            family.spec.name: family
+            for family in (
+                self._queue_wait,
+                self._batch_size,
+                self._releases,
+                self._jobs,
+                self._errors,
+                self._tokens,
+                self._first_token,
+                self._token_gap,
+                self._promises,
+            )
+        }
+
+        # Everything that may be counted is there from the start: a series that appears with its first event hides it
+        # from rate(). "other" is the exception, since it should never appear.
+        self._workers = tuple(dict.fromkeys(workers))
+        self._size_of = {worker: self._batch_size.at(worker) for worker in self._workers}
+        self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
+        self._gap_of = [self._token_gap.at(lane.name) for lane in Lane]
+        self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
+        self._promise_of = {
+            (lane, kept): self._promises.at(lane.name, str(kept).lower()) for lane in Lane for kept in (True, False)
+        }
+        self._models = {model: self._lanes_of(model) for model in models}
+        self._error_of = {code: self._errors.at(code) for code in _error_codes()}
+
+        self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
+        self._views: Callable[[], Iterable[WorkerView]] | None = None
+        self._watched: dict[str, Callable[[], float]] = {"inferry_in_flight_jobs": lambda: self._in_flight}
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+
+    def offered(self, job: InferenceJob) -> None:
+        """The job was given to the scheduler; once per attempt."""
+        self._in_flight += 1
+
+    def planned(self, plan: BatchPlan, now: float) -> None:
+        """The plan was sent to its worker."""
+        waits = self._wait_of
+        for job in plan.jobs:
+            waits[job.lane].observe(now - job.arrived_at)
+        sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
+        sizes.observe(len(plan.jobs))
+        self._release_of[plan.reason].value += 1
+
+    def first_token(self, attempt: Attempt) -> None:
+        """The attempt's first token has come; its time is already noted in the attempt."""
+        if attempt.first_token_at is not None:
+            job = attempt.job
+            self._of(job).first_token.observe(attempt.first_token_at - job.arrived_at)
+
+    def token_gap(self, lane: Lane, seconds: float) -> None:
+        """Time between a token of a job and the one before."""
+        self._gap_of[lane].observe(seconds)
+
+    def ended(self, attempt: Attempt, *, promised: bool = False, entry: LedgerEntry | None = None) -> None:
+        """The attempt has ended; once per attempt that was offered.
+
+        `promised` says that its lane promises a first token and a gap: whether they were kept counts where the attempt
+        completed. `entry` is the attempt's account where the caller has it already, so that it is not made twice.
+        """
+        self._in_flight -= 1
+        # The very account that the ledger keeps, so that the two never disagree.
+        account = attempt.entry(0.0) if entry is None else entry
+        job = attempt.job
+        of = self._of(job)
+        of.outcomes[account.outcome].value += 1
+        of.prompt.value += account.prompt_tokens
+        of.cached.value += account.cached_tokens
+        of.output.value += account.output_tokens
+        if account.error_code is not None:
+            self.refused(account.error_code)
+        elif promised:
+            self._promise_of[job.lane, attempt.promise_kept].value += 1
+
+    def refused(self, code: str) -> None:
+        """A call was turned away with this public error code."""
+        child = self._error_of.get(code) or self._errors.at(OTHER)
+        child.value += 1
+
+    def watch(
+        self,
+        queue_depths: Callable[[], Mapping[Lane, int]] | None = None,
+        views: Callable[[], Iterable[WorkerView]] | None = None,
+        *,
+        open_streams: Callable[[], int] | None = None,
+        merged_deltas: Callable[[], int] | None = None,
+        ledger_written: Callable[[], int] | None = None,
+        ledger_dropped: Callable[[], int] | None = None,
+    ) -> None:
+        """Where to read what is a state and not an event. Replaces what is given and leaves the rest as it was."""
+        self._queue_depths = queue_depths or self._queue_depths
+        self._views = views or self._views
+        for name, read in (
+            ("inferry_open_streams", open_streams),
+            ("inferry_merged_deltas_total", merged_deltas),
+            ("inferry_ledger_written_total", ledger_written),
+            ("inferry_ledger_dropped_total", ledger_dropped),
+        ):
+            if read is not None:
+                self._watched[name] = read
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition and its content type: every metric of the table in its order, then the registry."""
+        # Not through prometheus_client's families: those take ten times as long, and the event loop waits.
+        pulled = self._pull()
+        lines = []
+        for spec in TABLE:
+            lines.append(f"# HELP {spec.name} {spec.help}")
+            lines.append(f"# TYPE {spec.name} {spec.kind}")
+            family = self._pushed.get(spec.name)
+            lines += _lines(spec, pulled.get(spec.name, ())) if family is None else family.lines()
+        lines.append("")
+        return "\n".join(lines).encode() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def _pull(self) -> dict[str, Rows]:
+        rows: dict[str, Rows] = {name: [((), read())] for name, read in self._watched.items()}
+        if self._queue_depths is not None:
+            depths = self._queue_depths()
+            rows["inferry_queue_depth"] = [((lane.name,), depths.get(lane, 0)) for lane in Lane]
+        return rows | self._worker_rows()
+
+    def _of(self, job: InferenceJob) -> _LaneOfModel:
+        lanes = self._models.get(job.route.model)
+        if lanes is None:
+            lanes = self._models.get(OTHER)
+            if lanes is None:
+                lanes = self._models[OTHER] = self._lanes_of(OTHER)
+        return lanes[job.lane]
+
+    def _lanes_of(self, model: str) -> list[_LaneOfModel]:
+        return [_LaneOfModel(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]
+
+    def _worker_rows(self) -> dict[str, Rows]:
+        """Gauges of all workers; one that is configured and not seen is down."""
+        up = dict.fromkeys(self._workers, 0.0)
+        running: dict[str, float] = {}
+        waiting: dict[str, float] = {}
+        used: dict[str, float] = {}
+        capacity: dict[str, float] = {}
+        for view in self._views() if self._views is not None else ():
+            # Several unknown workers share one label, and so one sum.
+            name = view.worker if view.worker in self._size_of else OTHER
+            _add(up, name, view.phase in (Phase.READY, Phase.DRAINING))
+            _add(running, name, view.load.running)
+            _add(waiting, name, view.load.waiting)
+            _add(used, name, view.load.kv_tokens)
+            if view.kv_capacity is not None:
+                _add(capacity, name, view.kv_capacity)
+        return {
+            "inferry_worker_up": _by_worker(up),
+            "inferry_running_sequences": _by_worker(running),
+            "inferry_worker_waiting": _by_worker(waiting),
+            "inferry_kv_tokens_used": _by_worker(used),
+            "inferry_kv_tokens_capacity": _by_worker(capacity),
+        }
+
+
+def _lines(spec: MetricSpec, rows: Rows) -> list[str]:
+    if not spec.labels:
+        return [f"{spec.name} {value!r}" for _, value in rows]
+    return [f"{spec.name}{{{_pairs(spec.labels, labels)}}} {value!r}" for labels, value in rows]
+
+
+def _pairs(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _add(totals: dict[str, float], name: str, value: float) -> None:
+    totals[name] = totals.get(name, 0.0) + value
+
+
+def _by_worker(totals: Mapping[str, float]) -> Rows:
+    return [((name,), value) for name, value in totals.items()]
+
+
+def _error_codes() -> set[str]:
+    codes, todo = set(), [GatewayError]
+    while todo:
+        error = todo.pop()
+        codes.add(error.code)
+        todo.extend(error.__subclasses__())
+    return codes

@@ -1,0 +1,35 @@
+"""How fast a lane empties, measured; what a refused client is told to wait for."""
+
+_SPAN_S = 5.0
+
+
+class DrainRate:
+    """Departures per second while the lane has work; recent spans count for more."""
+
+    __slots__ = ("_departed", "_rate", "_since")
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._departed = 0
+        self._rate: float | None = None
+
+    def begin(self, now: float) -> None:
+        """The lane had nothing queued until now; time before does not count."""
+        self._since = now
+        self._departed = 0
+
+    def departed(self) -> None:
+        self._departed += 1
+
+    def seconds_for(self, jobs: int, now: float) -> float | None:
+        """How long that many jobs take to leave, if anything has left lately."""
+        elapsed = now - self._since
+        if elapsed > 0 and (self._departed or elapsed >= _SPAN_S):
+            measured = self._departed / elapsed
+            rate = measured if self._rate is None else (self._rate + measured) / 2
+            if elapsed >= _SPAN_S:
+                self._rate = rate
+                self.begin(now)
+        else:
+            rate = self._rate or 0.0
+        return jobs / rate if rate > 0 else None

@@ -1,0 +1,175 @@
+"""Who goes together: what a worker has room for, and how jobs that go to it at once become plans.
+
+Room is counted in three currencies: sequences, KV tokens at their predicted peak, and prompt tokens in prefill.
+"""
+
+from math import inf
+
+from msgspec import Struct
+
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
+from inferry.scheduling.tickets import Ticket
+
+
+class Use(Struct, frozen=True, gc=False):
+    """How much of a worker the jobs in flight take up."""
+
+    sequences: int = 0
+    kv_tokens: int = 0
+    prefill_tokens: int = 0
+
+
+class WorkerState:
+    """A worker as the scheduler sees it: the latest belief, and everything in use there, foreign work included.
+
+    It outlives its view while jobs are in flight on it, so that a worker that comes back is not overfilled.
+    """
+
+    __slots__ = (
+        "_load",
+        "closed_in",
+        "drafts",
+        "kv_limit",
+        "kv_tokens",
+        "name",
+        "pads",
+        "prefill_limit",
+        "prefill_tokens",
+        "sequence_limit",
+        "sequences",
+        "view",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.view: WorkerView | None = None
+        self.pads = False
+        self.sequences = self.kv_tokens = self.prefill_tokens = 0
+        self.sequence_limit = self.kv_limit = self.prefill_limit = inf
+        self.drafts: list[Draft] = []
+        self.closed_in = 0
+        self._load: float | None = None
+
+    def believe(self, view: WorkerView | None) -> None:
+        """Replace the view; what this gateway has in flight is counted on."""
+        own = self.own_use()
+        self.view = view
+        self.sequences, self.kv_tokens, self.prefill_tokens = own.sequences, own.kv_tokens, own.prefill_tokens
+        if view is not None:
+            self.pads = view.pads
+            self.sequences += view.foreign.running + view.foreign.waiting
+            self.kv_tokens += view.foreign.kv_tokens
+            self.sequence_limit = _limit(view.room.sequences)
+            self.kv_limit = _limit(view.room.kv_tokens)
+            self.prefill_limit = _limit(view.room.prefill_tokens)
+        self._load = None
+
+    def own_use(self) -> Use:
+        foreign = None if self.view is None else self.view.foreign
+        if foreign is None:
+            return Use(self.sequences, self.kv_tokens, self.prefill_tokens)
+        return Use(
+            self.sequences - foreign.running - foreign.waiting,
+            self.kv_tokens - foreign.kv_tokens,
+            self.prefill_tokens,
+        )
+
+    def has_room(self, ticket: Ticket) -> bool:
+        """Whether the job fits in every currency; one larger than a whole currency enters while that is unused."""
+        used, limit = self.sequences, self.sequence_limit
+        if used + 1 > limit:
+            return False
+        used, limit = self.prefill_tokens, self.prefill_limit
+        if used + ticket.prefill_tokens > limit and (used or limit <= 0):
+            return False
+        used, limit = self.kv_tokens, self.kv_limit
+        return not (used + ticket.kv_tokens > limit and (used or limit <= 0))
+
+    def takes(self, ticket: Ticket) -> bool:
+        """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
+        if not self.has_room(ticket):
+            return False
+        if not self.pads or not self.sequences or self.sequence_limit != inf:
+            return True
+        return self.is_forming_a_plan_for(ticket)
+
+    def is_forming_a_plan_for(self, ticket: Ticket) -> bool:
+        return any(draft.takes(ticket) for draft in self.drafts)
+
+    def load(self) -> float:
+        """The largest fraction in use over the currencies; where none binds, more sequences are still more load."""
+        load = self._load
+        if load is None:
+            load = max(
+                self.sequences / self.sequence_limit if self.sequence_limit > 0 else inf,
+                self.kv_tokens / self.kv_limit if self.kv_limit > 0 else inf,
+                self.prefill_tokens / self.prefill_limit if self.prefill_limit > 0 else inf,
+            )
+            if load == 0.0 and self.sequences:
+                load = 1.0 - 1.0 / (1 + self.sequences)
+            self._load = load
+        return load
+
+    def take(self, ticket: Ticket) -> None:
+        self.sequences += 1
+        self.kv_tokens += ticket.kv_tokens
+        self.prefill_tokens += ticket.prefill_tokens
+        self._load = None
+
+    def free_prefill(self, ticket: Ticket) -> None:
+        self.prefill_tokens -= ticket.prefill_tokens
+        ticket.prefill_tokens = 0
+        self._load = None
+
+    def free(self, ticket: Ticket) -> None:
+        self.sequences -= 1
+        self.kv_tokens -= ticket.kv_tokens
+        self.prefill_tokens -= ticket.prefill_tokens
+        self._load = None
+
+
+def _limit(tokens: int | None) -> float:
+    return inf if tokens is None else tokens
+
+
+class Draft:
+    """A plan while a tick forms it."""
+
+    __slots__ = ("jobs", "max_batch", "reason", "worker")
+
+    def __init__(self, worker: WorkerState, first: Ticket) -> None:
+        self.worker = worker
+        self.reason = first.reason
+        self.max_batch = first.queue.line.policy.max_batch
+        self.jobs: list[InferenceJob] = [first.job]
+
+    def takes(self, ticket: Ticket) -> bool:
+        """Whether the job may share the plan. In a padded pass company counts for more than why it was released."""
+        if self.reason is ReleaseReason.MAX_WAIT or ticket.reason is ReleaseReason.MAX_WAIT:
+            return False
+        if self.worker.pads:
+            return len(self.jobs) < self.max_batch and self.jobs[0].batch_key == ticket.job.batch_key
+        return self.reason is ticket.reason
+
+    def plan(self, plan_id: int, now: float) -> BatchPlan:
+        return BatchPlan(
+            plan_id=plan_id,
+            worker=self.worker.name,
+            jobs=tuple(self.jobs),
+            reason=self.reason,
+            formed_at=now,
+            padded_tokens=max(job.footprint.prompt.expected for job in self.jobs) if self.worker.pads else None,
+        )
+
+
+def board(ticket: Ticket, worker: WorkerState, drafts: list[Draft]) -> None:
+    """Count the job on the worker and write it into the draft that takes it, or into a new one."""
+    worker.take(ticket)
+    for draft in worker.drafts:
+        if draft.takes(ticket):
+            draft.jobs.append(ticket.job)
+            return
+    draft = Draft(worker, ticket)
+    worker.drafts.append(draft)
+    drafts.append(draft)

@@ -1,0 +1,75 @@
+"""What lower lanes are owed. Between lanes the order is strict, except that a lane with a share is never starved.
+
+A waiting lane earns credit as higher lanes are admitted: a share s of all prompt tokens is s / (1 - s) of theirs. Once
+the credit covers its first job, that job goes before its betters and pays. Credit is capped at a quantum and no head
+of a higher lane is overtaken by more than a quantum, which is therefore what a live job may have to wait for.
+A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not split here.
+"""
+
+from collections.abc import Iterable
+
+from inferry.scheduling.lanes import Line, Queue
+
+QUANTUM_TOKENS = 2048
+
+
+class Shares:
+    """The credit of every lane, and whose turn it is. A turn, once given, is kept until it is used or pointless."""
+
+    __slots__ = ("_holder", "_lines")
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = tuple(sorted(lines, key=lambda line: line.lane))
+        self._holder: Line | None = None
+
+    def admitted(self, line: Line, tokens: int) -> bool:
+        """A job of the lane went to a worker. Lanes below that wait earn; say whether one may be due a turn."""
+        due = False
+        for lower in self._lines:
+            if lower.ready and lower.lane > line.lane and lower.policy.share:
+                earned = tokens * lower.policy.share / (1 - lower.policy.share)
+                lower.credit = min(QUANTUM_TOKENS, lower.credit + earned)
+                due = due or _is_covered(lower)
+        return due
+
+    def turn(self) -> Queue | None:
+        """The queue whose head goes before higher lanes now."""
+        holder = self._holder
+        if holder is None or not self._is_owed(holder):
+            owed = [line for line in self._lines if self._is_owed(line) and not self._oversteps(line)]
+            holder = self._holder = max(owed, key=lambda line: line.credit, default=None)
+        return None if holder is None else holder.first()
+
+    def took_turn(self, queue: Queue, tokens: int) -> None:
+        """The queue's head has gone before higher lanes: charge the lane, remember who was overtaken."""
+        queue.line.credit -= tokens
+        self._holder = None
+        for other in self._overtaken_by(queue):
+            other.overtaken += tokens
+
+    def _is_owed(self, line: Line) -> bool:
+        """Whether the lane can pay for its first job and somebody stands before it."""
+        return line.policy.share > 0 and _is_covered(line) and any(o.ready for o in self._lines if o.lane < line.lane)
+
+    def _oversteps(self, line: Line) -> bool:
+        """Whether a head of a higher lane would be overtaken by more than a quantum."""
+        queue = line.first()
+        return queue is not None and any(
+            other.overtaken and other.overtaken + _price(queue) > QUANTUM_TOKENS for other in self._overtaken_by(queue)
+        )
+
+    def _overtaken_by(self, queue: Queue) -> Iterable[Queue]:
+        """Queues of higher lanes that wait for some of the same workers."""
+        for line in self._lines:
+            if line.lane < queue.line.lane:
+                yield from (other for other in line.waiting if other.route.overlaps(queue.route))
+
+
+def _is_covered(line: Line) -> bool:
+    queue = line.first() if line.ready else None
+    return queue is not None and line.credit >= min(_price(queue), QUANTUM_TOKENS)
+
+
+def _price(queue: Queue) -> int:
+    head = queue.head()
+    return 0 if head is None else head.prefill_tokens

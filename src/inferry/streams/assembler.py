@@ -1,0 +1,116 @@
+"""Token ids in, text out: one assembler per job, over nothing but `Tokenizer.decode`."""
+
+from collections.abc import Sequence
+
+from inferry.domain.ports import Tokenizer
+
+_UNFINISHED = "\ufffd"
+# No character has more than four bytes, so at most three replacement characters at the end may still turn into one.
+_MAY_STILL_CHANGE = 3
+_CONTEXT_TOKENS = 4
+_WINDOW_TOKENS = 16
+
+
+class Assembler:
+    """Text of a growing list of tokens, given out as soon as it is certain, up to the first stop string.
+
+    Law: the pieces joined are the decoded text of all tokens, cut before the stop string that is complete first (of
+    two that end together, the longer). What is held back is an unfinished character or the beginning of a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stop)
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
+        return self._stops.push(self._detokenizer.push(token_ids))
+
+    def finish(self) -> str:
+        text, stopped = self._stops.push(self._detokenizer.finish())
+        return text if stopped else text + self._stops.finish()
+
+
+class Detokenizer:
+    """Decodes a short window at the end of the tokens, so that a token costs the same however long the output is.
+
+    The window starts a few tokens before the first one not yet given out: decoders treat the start of a text in a way
+    of their own, such as dropping a space, and that must not happen in the middle.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._given = ""  # the part of the window's text that is given out
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        window = self._window
+        window.extend(token_ids)
+        text = self._tokenizer.decode(window)
+        certain = len(text)
+        if text.endswith(_UNFINISHED):
+            open_end = len(text) - len(text.rstrip(_UNFINISHED))
+            certain -= min(open_end, _MAY_STILL_CHANGE)
+        if certain <= len(self._given) or not text.startswith(self._given):
+            fresh = ""
+        else:
+            fresh = text[len(self._given) : certain]
+            self._given = text[:certain]
+        if len(window) >= _WINDOW_TOKENS:
+            self._slide(text)
+        return fresh
+
+    def finish(self) -> str:
+        text = self._tokenizer.decode(self._window)
+        fresh = text[len(self._given) :]
+        self._window, self._given = [], ""
+        return fresh
+
+    def _slide(self, text: str) -> None:
+        """Drop what is given out from the window, where that changes nothing in the text that remains."""
+        window, given = self._window, len(self._given)
+        cut = len(window) - _CONTEXT_TOKENS
+        if given < len(text):
+            # Something is still open at the end: the cut must come before it, and be seen to change nothing.
+            while cut > 0 and len(self._tokenizer.decode(window[:cut])) > given:
+                cut -= 1
+        rest = window[cut:]
+        tail = self._tokenizer.decode(rest)
+        open_text = text[given:]
+        if cut > 0 and text.endswith(tail) and len(tail) >= len(open_text):
+            self._window = rest
+            self._given = tail[: len(tail) - len(open_text)]
+
+
+class StopStrings:
+    """Lets text through until a stop string is complete; holds back only what could be the beginning of one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._ended = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        if self._ended:
+            return "", True
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._ended, self._held = True, ""
+            return text[: min(found)[1]], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` without being all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

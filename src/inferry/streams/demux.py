@@ -1,0 +1,36 @@
+"""Which stream belongs to which job: what a worker emits for a job reaches that stream and no other."""
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.streams import End
+from inferry.streams.mailbox import JobStream, MergeTally
+
+
+class Demux:
+    """The open streams, by job. Opened before the job is offered, closed by its end."""
+
+    __slots__ = ("_streams", "tally")
+
+    def __init__(self) -> None:
+        self._streams: dict[str, JobStream] = {}
+        self.tally = MergeTally()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, attempt: Attempt) -> JobStream:
+        job_id = attempt.job.job_id
+        if job_id in self._streams:
+            raise ValueError(f"{job_id} has a stream already")
+        stream = self._streams[job_id] = JobStream(attempt, self.tally)
+        return stream
+
+    def get(self, job_id: str) -> JobStream | None:
+        """None for a job that has ended: what comes late belongs to nobody."""
+        return self._streams.get(job_id)
+
+    def job_ids(self) -> list[str]:
+        return list(self._streams)
+
+    def close(self, stream: JobStream, end: End) -> None:
+        del self._streams[end.job_id]
+        stream.finish(end)

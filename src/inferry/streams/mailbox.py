@@ -1,0 +1,101 @@
+"""One stream per job, between the worker that produces it and the one reader that takes it.
+
+Producer and reader live on the same event loop. The producer never waits: what the reader has not taken merges.
+"""
+
+import asyncio
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.streams import Delta, End
+
+
+class OutOfOrder(RuntimeError):
+    """A worker broke the law of its stream: a gap in the indexes, or something after the end."""
+
+
+class MergeTally:
+    """How many deltas were merged into another because their reader was slow, over all streams."""
+
+    __slots__ = ("deltas",)
+
+    def __init__(self) -> None:
+        self.deltas = 0
+
+
+class JobStream:
+    """What one job has produced and its reader has not yet taken.
+
+    `push` and `finish` are the producer's, `take` is the reader's. At most one reader.
+    """
+
+    __slots__ = ("_deltas", "_end", "_next_index", "_tally", "_waiter", "attempt")
+
+    def __init__(self, attempt: Attempt, tally: MergeTally) -> None:
+        self.attempt = attempt
+        self._tally = tally
+        self._deltas: list[Delta] = []
+        self._end: End | None = None
+        self._next_index = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, delta: Delta) -> None:
+        if delta.index != self._next_index or self._end is not None:
+            raise OutOfOrder(f"{delta.job_id}: delta {delta.index} where {self._next_index} was due")
+        job = self.attempt.job
+        if delta.run_id != job.run_id or delta.step_id != job.step_id:
+            raise OutOfOrder(f"{delta.job_id}: a delta of another run or step")
+        self._next_index += 1
+        self._deltas.append(delta)
+        self._wake()
+
+    def finish(self, end: End) -> None:
+        if self._end is not None:
+            raise OutOfOrder(f"{end.job_id}: ended twice")
+        self._end = end
+        self._wake()
+
+    def nudge(self) -> None:
+        """Wake the reader although there is nothing to take, so that it can look at something else."""
+        self._wake()
+
+    async def take(self) -> tuple[Delta | None, End | None]:
+        """Everything produced since the last call, as one delta, and the end if it has come.
+
+        Both are None only after a nudge. After the end has been taken nothing more may be asked for.
+        """
+        if not self._deltas and self._end is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        deltas = self._deltas
+        if not deltas:
+            return None, self._end
+        self._deltas = []
+        if len(deltas) == 1:
+            return deltas[0], self._end
+        # Merge instead of making the producer wait: its upstream is one batch, so blocking it would stall every
+        # other job in it for the sake of this reader.
+        self._tally.deltas += len(deltas) - 1
+        return merge(deltas), self._end
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def merge(deltas: list[Delta]) -> Delta:
+    """Several consecutive deltas of one job as one, under the first one's index."""
+    first = deltas[0]
+    return Delta(
+        first.job_id,
+        first.run_id,
+        first.step_id,
+        first.index,
+        "".join([d.text for d in deltas]),
+        tuple([token for d in deltas for token in d.token_ids]),
+        sum([d.tokens for d in deltas]),
+        b"".join([d.raw for d in deltas]),
+    )

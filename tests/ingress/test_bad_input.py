@@ -1,0 +1,172 @@
+"""Bad input gets a precise error in OpenAI's shape, and hurts nobody else."""
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from conftest import ScriptedGateway
+from support.serving import get, post
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": HELLO, **fields}
+
+
+WRONG: list[tuple[str, str, Any, dict[str, str], int, str, str | None]] = [
+    ("malformed JSON", CHAT, b'{"model": "m", "messages": [', {}, 400, "invalid_request", None),
+    ("an empty body", CHAT, b"", {}, 400, "invalid_request", None),
+    ("a list for a body", CHAT, b"[]", {}, 400, "invalid_request", None),
+    ("invalid UTF-8", CHAT, b'{"model": "m\xff", "messages": []}', {}, 400, "invalid_request", None),
+    ("NaN", CHAT, b'{"model":"m","messages":[{"role":"user","content":"a"}],"temperature":NaN}', {}, 400,
+     "invalid_request", None),
+    ("deep nesting", CHAT, b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 100_000, {}, 400, "invalid_request", None),
+    ("deep nesting in a field nobody reads", CHAT, b'{"model":"m","x":' + b'{"a":' * 100_000, {}, 400,
+     "invalid_request", None),
+    ("no model", CHAT, {"messages": HELLO}, {}, 400, "invalid_request", "model"),
+    ("no messages", CHAT, {"model": "m"}, {}, 400, "invalid_request", "messages"),
+    ("empty messages", CHAT, chat(messages=[]), {}, 400, "invalid_request", "messages"),
+    ("messages of the wrong type", CHAT, chat(messages="hello"), {}, 400, "invalid_request", "messages"),
+    ("a message without a role", CHAT, chat(messages=[{"content": "x"}]), {}, 400, "invalid_request",
+     "messages[0].role"),
+    ("an unknown role", CHAT, chat(messages=[{"role": "king", "content": "x"}]), {}, 400, "invalid_request",
+     "messages[0].role"),
+    ("a number for a model", CHAT, chat(model=7), {}, 400, "invalid_request", "model"),
+    ("an unknown model", CHAT, chat(model="gpt-nope"), {}, 404, "model_not_found", "model"),
+    ("text for max_tokens", CHAT, chat(max_tokens="12"), {}, 400, "invalid_request", "max_tokens"),
+    ("negative max_tokens", CHAT, chat(max_tokens=-1), {}, 400, "invalid_request", "max_tokens"),
+    ("zero max_completion_tokens", CHAT, chat(max_completion_tokens=0), {}, 400, "invalid_request",
+     "max_completion_tokens"),
+    ("huge max_tokens", CHAT, chat(max_tokens=10**9), {}, 400, "context_length_exceeded", "max_tokens"),
+    ("max_tokens beyond any integer", CHAT, b'{"model":"m","messages":[{"role":"user","content":"a"}],"max_tokens":'
+     + b"9" * 400 + b"}", {}, 400, "invalid_request", "max_tokens"),
+    ("a prompt beyond the context", COMPLETIONS, {"model": "m", "prompt": [1] * 5000}, {}, 400,
+     "context_length_exceeded", "prompt"),
+    ("a prompt of mixed types", COMPLETIONS, {"model": "m", "prompt": [1, "a"]}, {}, 400, "invalid_request", "prompt"),
+    ("a negative token id", COMPLETIONS, {"model": "m", "prompt": [1, -1]}, {}, 400, "invalid_request", "prompt"),
+    ("an empty prompt", COMPLETIONS, {"model": "m", "prompt": ""}, {}, 400, "invalid_request", "prompt"),
+    ("several prompts", COMPLETIONS, {"model": "m", "prompt": ["a", "b"]}, {}, 400, "unsupported_feature", "prompt"),
+    ("temperature out of range", CHAT, chat(temperature=3), {}, 400, "invalid_request", "temperature"),
+    ("top_p of zero", CHAT, chat(top_p=0), {}, 400, "invalid_request", "top_p"),
+    ("too many stops", CHAT, chat(stop=["x"] * 40), {}, 400, "invalid_request", "stop"),
+    ("tools the worker cannot do", CHAT, chat(tools=[{"type": "function"}]), {}, 400, "unsupported_feature", "tools"),
+    ("n above one", CHAT, chat(n=2), {}, 400, "unsupported_feature", "n"),
+    ("an unknown service tier", CHAT, chat(service_tier="gold"), {}, 400, "invalid_request", "service_tier"),
+    ("an unknown lane", CHAT, chat(), {"x-inferry-lane": "P9"}, 400, "unknown_lane", "x-inferry-lane"),
+    ("a bad deadline", CHAT, chat(), {"x-inferry-deadline-ms": "soon"}, 400, "invalid_request",
+     "x-inferry-deadline-ms"),
+    ("a run id with a space", CHAT, chat(), {"x-inferry-run-id": "a b"}, 400, "invalid_request", "x-inferry-run-id"),
+    ("a body over the limit", CHAT, b" " * 1_000_001, {}, 413, "body_too_large", None),
+    ("a path that does not exist", "/v1/embeddingz", chat(), {}, 404, "not_found", None),
+    ("a method that does not exist", "/v1/models", chat(), {}, 405, "method_not_allowed", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "headers", "status", "code", "param"), [w[1:] for w in WRONG],
+                         ids=[w[0] for w in WRONG])  # fmt: skip
+def test_bad_input_gets_a_precise_error(
+    scripted: ScriptedGateway, path: str, body: Any, headers: dict[str, str], status: int, code: str, param: str | None
+) -> None:
+    got_status, got_headers, answer = post(scripted.url, path, body, headers)
+    assert (got_status, answer["error"]["code"], answer["error"]["param"]) == (status, code, param)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"]
+    assert got_headers["x-request-id"]
+    assert_it_still_serves(scripted)
+
+
+def test_a_wrong_method_on_a_call_names_the_right_one(scripted: ScriptedGateway) -> None:
+    status, _, answer = get(scripted.url, CHAT)
+    assert status == 405
+    assert "POST" in answer["error"]["message"]
+
+
+def test_an_error_never_repeats_what_the_user_wrote(scripted: ScriptedGateway) -> None:
+    canary = "canary-7f3a"
+    for body in (
+        chat(messages=[{"role": canary, "content": canary}]),
+        chat(messages=[{"role": "user", "content": canary}], temperature=canary),
+        chat(messages=canary),
+        {"model": "m", "prompt": {"a": canary}},
+    ):
+        path = COMPLETIONS if "prompt" in body else CHAT
+        status, _, answer = post(scripted.url, path, body)
+        assert status == 400
+        assert canary not in json.dumps(answer)
+
+
+def test_a_half_sent_body_is_given_up_on(scripted: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{\"model\":")
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"invalid_request"' in answer
+    assert_it_still_serves(scripted)
+
+
+def test_a_half_sent_body_whose_sender_leaves_is_forgotten(scripted: ScriptedGateway) -> None:
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
+            sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    assert_it_still_serves(scripted)
+
+
+def test_a_body_far_over_the_limit_is_refused_without_being_read(scripted: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + b" " * 65536)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_a_64_mb_body_is_answered_and_not_kept(scripted: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=30) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+        try:
+            for _ in range(64):
+                sock.sendall(piece)
+        except OSError:
+            pass  # it may stop reading before the end
+        try:
+            answer = read_all(sock)
+        except ConnectionResetError:
+            answer = b""
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
+    assert_it_still_serves(scripted)
+
+
+def test_nonsense_instead_of_http_is_refused(scripted: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
+        sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 what is this\r\n\r\n")
+        assert read_all(sock).startswith(b"HTTP/1.1 400")
+    assert_it_still_serves(scripted)
+
+
+def test_idle_connections_cost_nobody_anything(scripted: ScriptedGateway) -> None:
+    idle = [socket.create_connection(("127.0.0.1", scripted.port), timeout=10) for _ in range(500)]
+    try:
+        begin = time.monotonic()
+        assert_it_still_serves(scripted)
+        assert time.monotonic() - begin < 5
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def assert_it_still_serves(gateway: ScriptedGateway) -> None:
+    status, _, answer = post(gateway.url, CHAT, chat())
+    assert status == 200
+    assert answer["choices"][0]["message"]["content"] == "one two three"
+
+
+def read_all(sock: socket.socket) -> bytes:
+    parts = []
+    while part := sock.recv(65536):
+        parts.append(part)
+    return b"".join(parts)

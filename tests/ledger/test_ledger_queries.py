@@ -1,0 +1,202 @@
+"""What the database adds up equals what anybody would add up by hand."""
+
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from inferry.adapters.ledgers.queries import LedgerQueries
+from inferry.adapters.ledgers.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
+from inferry.domain.ledger import LedgerEntry, Outcome
+from ledger.builders import an_entry
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[SqliteLedger]:
+    with closing(SqliteLedger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def queries(tmp_path: Path, ledger: SqliteLedger) -> Iterator[LedgerQueries]:
+    with open_sqlite_queries(f"sqlite:///{tmp_path}/ledger.db") as queries:
+        yield queries
+
+
+def a_history(seed: int, jobs: int = 200) -> list[LedgerEntry]:
+    dice = random.Random(seed)
+    history = []
+    for number in range(jobs):
+        tenant, run, lane = dice.choice("abc"), f"run-{dice.randrange(6)}", dice.choice(["P0", "P1", "P2"])
+        for attempt in range(1, dice.choice([1, 1, 1, 2, 3]) + 1):
+            sent = dice.random() < 0.8
+            history.append(
+                an_entry(
+                    number,
+                    attempt=attempt,
+                    tenant=tenant,
+                    run_id=run,
+                    step_id=f"step-{dice.randrange(5)}",
+                    lane=lane,
+                    outcome=dice.choice(list(Outcome)),
+                    ended_at=dice.uniform(1_000, 2_000),
+                    prompt_tokens=dice.randrange(1000),
+                    cached_tokens=dice.randrange(100),
+                    output_tokens=dice.randrange(500),
+                    gpu_seconds=dice.random() if dice.random() < 0.5 else None,
+                    queue_ms=dice.choice([1.0, 2.0, 3.0, dice.random() * 100]) if sent else None,
+                    total_ms=dice.random() * 1000,
+                    batch_size=dice.randrange(1, 9) if sent else None,
+                )
+            )
+    return history
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def tally(rows: Sequence[LedgerEntry]) -> dict[str, int]:
+    last: dict[str, LedgerEntry] = {}
+    for row in sorted(rows, key=lambda row: row.attempt):
+        last[row.job_id] = row
+    return {
+        "jobs": len(last),
+        "attempts": len(rows),
+        **{one.value: sum(row.outcome is one for row in last.values()) for one in Outcome},
+        "prompt_tokens": sum(row.prompt_tokens for row in rows),
+        "cached_tokens": sum(row.cached_tokens for row in rows),
+        "output_tokens": sum(row.output_tokens for row in rows),
+    }
+
+
+def run_by_hand(rows: Sequence[LedgerEntry]) -> RunSummary:
+    gpu, waits = known([row.gpu_seconds for row in rows]), known([row.queue_ms for row in rows])
+    return RunSummary(
+        tenant=rows[0].tenant,
+        run_id=rows[0].run_id,
+        parent_run=None,
+        lanes=tuple(sorted({row.lane for row in rows})),
+        steps=len({row.step_id for row in rows}),
+        gpu_seconds=sum(gpu) if gpu else None,
+        queue_ms_p50=statistics.median(waits) if waits else None,
+        queue_ms_mean=statistics.fmean(waits) if waits else None,
+        queue_ms_max=max(waits) if waits else None,
+        started_at=min(row.ended_at - row.total_ms / 1000 for row in rows),
+        ended_at=max(row.ended_at for row in rows),
+        **tally(rows),
+    )
+
+
+def tenant_by_hand(rows: Sequence[LedgerEntry]) -> TenantSummary:
+    gpu, waits = known([row.gpu_seconds for row in rows]), known([row.queue_ms for row in rows])
+    sizes = known([row.batch_size for row in rows])
+    computed = sum(r.prompt_tokens - r.cached_tokens + r.output_tokens for r in rows if r.gpu_seconds is not None)
+    return TenantSummary(
+        tenant=rows[0].tenant,
+        runs=len({row.run_id for row in rows}),
+        gpu_seconds=sum(gpu) if gpu else None,
+        tokens_per_gpu_second=computed / sum(gpu) if gpu else None,
+        queue_ms_mean=statistics.fmean(waits) if waits else None,
+        batch_size_mean=statistics.fmean(sizes) if sizes else None,
+        **tally(rows),
+    )
+
+
+def assert_same(found: Sequence[RunSummary | TenantSummary], expected: Sequence[RunSummary | TenantSummary]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for field in one.__struct_fields__:
+            value, wanted = getattr(one, field), getattr(other, field)
+            assert value == (pytest.approx(wanted) if isinstance(wanted, float) else wanted), field
+
+
+def by_run(history: Sequence[LedgerEntry]) -> list[RunSummary]:
+    groups = defaultdict(list)
+    for entry in history:
+        groups[entry.tenant, entry.run_id].append(entry)
+    return sorted((run_by_hand(rows) for rows in groups.values()), key=lambda run: -run.ended_at)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int) -> None:
+    history = a_history(seed)
+    ledger.append(history)
+    expected = by_run(history)
+    assert_same(queries.runs(limit=1000), expected)
+    assert_same(queries.runs(limit=3), expected[:3])
+    assert_same(queries.runs(tenant="a", limit=1000), [run for run in expected if run.tenant == "a"])
+    assert_same(
+        queries.runs(tenant="a", run="run-2"), by_run([e for e in history if (e.tenant, e.run_id) == ("a", "run-2")])
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tenants_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int) -> None:
+    history = a_history(seed)
+    ledger.append(history)
+    groups = defaultdict(list)
+    for entry in history:
+        groups[entry.tenant].append(entry)
+    by_size = sorted(
+        (tenant_by_hand(rows) for rows in groups.values()), key=lambda one: -(one.prompt_tokens + one.output_tokens)
+    )
+    assert_same(queries.tenants(), by_size)
+    assert_same(queries.tenants(tenant="b"), [tenant for tenant in by_size if tenant.tenant == "b"])
+
+
+def test_the_same_run_id_of_two_tenants_is_two_runs(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, tenant="a"), an_entry(2, tenant="b"), an_entry(3, tenant="b")])
+    assert {(run.tenant, run.jobs) for run in queries.runs()} == {("a", 1), ("b", 2)}
+
+
+def test_a_job_that_was_lost_and_then_done_is_done(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, outcome=Outcome.FAILED), an_entry(1, attempt=2)])
+    (run,) = queries.runs()
+    assert (run.jobs, run.attempts, run.done, run.failed) == (1, 2, 1, 0)
+    (tenant,) = queries.tenants()
+    assert (tenant.jobs, tenant.attempts, tenant.done, tenant.failed) == (1, 2, 1, 0)
+
+
+def test_what_nobody_measured_is_none_and_not_zero(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1)])
+    (run,) = queries.runs()
+    assert (run.gpu_seconds, run.queue_ms_p50, run.queue_ms_mean, run.queue_ms_max) == (None, None, None, None)
+    (tenant,) = queries.tenants()
+    assert (tenant.gpu_seconds, tenant.tokens_per_gpu_second, tenant.batch_size_mean) == (None, None, None)
+
+
+def test_no_gpu_time_at_all_is_no_rate(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, gpu_seconds=0.0, prompt_tokens=10)])
+    (tenant,) = queries.tenants()
+    assert (tenant.gpu_seconds, tenant.tokens_per_gpu_second) == (0.0, None)
+
+
+def test_a_run_with_recent_work_is_shown_whole(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, ended_at=100.0), an_entry(2, ended_at=200.0), an_entry(3, run_id="old", ended_at=100.0)])
+    (run,) = queries.runs(since=150.0)
+    assert (run.run_id, run.jobs) == ("run-1", 2)
+    (tenant,) = queries.tenants(since=150.0)
+    assert (tenant.runs, tenant.jobs) == (1, 1)
+
+
+def test_jobs_come_newest_first_within_what_was_asked_for(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    history = [an_entry(n, ended_at=float(n), tenant="ab"[n % 2], run_id=f"run-{n % 3}") for n in range(30)]
+    ledger.append(history)
+    newest = history[::-1]
+    assert queries.jobs(limit=5) == newest[:5]
+    assert queries.jobs(limit=100, tenant="a") == [entry for entry in newest if entry.tenant == "a"]
+    assert queries.jobs(limit=100, run="run-2") == [entry for entry in newest if entry.run_id == "run-2"]
+    assert queries.jobs(limit=100, since=20.0) == newest[:10]
+
+
+def test_names_are_values_and_never_sql(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    nasty = "'; DROP TABLE attempts; --"
+    ledger.append([an_entry(1, tenant=nasty), an_entry(2)])
+    assert [run.tenant for run in queries.runs(tenant=nasty)] == [nasty]
+    assert len(queries.jobs()) == 2

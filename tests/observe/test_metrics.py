@@ -1,0 +1,359 @@
+"""Metrics: everything in the table is exported, nothing else, with bounded labels and right numbers."""
+
+import random
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import CollectorRegistry
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import ClientClosed, GatewayError, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.plans import BatchPlan, Load, Phase, ReleaseReason, Room, WorkerView
+from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
+from inferry.observe.fast import FastCounter, FastHistogram
+from inferry.observe.metrics import TABLE, Metrics
+
+Labels = frozenset[tuple[str, str]]
+
+NO_USAGE = Usage()
+IDLE = Load()
+
+
+def a_job(lane: Lane = Lane.P0, model: str = "tiny", arrived_at: float = 100.0) -> InferenceJob:
+    route = RouteKey(model)
+    exact = Estimate.exactly(8)
+    return InferenceJob(
+        job_id="job-1",
+        tenant="acme",
+        run_id="run-1",
+        step_id="step-1",
+        lane=lane,
+        route=route,
+        batch_key=BatchKey(route),
+        footprint=Footprint(exact, Estimate.exactly(0), exact),
+        token_budget=16,
+        prompt_hash="",
+        arrived_at=arrived_at,
+        max_wait_s=1.0,
+        payload=Payload(api="chat", body=b"{}", sampling=Sampling()),
+    )
+
+
+def a_plan(*jobs: InferenceJob, worker: str = "gpu-a", reason: ReleaseReason = ReleaseReason.IMMEDIATE) -> BatchPlan:
+    return BatchPlan(plan_id=1, worker=worker, jobs=jobs, reason=reason, formed_at=100.0)
+
+
+def an_attempt(job: InferenceJob, end: End, *, kept: bool = True) -> Attempt:
+    attempt = Attempt(job)
+    attempt.sent(a_plan(job), 100.5)
+    attempt.first_token(100.75)
+    attempt.promise_kept = kept
+    attempt.ended(end, 101.0)
+    return attempt
+
+
+def done(usage: Usage = NO_USAGE) -> Done:
+    return Done("job-1", FinishReason.STOP, usage)
+
+
+def a_view(worker: str, phase: Phase = Phase.READY, load: Load = IDLE, kv_capacity: int | None = None) -> WorkerView:
+    return WorkerView(
+        worker=worker,
+        models=frozenset({"tiny"}),
+        phase=phase,
+        room=Room(),
+        observed_at=0.0,
+        load=load,
+        kv_capacity=kv_capacity,
+    )
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(models=["tiny", "large"], workers=["gpu-a", "gpu-b"])
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, Labels], float]:
+    body, _ = metrics.render()
+    found: dict[tuple[str, Labels], float] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"{key} is exported twice"
+            found[key] = sample.value
+    return found
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return samples(metrics).get((f"inferry_{name}", frozenset(labels.items())))
+
+
+# --- the table
+
+
+def test_every_row_of_the_table_can_be_made_by_prometheus_client() -> None:
+    registry = CollectorRegistry()
+    for spec in TABLE:
+        assert spec.name.startswith("inferry_")
+        assert spec.help.endswith(".")
+        match spec.kind:
+            case "counter":
+                assert spec.name.endswith("_total")
+                Counter(spec.name, spec.help, spec.labels, registry=registry)
+            case "gauge":
+                Gauge(spec.name, spec.help, spec.labels, registry=registry)
+            case "histogram":
+                assert spec.labels, "the exposition writes the bucket after another label"
+                Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=registry)
+        assert bool(spec.buckets) == (spec.kind == "histogram")
+
+
+def test_the_exposition_holds_exactly_the_table_and_the_process(metrics: Metrics) -> None:
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    ours = {name: family for name, family in families.items() if not name.startswith("process_")}
+    assert list(ours) == [spec.name.removesuffix("_total") for spec in TABLE]
+    assert "process_resident_memory_bytes" in families
+    for spec in TABLE:
+        family = ours[spec.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (spec.kind, spec.help)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(spec.labels)
+
+
+def test_the_exposition_reads_the_same_as_prometheus_client_would_write_it(metrics: Metrics) -> None:
+    registry = CollectorRegistry()
+    spec = next(spec for spec in TABLE if spec.name == "inferry_token_gap_seconds")
+    reference = Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=registry)
+    dice = random.Random(1)
+    for lane in Lane:
+        for _ in range(500):
+            gap = dice.choice([*spec.buckets, dice.expovariate(20)])
+            metrics.token_gap(lane, gap)
+            reference.labels(lane.name).observe(gap)
+    found = samples(metrics)
+    for family in registry.collect():
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert found[key] == pytest.approx(sample.value, rel=1e-12)
+
+
+# --- what is counted
+
+
+def test_a_plan_tells_waits_size_and_reason(metrics: Metrics) -> None:
+    jobs = [a_job(Lane.P0, arrived_at=99.5), a_job(Lane.P0, arrived_at=99.0), a_job(Lane.P2, arrived_at=90.0)]
+    metrics.planned(a_plan(*jobs, reason=ReleaseReason.WINDOW), 100.0)
+    assert value(metrics, "queue_wait_seconds_sum", lane="P0") == 1.5
+    assert value(metrics, "queue_wait_seconds_count", lane="P0") == 2
+    assert value(metrics, "queue_wait_seconds_bucket", lane="P0", le="0.5") == 1
+    assert value(metrics, "queue_wait_seconds_bucket", lane="P2", le="10.0") == 1
+    assert value(metrics, "batch_size_sum", worker="gpu-a") == 3
+    assert value(metrics, "releases_total", reason="window") == 1
+    assert value(metrics, "releases_total", reason="size") == 0
+
+
+def test_the_first_token_is_counted_from_arrival(metrics: Metrics) -> None:
+    metrics.first_token(an_attempt(a_job(Lane.P1, "large"), done()))
+    assert value(metrics, "time_to_first_token_seconds_sum", lane="P1", model="large") == 0.75
+    assert value(metrics, "time_to_first_token_seconds_count", lane="P1", model="tiny") == 0
+
+
+def test_an_end_counts_outcome_and_tokens(metrics: Metrics) -> None:
+    metrics.ended(an_attempt(a_job(), done(Usage(100, 60, 7))))
+    assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome="done") == 1
+    for kind, count in (("prompt", 100), ("cached", 60), ("output", 7)):
+        assert value(metrics, "tokens_total", kind=kind, model="tiny", lane="P0") == count
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "code"),
+    [
+        (WorkerLost("gone"), "failed", "worker_lost"),
+        (ClientClosed("left"), "cancelled", "client_closed"),
+        (QueueTimeout("late"), "expired", "queue_timeout"),
+    ],
+)
+def test_a_failure_counts_its_code_and_no_promise(
+    metrics: Metrics, error: GatewayError, outcome: str, code: str
+) -> None:
+    metrics.ended(an_attempt(a_job(), Failed("job-1", error)), promised=True)
+    assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome=outcome) == 1
+    assert value(metrics, "errors_total", code=code) == 1
+    assert value(metrics, "promises_total", lane="P0", kept="true") == 0
+    assert value(metrics, "promises_total", lane="P0", kept="false") == 0
+
+
+def test_the_metrics_count_what_the_ledger_keeps(metrics: Metrics) -> None:
+    attempt = an_attempt(a_job(), Failed("job-1", WorkerLost("gone"), Usage(50, 0, 0)))
+    attempt.output_tokens = 9  # delivered before the worker was lost
+    metrics.ended(attempt)
+    metrics.ended(attempt, entry=attempt.entry(123.0))
+    assert value(metrics, "tokens_total", kind="output", model="tiny", lane="P0") == 18
+    assert value(metrics, "errors_total", code="worker_lost") == 2
+
+
+def test_promises_count_only_where_they_were_made(metrics: Metrics) -> None:
+    metrics.ended(an_attempt(a_job(), done(), kept=True), promised=True)
+    metrics.ended(an_attempt(a_job(), done(), kept=False), promised=True)
+    metrics.ended(an_attempt(a_job(), done(), kept=False), promised=True)
+    metrics.ended(an_attempt(a_job(Lane.P2), done()), promised=False)
+    assert value(metrics, "promises_total", lane="P0", kept="true") == 1
+    assert value(metrics, "promises_total", lane="P0", kept="false") == 2
+    assert value(metrics, "promises_total", lane="P2", kept="true") == 0
+
+
+def test_jobs_in_flight_are_those_offered_and_not_ended(metrics: Metrics) -> None:
+    for _ in range(3):
+        metrics.offered(a_job())
+    metrics.ended(an_attempt(a_job(), done()))
+    assert value(metrics, "in_flight_jobs") == 2
+
+
+def test_a_refusal_counts_its_code(metrics: Metrics) -> None:
+    metrics.refused(QueueFull.code)
+    assert value(metrics, "errors_total", code="queue_full") == 1
+
+
+# --- what is read at scrape time
+
+
+def test_states_are_read_when_somebody_asks(metrics: Metrics) -> None:
+    depths = {Lane.P0: 1}
+    views = [
+        a_view("gpu-a", load=Load(running=3, waiting=2, kv_tokens=1000), kv_capacity=4096),
+        a_view("gpu-b", Phase.DRAINING),
+    ]
+    written = [10]
+    assert value(metrics, "queue_depth", lane="P0") is None
+    metrics.watch(lambda: depths, lambda: views, open_streams=lambda: 5)
+    metrics.watch(merged_deltas=lambda: 7, ledger_written=lambda: written[0], ledger_dropped=lambda: 0)
+    depths[Lane.P0], written[0] = 4, 11
+    found = {
+        (name.removeprefix("inferry_"), *sorted(v for _, v in labels)): number
+        for (name, labels), number in samples(metrics).items()
+    }
+    assert [found["queue_depth", lane.name] for lane in Lane] == [4, 0, 0]
+    assert found["worker_up", "gpu-a"] == found["worker_up", "gpu-b"] == 1
+    assert found["running_sequences", "gpu-a"] == 3
+    assert found["worker_waiting", "gpu-a"] == 2
+    assert found["kv_tokens_used", "gpu-a"] == 1000
+    assert found["kv_tokens_capacity", "gpu-a"] == 4096
+    assert ("kv_tokens_capacity", "gpu-b") not in found, "what is not known is not zero"
+    assert found[("open_streams",)] == 5
+    assert found[("merged_deltas_total",)] == 7
+    assert found[("ledger_written_total",)] == 11
+    assert found[("ledger_dropped_total",)] == 0
+
+
+@pytest.mark.parametrize(("phase", "up"), [("starting", 0), ("ready", 1), ("draining", 1), ("down", 0)])
+def test_a_worker_is_up_while_it_can_generate(metrics: Metrics, phase: str, up: int) -> None:
+    metrics.watch(views=lambda: [a_view("gpu-a", Phase(phase))])
+    assert value(metrics, "worker_up", worker="gpu-a") == up
+
+
+def test_a_configured_worker_that_nobody_has_seen_is_down(metrics: Metrics) -> None:
+    assert value(metrics, "worker_up", worker="gpu-b") == 0
+
+
+# --- labels
+
+
+def test_labels_stay_bounded_whatever_clients_and_workers_call_themselves(metrics: Metrics) -> None:
+    dice = random.Random(7)
+
+    def everything_happens(model: str, worker: str, code: str) -> None:
+        for lane in Lane:
+            job = a_job(lane, model)
+            attempt = an_attempt(job, done(Usage(1, 1, 1)))
+            metrics.offered(job)
+            metrics.planned(a_plan(job, worker=worker), 101.0)
+            metrics.first_token(attempt)
+            metrics.token_gap(lane, 0.01)
+            metrics.ended(attempt, promised=True)
+        metrics.refused(code)
+        views = [a_view(worker, kv_capacity=1), a_view(f"{worker}-2", kv_capacity=1)]
+        metrics.watch(dict, lambda: views)
+
+    everything_happens("stranger", "stranger", "stranger")
+    before = set(samples(metrics))
+    for _ in range(300):
+        name = "".join(dice.choices('abc"\\\n{}=,é', k=8))
+        everything_happens(name, name, name)
+    assert set(samples(metrics)) == before
+    assert value(metrics, "jobs_total", lane="P0", model="other", outcome="done") == 301
+    assert value(metrics, "errors_total", code="other") == 301
+    assert value(metrics, "batch_size_count", worker="other") == 903
+    assert value(metrics, "worker_up", worker="other") == 2
+
+
+def test_odd_names_in_the_configuration_survive_the_exposition() -> None:
+    odd = 'org/mo"del\\v1\nß'
+    metrics = Metrics([odd], [odd])
+    metrics.ended(an_attempt(a_job(model=odd), done()))
+    metrics.planned(a_plan(a_job(), worker=odd), 101.0)
+    assert value(metrics, "jobs_total", lane="P0", model=odd, outcome="done") == 1
+    assert value(metrics, "batch_size_count", worker=odd) == 1
+
+
+def test_two_gateways_in_one_process_do_not_share_counts() -> None:
+    one, other = Metrics(["tiny"], []), Metrics(["tiny"], [])
+    one.refused("queue_full")
+    assert value(one, "errors_total", code="queue_full") == 1
+    assert value(other, "errors_total", code="queue_full") == 0
+
+
+# --- the fast ones
+
+
+def histograms(seed: int) -> Iterator[tuple[list[float], list[float]]]:
+    dice = random.Random(seed)
+    for _ in range(50):
+        bounds = sorted({dice.choice([0.0, 1.0, 2.5, dice.uniform(-5, 5)]) for _ in range(dice.randrange(1, 12))})
+        yield bounds, [dice.choice([*bounds, dice.uniform(-10, 10)]) for _ in range(dice.randrange(200))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fast_histogram_counts_what_is_at_most_each_bound(seed: int) -> None:
+    for bounds, values in histograms(seed):
+        histogram = FastHistogram(bounds)
+        for one in values:
+            histogram.observe(one)
+        assert histogram.cumulative() == [*(sum(v <= bound for v in values) for bound in bounds), len(values)]
+        assert histogram.total == pytest.approx(sum(values))
+        assert all(bisect_left(bounds, bound) == index for index, bound in enumerate(bounds))
+
+
+@pytest.mark.parametrize("bounds", [[], [2.0, 1.0], [1.0, 1.0]])
+def test_bounds_that_do_not_rise_are_refused(bounds: list[float]) -> None:
+    with pytest.raises(ValueError, match="rise"):
+        FastHistogram(bounds)
+
+
+def test_a_fast_counter_adds() -> None:
+    counter = FastCounter()
+    counter.add()
+    counter.add(2.5)
+    assert counter.value == 3.5
+
+
+def test_no_prompt_can_reach_the_exposition(metrics: Metrics) -> None:
+    fields: dict[str, Any] = {"api": "chat", "sampling": Sampling()}
+    job = a_job()
+    canary = InferenceJob(
+        **{name: getattr(job, name) for name in job.__struct_fields__ if name != "payload"},
+        payload=Payload(body=b"canary-7f3a", **fields),
+    )
+    attempt = an_attempt(canary, done())
+    metrics.offered(canary)
+    metrics.planned(a_plan(canary), 101.0)
+    metrics.first_token(attempt)
+    metrics.ended(attempt)
+    assert b"canary" not in metrics.render()[0]

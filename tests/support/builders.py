@@ -1,0 +1,90 @@
+"""Values for tests: everything has a default, a test names only what it is about."""
+
+import itertools
+
+from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.plans import Load, Phase, Room, WorkerView
+
+_numbers = itertools.count(1)
+
+
+def a_job(
+    job_id: str | None = None,
+    *,
+    tokens: int = 50,
+    cached: int = 0,
+    output: int = 10,
+    tenant: str = "a",
+    run_id: str = "run",
+    step_id: str | None = None,
+    lane: Lane = Lane.P1,
+    model: str = "m",
+    precision: str | None = None,
+    adapter: str | None = None,
+    isolation: str | None = None,
+    attention: str | None = None,
+    stream: bool = False,
+    at: float = 0.0,
+    max_wait_s: float = 60.0,
+    deadline: float | None = None,
+    attempt: int = 1,
+    body: bytes = b"{}",
+    prompt_ids: tuple[int, ...] | None = None,
+    sampling: Sampling | None = None,
+) -> InferenceJob:
+    """A job of `tokens` prompt tokens that arrived at `at`."""
+    job_id = f"job-{next(_numbers)}" if job_id is None else job_id
+    route = RouteKey(model, precision, adapter, isolation)
+    return InferenceJob(
+        job_id=job_id,
+        tenant=tenant,
+        run_id=run_id,
+        step_id=job_id if step_id is None else step_id,
+        lane=lane,
+        route=route,
+        batch_key=BatchKey(route, streaming=stream, attention=attention),
+        footprint=Footprint(Estimate.exactly(tokens), Estimate.exactly(cached), Estimate.exactly(output)),
+        token_budget=tokens + output,
+        prompt_hash="hash",
+        arrived_at=at,
+        max_wait_s=max_wait_s,
+        deadline=deadline,
+        stream=stream,
+        attempt=attempt,
+        payload=Payload(
+            api="chat",
+            body=body,
+            sampling=Sampling(max_tokens=output) if sampling is None else sampling,
+            prompt_ids=prompt_ids,
+        ),
+    )
+
+
+def a_view(
+    worker: str = "w",
+    *,
+    models: tuple[str, ...] = ("m",),
+    adapters: tuple[str, ...] = (),
+    isolation: str | None = None,
+    phase: Phase = Phase.READY,
+    pads: bool = False,
+    sequences: int | None = None,
+    kv_tokens: int | None = None,
+    prefill_tokens: int | None = None,
+    foreign: Load | None = None,
+    load: Load | None = None,
+    at: float = 0.0,
+) -> WorkerView:
+    """A worker that is up and, unless told otherwise, has no limits."""
+    return WorkerView(
+        worker=worker,
+        models=frozenset(models),
+        adapters=frozenset(adapters),
+        isolation=isolation,
+        phase=phase,
+        pads=pads,
+        room=Room(sequences, kv_tokens, prefill_tokens),
+        foreign=Load() if foreign is None else foreign,
+        load=Load() if load is None else load,
+        observed_at=at,
+    )
