@@ -1,25 +1,13 @@
 """Fixtures that several rooms share."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.scripted_worker import ScriptedWorker
+from inferry.engine.tiny import ensure_tiny_model
+from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
-
-
-class ScriptedGateway(Serving):
-    """A gateway with one scripted worker behind it."""
-
-    def __init__(self, directory: Path, config: dict[str, object] | None = None, **script: object) -> None:
-        def make() -> tuple[list[ScriptedWorker], dict[str, object]]:
-            self.worker = ScriptedWorker(**script)  # type: ignore[arg-type]
-            return [self.worker], {}
-
-        super().__init__(directory, make, config)  # type: ignore[arg-type]
-        self.worker: ScriptedWorker
 
 
 @pytest.fixture(scope="session")
@@ -30,8 +18,15 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGatew
         yield gateway
 
 
-@pytest.fixture(autouse=True)
-def no_stray_event_loop() -> Iterator[None]:
-    """Tests that run a loop close it; a forgotten one would be reported far from its cause."""
-    yield
-    asyncio.set_event_loop(None)
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model, made once for all tests."""
+    return ensure_tiny_model(tmp_path_factory.getbasetemp() / "inferry-tiny")
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Serving]:
+    """One gateway with the embedded engine behind it, as `inferry serve` makes it."""
+    worker = {"name": "local", "kind": "embedded", "model": str(tiny_model), "models": ["tiny"]}
+    with Serving(tmp_path_factory.mktemp("real"), config={"workers": [worker]}) as gateway:
+        yield gateway

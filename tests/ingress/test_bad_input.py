@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import ScriptedGateway
+from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
 CHAT = "/v1/chat/completions"
@@ -26,7 +26,8 @@ WRONG: list[tuple[str, str, Any, dict[str, str], int, str, str | None]] = [
     ("invalid UTF-8", CHAT, b'{"model": "m\xff", "messages": []}', {}, 400, "invalid_request", None),
     ("NaN", CHAT, b'{"model":"m","messages":[{"role":"user","content":"a"}],"temperature":NaN}', {}, 400,
      "invalid_request", None),
-    ("deep nesting", CHAT, b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 100_000, {}, 400, "invalid_request", None),
+    ("deep nesting", CHAT, b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 100_000, {}, 400,
+     "invalid_request", None),
     ("deep nesting in a field nobody reads", CHAT, b'{"model":"m","x":' + b'{"a":' * 100_000, {}, 400,
      "invalid_request", None),
     ("no model", CHAT, {"messages": HELLO}, {}, 400, "invalid_request", "model"),
@@ -103,7 +104,7 @@ def test_an_error_never_repeats_what_the_user_wrote(scripted: ScriptedGateway) -
 
 def test_a_half_sent_body_is_given_up_on(scripted: ScriptedGateway) -> None:
     with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{\"model\":")
+        sock.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"model":')
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"invalid_request"' in answer
@@ -119,7 +120,9 @@ def test_a_half_sent_body_whose_sender_leaves_is_forgotten(scripted: ScriptedGat
 
 def test_a_body_far_over_the_limit_is_refused_without_being_read(scripted: ScriptedGateway) -> None:
     with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + b" " * 65536)
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + b" " * 65536
+        )
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 413")
 

@@ -1,8 +1,19 @@
 """Values for tests: everything has a default, a test names only what it is about."""
 
 import itertools
+from typing import Literal
 
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.jobs import (
+    BatchKey,
+    Estimate,
+    Footprint,
+    InferenceJob,
+    Lane,
+    LanePolicy,
+    Payload,
+    RouteKey,
+    Sampling,
+)
 from inferry.domain.plans import Load, Phase, Room, WorkerView
 
 _numbers = itertools.count(1)
@@ -87,4 +98,24 @@ def a_view(
         foreign=Load() if foreign is None else foreign,
         load=Load() if load is None else load,
         observed_at=at,
+    )
+
+
+def a_policy(
+    *,
+    window: Literal["adaptive", "fixed", "off"] = "off",
+    coalesce_ms: float = 10,
+    max_wait_ms: float = 60_000,
+    max_batch: int = 64,
+    queue_limit: int = 10_000,
+    share: float = 0.0,
+) -> LanePolicy:
+    """A lane that holds nobody and owns no share, unless told otherwise."""
+    return LanePolicy(
+        window=window,
+        coalesce_ms=coalesce_ms,
+        max_wait_ms=max_wait_ms,
+        max_batch=max_batch,
+        queue_limit=queue_limit,
+        share=share,
     )

@@ -78,8 +78,11 @@ class ScriptedWorker:
             self._running[job.job_id] = task
             tasks.append(task)
         await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
+        for job, task in zip(plan.jobs, tasks, strict=True):
+            self._running.pop(job.job_id, None)
+            if task.cancelled():  # before its first step
+                emit(Failed(job.job_id, ClientClosed("cancelled")))
+            else:
                 task.result()
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import uvloop
@@ -48,7 +48,7 @@ class Serving:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> "Serving":
+    def __enter__(self) -> Self:
         self._thread.start()
         self.service = self._started.result(timeout=60)
         self.run(self._until_ready())

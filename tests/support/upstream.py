@@ -82,7 +82,7 @@ class Upstream:
         if is_probe:
             return await well_behaved(self, request, body)
         self.bodies.append(body)
-        self.headers.append(dict(request.headers))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
         try:
             return await self.script(self, request, body)
         except (asyncio.CancelledError, ConnectionResetError):

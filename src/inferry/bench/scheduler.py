@@ -9,7 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, LanePolicy, Payload, RouteKey, Sampling
+from inferry.domain.jobs import (
+    BatchKey,
+    Estimate,
+    Footprint,
+    InferenceJob,
+    Lane,
+    LanePolicy,
+    Payload,
+    RouteKey,
+    Sampling,
+)
 from inferry.domain.plans import Ended, FirstToken, Phase, Room, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 

@@ -144,9 +144,7 @@ class EngineCore:
         return None
 
     def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(
-            self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._held_back
-        )
+        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._held_back)
         self._held_back = plan.held_back
         for sequence in plan.preempted:
             self._running.remove(sequence)

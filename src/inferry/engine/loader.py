@@ -132,21 +132,21 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor]) -> Weights:
 
     embedding = take("model.embed_tokens.weight")
     layers = tuple(_layer(config, f"model.layers.{index}.", take, maybe) for index in range(config.layers))
-    final_norm = take("model.norm.weight")
+    final_norm = take("model.norm.weight") * config.hidden**0.5
     head = maybe("lm_head.weight")
     left = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if left:
         raise UnsupportedModel(f"tensors of an unknown kind, such as {left[0]}")
     head = embedding if head is None else head
-    return Weights(embedding=embedding, layers=layers, final_norm=final_norm, head=_transposed(head))
+    return Weights(embedding=embedding, layers=layers, head=_transposed(head * final_norm))
 
 
 def _layer(
     config: ModelConfig, prefix: str, take: Callable[[str], Tensor], maybe: Callable[[str], Tensor | None]
 ) -> LayerWeights:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    input_norm = take(prefix + "input_layernorm.weight")
-    post_norm = take(prefix + "post_attention_layernorm.weight")
+    input_norm = take(prefix + "input_layernorm.weight") * config.hidden**0.5
+    post_norm = take(prefix + "post_attention_layernorm.weight") * config.hidden**0.5
     q, k = (_paired(take(f"{attention}{name}_proj.weight"), config.head_dim) for name in "qk")
     qkv = torch.cat([q, k, take(attention + "v_proj.weight")])
     gate_up = torch.cat([take(mlp + "gate_proj.weight"), take(mlp + "up_proj.weight")])

@@ -4,7 +4,8 @@ What it does to weights when they are loaded, so that a step need not:
 - q, k and v are one matrix, gate and up another;
 - the pairs that RoPE rotates are moved next to each other, so that rotating is one complex multiplication in place
   (q and k are permuted alike, and their products do not see it);
-- the weights of the norms before attention and MLP are multiplied into the matrices that follow them.
+- every norm's weights are multiplied into the matrix that follows it, and with them the root of the width, so that
+  normalising is a division by the length of (hidden, root of width times epsilon).
 K and V of a token lie side by side in the cache, so that writing is one copy and reading one gather.
 """
 
@@ -55,7 +56,6 @@ class LayerWeights:
 class Weights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
     head: Tensor
 
 
@@ -111,7 +111,7 @@ class Decoder:
         # Zeros, not garbage: a masked key has weight 0, and 0 times a NaN in its value would still be NaN.
         self._cache = [torch.zeros(blocks, block_tokens, config.kv_width) for _ in range(config.layers)]
         self._by_slot = [layer.view(-1, config.kv_width) for layer in self._cache]
-        self._scratch = torch.empty(0)
+        self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
         positions = torch.arange(config.context_tokens, dtype=torch.float32)
         angles = torch.outer(positions, config.rope_inverse_frequencies)
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
@@ -120,33 +120,34 @@ class Decoder:
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits of the batch's last rows; the KV of all its tokens is in the cache afterwards."""
         config, weights = self.config, self._weights
-        shape = (config.hidden,)
-        eps = config.norm_eps
         rows = batch.ids.shape[0]
         rotated_heads = config.heads + config.kv_heads
         rotations = self._rotations.index_select(0, batch.positions)
         hidden = F.embedding(batch.ids, weights.embedding)
         for index, layer in enumerate(weights.layers):
-            normed = F.rms_norm(hidden, shape, None, eps)
+            normed = self._normed(hidden)
             if layer.qkv_bias is None:
                 qkv = torch.mm(normed, layer.qkv)
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
             qk = qkv[:, : rotated_heads * config.head_dim].view(rows, rotated_heads, config.head_dim)
             if layer.qk_norm is not None:
-                qk.copy_(F.rms_norm(qk, (config.head_dim,), None, eps).mul_(layer.qk_norm))
+                qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
             torch.view_as_complex(qk.view(rows, rotated_heads, -1, 2)).mul_(rotations)
             self._by_slot[index].index_copy_(0, batch.slots, qkv[:, self._q_width :])
             attended = self._attend(index, qkv, batch)
             hidden.addmm_(attended, layer.out)
             if layer.out_bias is not None:
                 hidden.add_(layer.out_bias)
-            normed = F.rms_norm(hidden, shape, None, eps)
+            normed = self._normed(hidden)
             gate, up = torch.mm(normed, layer.gate_up).chunk(2, 1)
             hidden.addmm_(F.silu(gate).mul_(up), layer.down)
         if batch.last_rows is not None:
             hidden = hidden.index_select(0, batch.last_rows)
-        return torch.mm(F.rms_norm(hidden, shape, weights.final_norm, eps), weights.head)
+        return torch.mm(self._normed(hidden), weights.head)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        return hidden / torch.hypot(torch.linalg.vector_norm(hidden, dim=1, keepdim=True), self._floor)
 
     def _attend(self, index: int, qkv: Tensor, batch: StepBatch) -> Tensor:
         pieces = [self._attend_decodes(index, qkv, group) for group in batch.decodes]
@@ -175,9 +176,7 @@ class Decoder:
         shape = (config.kv_heads, self._group, chunk.keys, config.head_dim)
         keys = keys[0, :, : chunk.keys].unsqueeze(1).expand(shape)
         values = values[0, :, : chunk.keys].unsqueeze(1).expand(shape)
-        seen = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None
-        )
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None)
         return seen.permute(2, 0, 1, 3).reshape(rows, self._q_width)
 
     def _gather(self, index: int, block_index: Tensor, sequences: int) -> tuple[Tensor, Tensor]:

@@ -65,9 +65,7 @@ def plan_step(
     return StepPlan(tuple(preempted), tuple(admitted), work, held_back)
 
 
-def _make_place(
-    running: Ordered[Sequence], free: int, block_tokens: int
-) -> tuple[list[Sequence], list[Sequence], int]:
+def _make_place(running: Ordered[Sequence], free: int, block_tokens: int) -> tuple[list[Sequence], list[Sequence], int]:
     """Blocks for every token that runs, first in rank first; the last in rank pays when there are too few."""
     kept = list(running)
     preempted: list[Sequence] = []

@@ -9,7 +9,7 @@ import torch
 from inferry.domain.jobs import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.loader import load_model
-from inferry.engine.model import Decoder, DecodeGroup, PromptChunk, StepBatch
+from inferry.engine.model import DecodeGroup, Decoder, PromptChunk, StepBatch
 from inferry.engine.planner import Work
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
@@ -51,9 +51,7 @@ class TorchRunner:
 
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Computes all of `work` in one pass; the tokens come back in the order of `work`."""
-        singles = sorted(
-            (piece for piece in work if piece.tokens == 1), key=lambda piece: len(piece.sequence.blocks)
-        )
+        singles = sorted((piece for piece in work if piece.tokens == 1), key=lambda piece: len(piece.sequence.blocks))
         rows = [*singles, *(piece for piece in work if piece.tokens > 1)]
         done = [piece for piece in rows if piece.tokens == piece.sequence.pending]
         batch = self._lay_out(rows, len(singles), len(done))

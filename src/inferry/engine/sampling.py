@@ -30,7 +30,8 @@ def _mix(value: int) -> int:
 @torch.inference_mode()
 def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     """One token per row. Temperature 0 takes the best; top-k and top-p cut the tail off before a number is drawn."""
-    best: list[int] = logits.argmax(dim=-1).tolist()
+    # numpy's argmax is many times as fast as torch's on the CPU.
+    best: list[int] = logits.numpy().argmax(axis=-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
     if drawn:
         chosen = _draw(logits if len(drawn) == len(best) else logits[drawn], [sequences[row] for row in drawn])

@@ -1,9 +1,8 @@
 """The scheduler: who goes next, with whom, and where.
 
 One owner calls it, from one thread, with the time of its own clock; it never waits and never looks at a clock itself.
-Everything it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; everything it decides goes out
-through `tick`. The opinions live next door: `release` says when, `shares` which lane, `packing` with whom, `placement`
-where.
+All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
+`tick`. The opinions live next door: `release` says when, `shares` which lane, `packing` with whom, `placement` where.
 """
 
 from collections.abc import Mapping

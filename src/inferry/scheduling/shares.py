@@ -14,19 +14,25 @@ QUANTUM_TOKENS = 2048
 
 
 class Shares:
-    """The credit of every lane, and whose turn it is. A turn, once given, is kept until it is used or pointless."""
+    """The credit of every lane, and whose turn it is. A turn, once given, is kept until it is used or pointless.
 
-    __slots__ = ("_holder", "_lines")
+    Lanes that are owed at the same time take turns in rotation, so that none of them starves another.
+    """
+
+    __slots__ = ("_holder", "_lines", "_rotation")
 
     def __init__(self, lines: Iterable[Line]) -> None:
         self._lines = tuple(sorted(lines, key=lambda line: line.lane))
+        self._rotation = [line for line in self._lines if line.policy.share]
         self._holder: Line | None = None
 
     def admitted(self, line: Line, tokens: int) -> bool:
         """A job of the lane went to a worker. Lanes below that wait earn; say whether one may be due a turn."""
+        if not line.ready and line.credit > 0:
+            line.credit = 0.0  # Nobody is left who was kept waiting.
         due = False
-        for lower in self._lines:
-            if lower.ready and lower.lane > line.lane and lower.policy.share:
+        for lower in self._rotation:
+            if lower.ready and lower.lane > line.lane:
                 earned = tokens * lower.policy.share / (1 - lower.policy.share)
                 lower.credit = min(QUANTUM_TOKENS, lower.credit + earned)
                 due = due or _is_covered(lower)
@@ -36,20 +42,23 @@ class Shares:
         """The queue whose head goes before higher lanes now."""
         holder = self._holder
         if holder is None or not self._is_owed(holder):
-            owed = [line for line in self._lines if self._is_owed(line) and not self._oversteps(line)]
-            holder = self._holder = max(owed, key=lambda line: line.credit, default=None)
+            owed = (line for line in self._rotation if self._is_owed(line) and not self._oversteps(line))
+            holder = self._holder = next(owed, None)
         return None if holder is None else holder.first()
 
     def took_turn(self, queue: Queue, tokens: int) -> None:
-        """The queue's head has gone before higher lanes: charge the lane, remember who was overtaken."""
-        queue.line.credit -= tokens
+        """The queue's head goes before higher lanes: charge the lane, remember who was overtaken."""
+        line = queue.line
+        line.credit -= tokens
+        self._rotation.remove(line)
+        self._rotation.append(line)
         self._holder = None
         for other in self._overtaken_by(queue):
             other.overtaken += tokens
 
     def _is_owed(self, line: Line) -> bool:
         """Whether the lane can pay for its first job and somebody stands before it."""
-        return line.policy.share > 0 and _is_covered(line) and any(o.ready for o in self._lines if o.lane < line.lane)
+        return _is_covered(line) and any(higher.ready for higher in self._lines if higher.lane < line.lane)
 
     def _oversteps(self, line: Line) -> bool:
         """Whether a head of a higher lane would be overtaken by more than a quantum."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, not_, select
+from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, not_, select, text
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from inferry.adapters.ledgers.schema import attempts
@@ -132,9 +132,9 @@ def _matching(tenant: str | None, run: str | None, since: float | None) -> Seque
 def _is_last(table: FromClause) -> ColumnElement[bool]:
     """Whether the job was not tried again."""
     later = attempts.alias("later")
-    return not_(
-        select(later.c.job_id).where(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt).exists()
-    )
+    # The literal `attempt > 1` is implied, and lets the database use the index of the few that were.
+    again = and_(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt, later.c.attempt > text("1"))
+    return not_(select(later.c.job_id).where(again).exists())
 
 
 def _counts(row: Columns) -> list[ColumnElement[Any]]:

@@ -35,3 +35,7 @@ attempts = Table(
     Index("attempts_by_run", "tenant", "run_id"),
     Index("attempts_by_end", "ended_at"),
 )
+
+# Few jobs are tried twice, so this stays tiny, and "was this job tried again?" costs no search of the whole table.
+RETRIED = attempts.c.attempt > 1
+Index("attempts_retried", attempts.c.job_id, attempts.c.attempt, sqlite_where=RETRIED, postgresql_where=RETRIED)

@@ -6,6 +6,7 @@ batch that was acknowledged. A power cut may lose the last ones, never half of o
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
@@ -39,7 +40,9 @@ class SqliteLedger:
         if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
             raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
         self._engine = _engine(parsed)
-        self._insert = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
+        # Compiled once and run with plain rows: a writer that is busy in Python keeps the event loop waiting.
+        statement = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
+        self._insert = str(statement.compile(dialect=self._engine.dialect))
         try:
             with self._engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode = WAL")
@@ -63,7 +66,7 @@ class SqliteLedger:
             return
         try:
             with self._engine.begin() as connection:
-                connection.execute(self._insert, [msgspec.to_builtins(entry) for entry in entries])
+                connection.exec_driver_sql(self._insert, [_row(entry) for entry in entries])
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry breaks the table's rules: {error.orig}") from error
 
@@ -92,6 +95,11 @@ def open_sqlite_queries(url: str) -> LedgerQueries:
         engine.dispose()
         raise
     return LedgerQueries(engine)
+
+
+def _row(entry: LedgerEntry) -> tuple[Any, ...]:
+    """The entry's fields, which are the table's columns in the same order."""
+    return tuple(msgspec.to_builtins(entry).values())
 
 
 def _parse(url: str) -> URL:

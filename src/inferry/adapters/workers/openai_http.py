@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 FEATURES = frozenset(
-    "n logit_bias penalties min_p min_tokens structured_outputs logprobs tools audio echo suffix".split()
+    {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
+    | {"echo", "suffix"}
 )
 FAILURES_UNTIL_DOWN = 3
 LONGEST_EVENT = 16 * 1024 * 1024
@@ -173,6 +174,13 @@ class OpenAIHttpWorker:
     def _begin(self, job: InferenceJob, emit: Emit) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._call(job, emit))
         self._calls[job.job_id] = task
+
+        def over(task: asyncio.Task[None]) -> None:
+            del self._calls[job.job_id]
+            if task.cancelled():  # before its first step, so that it could not say so itself
+                emit(Failed(job.job_id, ClientClosed("cancelled")))
+
+        task.add_done_callback(over)
         return task
 
     async def _call(self, job: InferenceJob, emit: Emit) -> None:
@@ -191,8 +199,6 @@ class OpenAIHttpWorker:
             failure = WorkerLost(f"worker {self._name} broke off: {_why(error)}")
         except GatewayError as error:
             failure = error
-        finally:
-            del self._calls[job.job_id]
         emit(Failed(job.job_id, failure, scanner.usage or Usage(output_tokens=scanner.tokens)))
 
     async def _stream(self, job: InferenceJob, scanner: EventScanner, emit: Emit) -> None:

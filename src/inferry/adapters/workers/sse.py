@@ -5,7 +5,7 @@ quotes inside strings, so `"finish_reason":null` cannot be part of what a model 
 """
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from inferry.domain.streams import FinishReason, Usage
 
@@ -38,7 +38,7 @@ class _Delta(Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Raw | UnsetType = UNSET
 
 
 class _Choice(Struct):
@@ -50,7 +50,7 @@ class _Choice(Struct):
 class _Event(Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Raw | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -105,8 +105,8 @@ class EventScanner:
         except msgspec.MsgspecError:
             self.error = b"not an event"
             return None
-        if said.error is not None:
-            self.error = bytes(said.error)
+        if _is_there(said.error):
+            self.error = b"reported"
             return None
         if said.usage is not None:
             details = said.usage.prompt_tokens_details
@@ -129,4 +129,8 @@ def _says_something(choice: _Choice) -> bool:
     delta = choice.delta
     if delta is None:
         return bool(choice.text)
-    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
+    return bool(delta.content or delta.reasoning or delta.reasoning_content) or _is_there(delta.tool_calls)
+
+
+def _is_there(raw: Raw | UnsetType) -> bool:
+    return raw is not UNSET and bytes(raw) not in (b"null", b"[]")

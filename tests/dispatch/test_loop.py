@@ -1,0 +1,307 @@
+"""The dispatch loop: every job that gets in ends exactly once, whatever its worker does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.pool import Pool
+from inferry.domain.clock import SystemClock
+from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.plans import Phase, Room
+from inferry.domain.streams import Delta, Done, End, Failed
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from inferry.streams.mailbox import JobStream
+from support.builders import a_job
+from support.scripted_worker import ScriptedWorker
+
+
+class ListLedger:
+    def __init__(self) -> None:
+        self.entries: list[LedgerEntry] = []
+
+    def append(self, entries: Sequence[LedgerEntry]) -> None:
+        self.entries.extend(entries)
+
+    def close(self) -> None:
+        pass
+
+
+class House:
+    """A gateway with a scripted worker, and the ledger it writes."""
+
+    def __init__(self, worker: ScriptedWorker, lanes: Any = DEFAULT_LANES) -> None:
+        self.worker = worker
+        self.ledger = ListLedger()
+        self.recorder = Recorder(self.ledger)
+        self.clock = SystemClock()
+        self.pool = Pool([worker], self.clock)
+        self.metrics = Metrics(["m"], [worker.name])
+        self.gateway = Gateway(
+            lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
+        )
+
+    def job(self, **fields: Any) -> InferenceJob:
+        return a_job(at=self.clock.now(), **fields)
+
+    def entries(self) -> list[LedgerEntry]:
+        self.recorder.flush(5)
+        return self.ledger.entries
+
+
+@asynccontextmanager
+async def a_house(lanes: Any = DEFAULT_LANES, **script: Any) -> AsyncIterator[House]:
+    house = House(ScriptedWorker(**script), lanes)
+    house.gateway.start()
+    while not house.gateway.is_ready:
+        await asyncio.sleep(0)
+    try:
+        yield house
+    finally:
+        await house.gateway.close()
+
+
+async def read(stream: JobStream) -> tuple[list[Delta], End]:
+    deltas: list[Delta] = []
+    while True:
+        delta, end = await stream.take()
+        if delta is not None:
+            deltas.append(delta)
+        if end is not None:
+            return deltas, end
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything that is due on the loop happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+def test_a_job_streams_its_words_and_one_ledger_row_accounts_for_it() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            deltas, end = await read(house.gateway.submit(house.job(lane=Lane.P0)))
+            assert "".join(delta.text for delta in deltas) == "one two three"
+            assert isinstance(end, Done)
+            (row,) = house.entries()
+            assert (row.outcome, row.lane, row.output_tokens, row.worker) == (Outcome.DONE, "P0", 3, "scripted")
+            assert row.queue_ms is not None
+            assert row.first_token_ms is not None
+            assert 0 <= row.queue_ms <= row.first_token_ms <= row.total_ms
+
+    run(scenario())
+
+
+def test_jobs_of_one_burst_are_planned_together() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            streams = [house.gateway.submit(house.job()) for _ in range(5)]
+            await asyncio.gather(*map(read, streams))
+            assert [len(plan.jobs) for plan in house.worker.plans] == [5]
+
+    run(scenario())
+
+
+def test_a_worker_that_dies_fails_its_jobs_and_no_others() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            house.worker.dies_after = 1
+            deltas, end = await read(house.gateway.submit(house.job()))
+            assert [delta.text for delta in deltas] == ["one"]
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, WorkerLost)
+            house.worker.dies_after = None
+            while not house.gateway.is_ready:
+                await asyncio.sleep(0.01)  # it has to generate once more before it is trusted
+            _, end = await read(house.gateway.submit(house.job()))
+            assert isinstance(end, Done)
+            assert [row.output_tokens for row in house.entries()] == [1, 3]
+
+    run(scenario())
+
+
+def test_a_worker_that_returns_early_leaves_no_job_without_an_end() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            house.worker.returns_early = True
+            ends = await asyncio.gather(*(read(house.gateway.submit(house.job())) for _ in range(3)))
+            assert all(isinstance(end, Failed) and isinstance(end.error, WorkerLost) for _, end in ends)
+
+    run(scenario())
+
+
+def test_a_worker_that_skips_an_index_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+
+            async def mixed_up(plan: Any, emit: Any) -> None:
+                job = plan.jobs[0]
+                emit(Delta(job.job_id, job.run_id, job.step_id, 1, "late", (1,), 1))
+
+            house.worker.run = mixed_up  # type: ignore[method-assign]
+            _, end = await read(house.gateway.submit(house.job()))
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, WorkerLost)
+
+    run(scenario())
+    assert "broke its contract" in caplog.text
+
+
+def test_a_delta_of_another_run_reaches_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+
+            async def cross_talk(plan: Any, emit: Any) -> None:
+                job = plan.jobs[0]
+                emit(Delta(job.job_id, "another-run", job.step_id, 0, "secret", (1,), 1))
+
+            house.worker.run = cross_talk  # type: ignore[method-assign]
+            deltas, end = await read(house.gateway.submit(house.job()))
+            assert deltas == []
+            assert isinstance(end, Failed)
+
+    run(scenario())
+
+
+def test_a_queued_job_is_cancelled_without_reaching_a_worker() -> None:
+    async def scenario() -> None:
+        async with a_house(room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            first = house.gateway.submit(house.job())
+            queued = house.gateway.submit(house.job(job_id="queued"))
+            await turns()
+            house.gateway.cancel("queued")
+            _, end = await read(queued)
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, ClientClosed)
+            house.worker.gate.set()
+            await read(first)
+            assert [job.job_id for plan in house.worker.plans for job in plan.jobs] == [first.attempt.job.job_id]
+            assert [row.outcome for row in house.entries()] == [Outcome.CANCELLED, Outcome.DONE]
+
+    run(scenario())
+
+
+def test_a_running_job_is_cancelled_at_its_worker_and_frees_its_room() -> None:
+    async def scenario() -> None:
+        async with a_house(room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            running = house.gateway.submit(house.job(job_id="running"))
+            behind = house.gateway.submit(house.job())
+            await turns()
+            house.gateway.cancel("running")
+            _, end = await read(running)
+            assert isinstance(end, Failed)
+            await turns()
+            assert house.worker.cancelled == ["running"]
+            house.worker.gate.set()
+            _, end = await read(behind)
+            assert isinstance(end, Done)
+
+    run(scenario())
+
+
+def test_a_job_whose_deadline_passes_in_the_queue_times_out() -> None:
+    async def scenario() -> None:
+        async with a_house(room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            first = house.gateway.submit(house.job())
+            late = house.gateway.submit(replace(house.job(), deadline=house.clock.now() + 0.02))
+            _, end = await read(late)
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, QueueTimeout)
+            house.worker.gate.set()
+            await read(first)
+
+    run(scenario())
+
+
+def test_a_full_lane_refuses_and_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        lanes = {lane: replace(policy, queue_limit=2) for lane, policy in DEFAULT_LANES.items()}
+        async with a_house(lanes, room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            streams = [house.gateway.submit(house.job())]
+            await turns()
+            streams += [house.gateway.submit(house.job()) for _ in range(2)]
+            with pytest.raises(QueueFull):
+                house.gateway.submit(house.job())
+            house.worker.gate.set()
+            for stream in streams:
+                assert isinstance((await read(stream))[1], Done)
+
+    run(scenario())
+
+
+def test_no_job_is_taken_for_a_model_whose_workers_are_down() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            house.worker.phase = Phase.DOWN
+            house.pool.suspect("scripted")
+            while house.gateway.is_ready:
+                await asyncio.sleep(0)
+            with pytest.raises(NoWorker):
+                house.gateway.submit(house.job())
+
+    run(scenario())
+
+
+def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    async def scenario() -> None:
+        async with a_house(room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            streams = [house.gateway.submit(house.job()) for _ in range(3)]
+            await turns()
+            draining = asyncio.create_task(house.gateway.drain())
+            await turns()
+            assert not house.gateway.is_ready
+            with pytest.raises(Draining):
+                house.gateway.submit(house.job())
+            house.worker.gate.set()
+            await draining
+            for stream in streams:
+                assert isinstance((await read(stream))[1], Done)
+
+    run(scenario())
+
+
+def test_what_is_left_when_the_grace_is_over_is_told_so() -> None:
+    async def scenario() -> None:
+        async with a_house(room=Room(sequences=1)) as house:
+            house.worker.gate.clear()
+            running, queued = (house.gateway.submit(house.job()) for _ in range(2))
+            await turns()
+            house.gateway.abandon()
+            for stream in (running, queued):
+                _, end = await read(stream)
+                assert isinstance(end, Failed)
+                assert isinstance(end.error, Draining)
+
+    run(scenario())
+
+
+def test_a_slow_reader_gets_its_deltas_merged_and_delays_nobody() -> None:
+    async def scenario() -> None:
+        async with a_house(words=[f"{i} " for i in range(50)]) as house:
+            slow = house.gateway.submit(house.job(output=50))
+            quick = house.gateway.submit(house.job(output=50))
+            deltas, _ = await read(quick)
+            assert len(deltas) > 10
+            merged, end = await read(slow)
+            assert isinstance(end, Done)
+            assert len(merged) == 1
+            assert merged[0].text == "".join(f"{i} " for i in range(50))
+            assert merged[0].tokens == 50
+
+    run(scenario())

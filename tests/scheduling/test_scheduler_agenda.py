@@ -1,0 +1,47 @@
+"""The agenda: what is due next, whatever was dropped in between."""
+
+import itertools
+
+from inferry.domain.jobs import Lane
+from inferry.scheduling.due import Agenda
+from inferry.scheduling.lanes import Line, Queue
+from inferry.scheduling.placement import Route
+from inferry.scheduling.tickets import Ticket
+from support.builders import a_job, a_policy
+
+_numbers = itertools.count()
+
+
+def a_ticket() -> Ticket:
+    job = a_job()
+    return Ticket(job, next(_numbers), Queue(Line(Lane.P1, a_policy()), Route(job.route, ())))
+
+
+def test_tickets_come_in_order_of_time_and_not_before() -> None:
+    agenda, soon, later = Agenda(), a_ticket(), a_ticket()
+    agenda.put(later, 2.0)
+    agenda.put(soon, 1.0)
+    assert agenda.pop(0.5) is None
+    assert agenda.pop(2.0) is soon
+    assert agenda.pop(2.0) is later
+    assert agenda.next() is None
+
+
+def test_a_new_date_replaces_the_old() -> None:
+    agenda, ticket = Agenda(), a_ticket()
+    agenda.put(ticket, 1.0)
+    agenda.put(ticket, 3.0)
+    assert agenda.next() == 3.0
+    assert agenda.pop(2.0) is None
+
+
+def test_dropped_dates_do_not_pile_up() -> None:
+    agenda, kept = Agenda(), a_ticket()
+    agenda.put(kept, 1e9)
+    for n in range(10_000):
+        ticket = a_ticket()
+        agenda.put(ticket, float(n))
+        agenda.drop(ticket)
+    assert len(agenda) == 1
+    assert len(agenda._heap) < 200
+    assert agenda.next() == 1e9

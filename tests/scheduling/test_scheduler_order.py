@@ -1,0 +1,173 @@
+"""Who goes next: lanes, arrival, blocked heads and shares."""
+
+from itertools import pairwise
+
+from inferry.domain.jobs import Lane
+from inferry.scheduling.scheduler import Scheduler
+from inferry.scheduling.shares import QUANTUM_TOKENS
+from scheduling.scheduler_harness import a_scheduler, end, first_token, offer, places, sent
+from support.builders import a_job, a_policy, a_view
+
+
+def drain(scheduler: Scheduler) -> list[str]:
+    """Run until nothing moves, one plan after the other; the order in which jobs went."""
+    order: list[str] = []
+    while went := sent(scheduler.tick(0.0)):
+        order += went
+        end(scheduler, *went)
+    return order
+
+
+def test_a_higher_lane_goes_first() -> None:
+    scheduler = a_scheduler(a_view(sequences=1))
+    offer(scheduler, a_job("2", lane=Lane.P2), a_job("1", lane=Lane.P1), a_job("0", lane=Lane.P0))
+    assert drain(scheduler) == ["0", "1", "2"]
+
+
+def test_within_a_lane_jobs_go_by_arrival_across_routes() -> None:
+    scheduler = a_scheduler(a_view(models=("m", "n"), sequences=1))
+    offer(scheduler, a_job("1"), a_job("2", model="n"), a_job("3"), a_job("4", model="n"))
+    assert drain(scheduler) == ["1", "2", "3", "4"]
+
+
+def test_arrival_counts_and_not_the_order_of_offers() -> None:
+    scheduler = a_scheduler(a_view(sequences=1))
+    offer(scheduler, a_job("2", at=2.0), a_job("1", at=1.0), a_job("3", at=2.0), a_job("0", at=0.5), now=3.0)
+    assert drain(scheduler) == ["0", "1", "2", "3"]
+
+
+def test_nobody_overtakes_a_blocked_head_of_its_lane_and_route() -> None:
+    scheduler = a_scheduler(a_view(prefill_tokens=100))
+    offer(scheduler, a_job("running", tokens=60), a_job("large", tokens=90), a_job("small", tokens=10))
+    assert sent(scheduler.tick(0.0)) == ["running"]
+    end(scheduler, "running")
+    assert sent(scheduler.tick(0.0)) == ["large", "small"]
+
+
+def test_no_lower_lane_takes_the_room_a_blocked_head_needs() -> None:
+    scheduler = a_scheduler(a_view(prefill_tokens=100))
+    offer(scheduler, a_job("running", tokens=60))
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("large", tokens=90, lane=Lane.P0), a_job("small", tokens=10, lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == []
+    end(scheduler, "running")
+    assert sent(scheduler.tick(0.0)) == ["large", "small"]
+
+
+def test_a_blocked_head_does_not_close_workers_it_cannot_use() -> None:
+    scheduler = a_scheduler(a_view("m", prefill_tokens=100), a_view("n", models=("n",), prefill_tokens=100))
+    offer(scheduler, a_job("running", tokens=60))
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("large", tokens=90), a_job("other", tokens=90, model="n", lane=Lane.P2))
+    assert places(scheduler.tick(0.0)) == {"other": "n"}
+
+
+def test_a_later_route_does_not_take_the_worker_an_earlier_one_waits_for() -> None:
+    scheduler = a_scheduler(a_view(models=("m", "n"), prefill_tokens=100))
+    offer(scheduler, a_job("running", tokens=60))
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("large", tokens=90), a_job("small", tokens=10, model="n"))
+    assert sent(scheduler.tick(0.0)) == []
+
+
+def test_a_route_nobody_serves_blocks_nobody() -> None:
+    scheduler = a_scheduler(a_view(), P2=a_policy(share=0.5))
+    offer(scheduler, a_job("lost", model="n", lane=Lane.P0), a_job("lost too", model="n", lane=Lane.P2))
+    offer(scheduler, a_job("1"), a_job("2", lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == ["1", "2"]
+
+
+def test_without_a_share_a_lower_lane_waits_for_all_higher_ones() -> None:
+    scheduler = a_scheduler(a_view(sequences=1))
+    offer(scheduler, a_job("low", lane=Lane.P2), *(a_job(f"{n}", tokens=5000, lane=Lane.P0) for n in range(20)))
+    assert drain(scheduler)[-1] == "low"
+
+
+def test_a_share_is_paid_in_proportion_to_the_tokens_of_higher_lanes() -> None:
+    scheduler = a_scheduler(a_view(sequences=1), P2=a_policy(share=0.2))
+    for n in range(400):
+        offer(scheduler, a_job(f"high-{n}", tokens=100, lane=Lane.P0), a_job(f"low-{n}", tokens=50, lane=Lane.P2))
+    went = drain(scheduler)[:300]
+    high = 100 * sum(name.startswith("high") for name in went)
+    low = 50 * sum(name.startswith("low") for name in went)
+    assert abs(low / (low + high) - 0.2) < 0.01
+
+
+def test_a_lane_pays_for_a_job_larger_than_a_quantum_in_arrears() -> None:
+    scheduler = a_scheduler(a_view(sequences=1), P2=a_policy(share=0.5))
+    size = 4 * QUANTUM_TOKENS
+    offer(scheduler, *(a_job(f"low-{n}", tokens=size, lane=Lane.P2) for n in range(20)))
+    offer(scheduler, *(a_job(f"high-{n}", tokens=QUANTUM_TOKENS, lane=Lane.P0) for n in range(100)))
+    went = drain(scheduler)[:50]
+    high = sum(name.startswith("high") for name in went)
+    low = sum(name.startswith("low") for name in went)
+    assert abs(high - 4 * low) <= 4
+
+
+def test_nothing_is_owed_for_the_time_a_lane_had_no_work() -> None:
+    scheduler = a_scheduler(a_view(sequences=1), P2=a_policy(share=0.5))
+    offer(scheduler, *(a_job(f"{n}", tokens=1000, lane=Lane.P0) for n in range(10)))
+    for n in range(5):
+        scheduler.tick(0.0)
+        end(scheduler, f"{n}")
+    offer(scheduler, a_job("low", tokens=1000, lane=Lane.P2))
+    assert drain(scheduler)[:3] == ["5", "low", "6"]
+
+
+def test_credit_is_capped_at_a_quantum() -> None:
+    scheduler = a_scheduler(a_view("m", sequences=1), a_view("n", models=("n",), sequences=1), P2=a_policy(share=0.5))
+    offer(scheduler, a_job("running", model="n", lane=Lane.P0))
+    offer(scheduler, *(a_job(f"low-{n}", model="n", tokens=QUANTUM_TOKENS, lane=Lane.P2) for n in range(9)))
+    offer(scheduler, *(a_job(f"m-{n}", tokens=QUANTUM_TOKENS, lane=Lane.P0) for n in range(9)))
+    drained = 0
+    while went := sent(scheduler.tick(0.0)):  # the other model's traffic earns credit while `running` is stuck
+        drained += len(went)
+        end(scheduler, *(name for name in went if name != "running"))
+    assert drained == 10
+    offer(scheduler, a_job("live-1", model="n", tokens=1, lane=Lane.P0))
+    offer(scheduler, a_job("live-2", model="n", tokens=1, lane=Lane.P0))
+    end(scheduler, "running")
+    assert drain(scheduler)[:3] == ["low-0", "live-1", "live-2"]
+
+
+def test_a_p0_job_waits_for_at_most_one_quantum_even_if_two_lanes_are_owed() -> None:
+    half = a_policy(share=0.45)
+    scheduler = a_scheduler(a_view(sequences=1), P1=half, P2=half)
+    for n in range(50):
+        offer(scheduler, a_job(f"0-{n}", tokens=3000, lane=Lane.P0))
+        offer(scheduler, a_job(f"1-{n}", tokens=1500, lane=Lane.P1))
+        offer(scheduler, a_job(f"2-{n}", tokens=1500, lane=Lane.P2))
+    went = drain(scheduler)
+    live = [n for n, name in enumerate(went) if name.startswith("0")]
+    assert all(later - earlier <= 2 for earlier, later in pairwise(live))
+    assert {name[0] for name in went[:10]} == {"0", "1", "2"}
+
+
+def test_a_turn_without_room_keeps_the_worker_until_there_is_some() -> None:
+    scheduler = a_scheduler(a_view(prefill_tokens=100), P2=a_policy(share=0.5))
+    offer(scheduler, a_job("low", tokens=90, lane=Lane.P2), *(a_job(f"{n}", tokens=50, lane=Lane.P0) for n in range(6)))
+    assert sent(scheduler.tick(0.0)) == ["0", "1"]
+    first_token(scheduler, "0")
+    assert sent(scheduler.tick(0.0)) == []
+    first_token(scheduler, "1")
+    assert sent(scheduler.tick(0.0)) == ["low"]
+    first_token(scheduler, "low")
+    assert sent(scheduler.tick(0.0)) == ["2", "3"]
+
+
+def test_a_turn_ends_when_its_job_leaves() -> None:
+    scheduler = a_scheduler(a_view(prefill_tokens=100), P2=a_policy(share=0.5))
+    offer(scheduler, a_job("low", tokens=90, lane=Lane.P2), *(a_job(f"{n}", tokens=50, lane=Lane.P0) for n in range(6)))
+    scheduler.tick(0.0)
+    first_token(scheduler, "0")
+    scheduler.cancel("low")
+    assert sent(scheduler.tick(0.0)) == ["2"]
+
+
+def test_a_lane_that_has_emptied_is_owed_nothing() -> None:
+    scheduler = a_scheduler(a_view(sequences=1), P2=a_policy(share=0.5))
+    offer(scheduler, a_job("high", tokens=100, lane=Lane.P0))
+    offer(scheduler, *(a_job(f"low-{n}", tokens=100, lane=Lane.P2) for n in range(3)))
+    assert drain(scheduler)[:2] == ["high", "low-0"]
+    offer(scheduler, a_job("low-x", tokens=100, lane=Lane.P2), a_job("high-x", tokens=100, lane=Lane.P0))
+    assert drain(scheduler) == ["high-x", "low-x"]
