@@ -12,6 +12,7 @@ from rich.logging import RichHandler
 
 from inferry import config as configuration
 from inferry._version import __version__
+from inferry.ledger_cli import ledger_app
 
 app = typer.Typer(
     name="inferry",
@@ -22,6 +23,14 @@ app = typer.Typer(
 )
 
 log = logging.getLogger("inferry")
+
+
+def _ledger_url(path: Path | None) -> str:
+    """The ledger of a configuration, for the commands that read it."""
+    return _load(path).ledger
+
+
+app.add_typer(ledger_app(_ledger_url), name="ledger")
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")

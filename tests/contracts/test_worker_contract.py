@@ -190,16 +190,19 @@ def test_a_cancelled_job_ends_once_and_its_neighbours_go_on(worker: MakeWorker) 
     run(scenario())
 
 
-def test_a_job_may_be_cancelled_before_anything_came(worker: MakeWorker) -> None:
+@pytest.mark.parametrize("companions", [0, 2])
+def test_a_job_may_be_cancelled_before_anything_came(worker: MakeWorker, companions: int) -> None:
     async def scenario() -> None:
         async with worker() as w:
             await w.start()
             heard = Heard()
-            running = asyncio.create_task(w.run(a_plan(w, a_call("gone", tokens=400)), heard))
-            await asyncio.sleep(0)
-            await w.cancel(["gone"])
+            others = [a_call(f"other-{i}") for i in range(companions)]
+            running = asyncio.create_task(w.run(a_plan(w, a_call("gone", tokens=400), *others), heard))
+            cancelling = asyncio.create_task(w.cancel(["gone"]))
             await running
+            assert await cancelling == {"gone"}
             assert isinstance(heard.ends["gone"], Failed)
+            assert all(isinstance(heard.ends[other.job_id], Done) for other in others)
 
     run(scenario())
 

@@ -11,7 +11,7 @@ import torch
 from inferry.domain.jobs import Lane
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Request
-from support.engine_fixtures import TIE, Teacher, generate, greedy, shortfall
+from support.engine_fixtures import TIE, Teacher, generate, generate_alone, greedy, shortfall
 
 VOCABULARY = 4096
 
@@ -36,11 +36,20 @@ def test_sixty_four_at_once_give_the_tokens_that_each_gives_alone(tiny_dir: Path
     prompts = prompts_of(lengths)
     teacher = Teacher(tiny_dir)
     together = generate(tiny_dir, requests_of(prompts), EngineConfig(chunk_tokens=128))
-    for request in requests_of(prompts):
-        alone = generate(tiny_dir, [request], EngineConfig(max_sequences=1, kv_tokens=2_048))
-        prompt = prompts[request.key]
-        assert_same_up_to_ties(teacher, prompt, together[request.key], alone[request.key])
-        assert shortfall(teacher.logits([*prompt, *together[request.key]]), prompt, together[request.key]) <= TIE
+    alone = generate_alone(tiny_dir, requests_of(prompts))
+    for key, prompt in prompts.items():
+        assert_same_up_to_ties(teacher, prompt, together[key], alone[key])
+        assert shortfall(teacher.logits([*prompt, *together[key]]), prompt, together[key]) <= TIE
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 33])
+def test_however_prompts_are_cut_into_chunks_the_tokens_are_the_same(tiny_dir: Path, chunk_tokens: int) -> None:
+    prompts = prompts_of([15, 16, 17, 50, 34, 3, 1, 8], seed=chunk_tokens)
+    teacher = Teacher(tiny_dir)
+    whole = generate(tiny_dir, requests_of(prompts, 6))
+    cut = generate(tiny_dir, requests_of(prompts, 6), EngineConfig(chunk_tokens=chunk_tokens))
+    for key, prompt in prompts.items():
+        assert_same_up_to_ties(teacher, prompt, cut[key], whole[key])
 
 
 def test_running_out_of_kv_cache_changes_no_token(tiny_dir: Path) -> None:

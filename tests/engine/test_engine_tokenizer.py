@@ -49,7 +49,8 @@ def test_special_tokens_are_left_out_of_decoded_text(tokenizer: HfTokenizer) -> 
 
 
 def test_the_template_has_the_usual_helpers(tiny_dir: Path, tmp_path: Path) -> None:
-    template = "{{ messages[0] | tojson }} {{ strftime_now('%Y') | length }}\n{% for m in messages %}\n  {% break %}\n{% endfor %}\n{{ eos_token }}"
+    helpers = "{{ messages[0] | tojson }} {{ strftime_now('%Y') | length }}"
+    template = helpers + "\n{% for m in messages %}\n  {% break %}\n{% endfor %}\n{{ eos_token }}"
     text = with_template(tiny_dir, tmp_path, template).render_chat([{"role": "user", "content": "ü<"}])
     assert text == '{"role": "user", "content": "ü<"} 4\n<|eos|>'
 

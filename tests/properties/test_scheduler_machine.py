@@ -19,6 +19,7 @@ from inferry.domain.plans import (
     Load,
     Phase,
     ReleaseReason,
+    Room,
     Tick,
     Whereabouts,
     WorkerView,
@@ -31,41 +32,49 @@ from support.builders import a_job, a_policy, a_view
 WORKERS = ("u", "v", "w")
 
 sizes = st.sampled_from([1, 40, 100, 600, 2_000, 5_000])
-limits = st.sampled_from([None, None, 0, 1, 2, 5])
-token_limits = st.sampled_from([None, None, 0, 100, 700, 3_000])
+limits = st.sampled_from([None, None, None, None, 0, 1, 2, 5])
+token_limits = st.sampled_from([None, None, None, None, 0, 100, 700, 3_000])
 policies = st.builds(
     a_policy,
-    window=st.sampled_from(["off", "off", "fixed", "adaptive"]),
-    coalesce_ms=st.sampled_from([0, 8, 64]),
-    max_wait_ms=st.sampled_from([4, 60_000]),
-    max_batch=st.sampled_from([1, 2, 64]),
-    queue_limit=st.sampled_from([3, 1_000]),
+    window=st.sampled_from(["off", "fixed", "adaptive"]),
+    coalesce_ms=st.sampled_from([0, 8, 64, 64]),
+    max_wait_ms=st.sampled_from([4, 60_000, 60_000]),
+    max_batch=st.sampled_from([1, 2, 64, 64]),
+    queue_limit=st.sampled_from([3, 1_000, 1_000]),
 )
 shares = st.sampled_from([(0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (0.0, 0.4, 0.4)])
+# What all lanes, jobs and workers of a machine have in common: pure fleets reach deeper than mixed ones.
+ONE_KIND_OF_JOB = {"model": "m", "adapter": None, "isolation": None}
+ONE_KIND_OF_WORKER = {"models": ("m",), "isolation": None, "foreign": None}
+UP = ONE_KIND_OF_WORKER | {"phase": Phase.READY}
+PATIENT = ONE_KIND_OF_JOB | {"max_wait_s": 60.0}
+HOLDING = {"window": "adaptive", "coalesce_ms": 64, "max_wait_ms": 60_000}
+OFF = {"window": "off", "queue_limit": 1_000}
+Theme = tuple[dict[Lane, dict[str, Any]], dict[str, Any], dict[str, Any]]
 jobs = st.fixed_dictionaries(
     {
         "lane": st.sampled_from(list(Lane)),
         "tokens": sizes,
         "output": st.sampled_from([1, 50]),
-        "model": st.sampled_from(["m", "m", "m", "n"]),
-        "adapter": st.sampled_from([None, None, None, "x"]),
-        "isolation": st.sampled_from([None, None, None, "acme"]),
+        "model": st.sampled_from(["m", "m", "m", "m", "n"]),
+        "adapter": st.sampled_from([None, None, None, None, "x"]),
+        "isolation": st.sampled_from([None, None, None, None, None, "acme"]),
         "attention": st.sampled_from([None, None, "other"]),
-        "max_wait_s": st.sampled_from([0.0, 0.003, 60.0]),
+        "max_wait_s": st.sampled_from([60.0, 60.0, 60.0, 0.0, 0.003]),
     }
 )
 views = st.fixed_dictionaries(
     {
         "worker": st.sampled_from(WORKERS),
-        "models": st.sampled_from([("m",), ("m",), ("m", "n"), ("n",)]),
+        "models": st.sampled_from([("m",), ("m",), ("m", "n"), ("m", "n"), ("n",)]),
         "adapters": st.sampled_from([(), ("x",)]),
-        "isolation": st.sampled_from([None, None, None, "acme"]),
+        "isolation": st.sampled_from([None, None, None, None, None, "acme"]),
         "phase": st.sampled_from([Phase.READY] * 5 + [Phase.DRAINING]),
-        "pads": st.sampled_from([False, False, True]),
+        "pads": st.booleans(),
         "sequences": limits,
         "kv_tokens": token_limits,
         "prefill_tokens": token_limits,
-        "foreign": st.sampled_from([None, None, Load(running=1, kv_tokens=50)]),
+        "foreign": st.sampled_from([None, None, None, None, Load(running=1, kv_tokens=50)]),
     }
 )
 
@@ -88,6 +97,8 @@ class Known:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    theme: Theme = ({}, {}, {})
+
     def __init__(self) -> None:
         super().__init__()
         self.lanes: dict[Lane, LanePolicy] = {}
@@ -107,26 +118,36 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # Inputs.
 
-    @initialize(policies=st.tuples(policies, policies, policies), shares=shares, views=st.lists(views, max_size=2))
-    def start(self, policies: tuple[LanePolicy, ...], shares: tuple[float, ...], views: list[dict[str, Any]]) -> None:
+    @initialize(
+        policies=st.tuples(policies, policies, policies),
+        shares=shares,
+        views=st.lists(views, min_size=1, max_size=2),
+    )
+    def start(
+        self,
+        policies: tuple[LanePolicy, ...],
+        shares: tuple[float, ...],
+        views: list[dict[str, Any]],
+    ) -> None:
         self.lanes = {
-            lane: msgspec.structs.replace(policy, share=share)
+            lane: msgspec.structs.replace(policy, **({"share": share} | self.theme[0].get(lane, {})))
             for lane, policy, share in zip(Lane, policies, shares, strict=True)
         }
         self.scheduler = Scheduler(self.lanes)
         for view in views:
-            self.observe(view)
+            self.observe(view | {"phase": Phase.READY, "isolation": None, "foreign": None})
 
     @rule(
         shapes=st.lists(jobs, min_size=1, max_size=4),
         age=st.sampled_from([0.0, 0.0, 0.0, 0.002, 0.5]),
-        patience=st.sampled_from([None, None, 0.0, 0.01, 1.0]),
+        patience=st.sampled_from([None, None, None, 0.0, 0.01, 1.0]),
+        then_tick=st.booleans(),
     )
-    def offer(self, shapes: list[dict[str, Any]], age: float, patience: float | None) -> None:
+    def offer(self, shapes: list[dict[str, Any]], age: float, patience: float | None, then_tick: bool) -> None:
         for shape in shapes:
             number = len(self.known)
             deadline = None if patience is None else self.now + patience
-            job = a_job(f"job-{number}", at=self.now - age, deadline=deadline, **shape)
+            job = a_job(f"job-{number}", at=self.now - age, deadline=deadline, **(shape | self.theme[1]))
             if len(self.queued(job.lane)) >= self.lanes[job.lane].queue_limit:
                 with pytest.raises(QueueFull):
                     self.tell("offer", job, self.now)
@@ -134,6 +155,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 self.tell("offer", job, self.now)
                 self.known[job.job_id] = Known(job, number)
+        if then_tick:
+            self.tick()
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -159,6 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def everything_ends(self) -> None:
         for known in self.in_flight():
             self.progress(known, ended=True)
+        self.tick()
 
     def progress(self, known: Known, ended: bool) -> None:
         self.tell("progress", known.job.job_id, Ended() if ended else FirstToken(), self.now)
@@ -169,7 +193,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(view=views)
     def observe(self, view: dict[str, Any]) -> None:
-        belief = a_view(**view, at=self.now)
+        belief = a_view(**(view | self.theme[2]), at=self.now)
+        self.believe(belief)
+
+    @precondition(lambda self: self.views)
+    @rule(data=st.data(), room=st.sampled_from([Room(), Room(sequences=2), Room(sequences=8, prefill_tokens=3_000)]))
+    def only_the_room_changes(self, data: st.DataObject, room: Room) -> None:
+        view = data.draw(st.sampled_from(list(self.views.values())))
+        self.believe(msgspec.structs.replace(view, room=room, observed_at=self.now))
+        self.tick()
+
+    def believe(self, belief: WorkerView) -> None:
         self.tell("observe", belief, self.now)
         self.views[belief.worker] = belief
 
@@ -178,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell("forget", worker)
         self.views.pop(worker, None)
 
-    @rule(seconds=st.sampled_from([0.001, 0.004, 0.03, 2.0]))
+    @rule(seconds=st.sampled_from([0.001, 0.004, 0.004, 0.03, 2.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.wake_at = None
@@ -431,10 +465,47 @@ def eligible(view: WorkerView, job: InferenceJob) -> bool:
     )
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
-TestSchedulerMachine = SchedulerMachine.TestCase
+class PaddedMachine(SchedulerMachine):
+    """Patient jobs in front of workers that pad."""
+
+    theme = dict.fromkeys(Lane, HOLDING), PATIENT, UP | {"pads": True, "sequences": None, "kv_tokens": None}
+
+
+class ContinuousMachine(SchedulerMachine):
+    """Patient jobs in front of workers that batch continuously."""
+
+    theme = dict.fromkeys(Lane, HOLDING), PATIENT, UP | {"pads": False}
+
+
+class ImpatientMachine(SchedulerMachine):
+    """Fixed windows and jobs that do not wait them out."""
+
+    theme = {lane: {"window": "fixed", "coalesce_ms": 64} for lane in Lane}, ONE_KIND_OF_JOB, UP | {"pads": False}
+
+
+class LanesMachine(SchedulerMachine):
+    """Nobody is held, and lower lanes own large shares of one worker."""
+
+    theme = (
+        {Lane.P0: OFF, Lane.P1: OFF | {"share": 0.4}, Lane.P2: OFF | {"share": 0.4}},
+        ONE_KIND_OF_JOB,
+        UP | {"worker": "w", "pads": False, "sequences": 2, "kv_tokens": None},
+    )
+
+
+def _case(machine: type[SchedulerMachine], examples: int) -> Any:
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    )
+    return case
+
+
+TestMixed = _case(SchedulerMachine, 100)
+TestPadded = _case(PaddedMachine, 60)
+TestContinuous = _case(ContinuousMachine, 30)
+TestImpatient = _case(ImpatientMachine, 60)
+TestLanes = _case(LanesMachine, 100)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)

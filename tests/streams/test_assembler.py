@@ -1,6 +1,7 @@
 """Text from tokens: never half a character, never past a stop string, whatever the splits."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -42,7 +43,7 @@ class SpaceStrippingTokenizer(ByteTokenizer):
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     at = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[start:end] for start, end in zip(at, at[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(at)]
 
 
 def assemble(tokenizer: ByteTokenizer, tokens: int, stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:

@@ -1,7 +1,6 @@
 """Builders and references for tests of the embedded engine."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -117,6 +116,17 @@ def generate(model_dir: Path, requests: Sequence[Request], config: EngineConfig 
     return outputs
 
 
+def generate_alone(model_dir: Path, requests: Sequence[Request]) -> dict[int, list[int]]:
+    """What one engine makes of the requests, one after another."""
+    config = EngineConfig(max_sequences=1, kv_tokens=2_048)
+    core = EngineCore(TorchRunner.load(model_dir, config), config)
+    outputs: dict[int, list[int]] = {}
+    for request in requests:
+        assert core.add(request) is None
+        drain(core, outputs)
+    return outputs
+
+
 class Teacher:
     """Logits of whole sequences in one pass without batching or paging: what every other way is compared with."""
 
@@ -127,8 +137,9 @@ class Teacher:
         rows = len(tokens)
         decoder = Decoder(self._config, self._weights, blocks=1, block_tokens=rows)
         every = torch.arange(rows)
+        slots = (torch.arange(self._config.tiles) * rows + every.unsqueeze(1)).view(-1)
         chunk = PromptChunk(0, rows, rows, None, None)
-        return decoder.forward(StepBatch(torch.tensor(list(tokens)), every, every, (), (chunk,), None))
+        return decoder.forward(StepBatch(torch.tensor(list(tokens)), every, slots, None, (chunk,), None))
 
 
 def shortfall(logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> float:
@@ -136,13 +147,3 @@ def shortfall(logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int]
     rows = logits[len(prompt) - 1 : len(prompt) + len(output) - 1]
     chosen = rows.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
     return float((rows.max(dim=1).values - chosen).max())
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: microseconds per job, and a tick against a growing backlog.
+"""What the scheduler itself costs: CPU microseconds per job, and per tick against a growing backlog.
 
 `python -m inferry.bench.scheduler` prints the table; `measure` returns the same numbers.
 """
@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from inferry.domain.jobs import (
     BatchKey,
@@ -20,7 +21,7 @@ from inferry.domain.jobs import (
     RouteKey,
     Sampling,
 )
-from inferry.domain.plans import Ended, FirstToken, Phase, Room, WorkerView
+from inferry.domain.plans import Ended, FirstToken, Phase, Room, Whereabouts, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 
 REPETITIONS = 7
@@ -41,28 +42,32 @@ def measure() -> dict[str, object]:
     """Medians over several repetitions, on whatever machine this is."""
     return {
         "us_per_job": {
-            f"{workers} workers, {name}": _median(lambda w=workers, b=burst: _drain(w, b))  # type: ignore[misc]
+            f"{workers} workers, {name}": {
+                state: _median(partial(_drain, workers, burst, standing))
+                for state, standing in (("idle", 0), ("half full", 128))
+            }
             for workers in (4, 64)
             for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
         },
-        "us_per_tick_blocked": {
-            f"{backlog} jobs": {
-                "after progress": _median(lambda n=backlog: _blocked(n, "progress")),  # type: ignore[misc]
-                "after offer": _median(lambda n=backlog: _blocked(n, "offer")),  # type: ignore[misc]
-                "undisturbed": _median(lambda n=backlog: _blocked(n, "nothing")),  # type: ignore[misc]
-            }
-            for backlog in BACKLOGS
-        },
+        "us_per_tick_blocked": {f"{backlog} jobs": _blocked(backlog) for backlog in BACKLOGS},
     }
 
 
-def _drain(workers: int, burst: int) -> float:
-    """Offer, tick, first token, end: microseconds per job when every job finds room at once."""
+def _drain(workers: int, burst: int, standing: int = 0) -> float:
+    """Offer, tick, first token, end: microseconds per job when every job finds room at once.
+
+    `standing` jobs run on every worker all the while, so that no worker is the obvious choice.
+    """
     scheduler = _scheduler(workers, Room(sequences=256, kv_tokens=400_000, prefill_tokens=65_536))
+    for n in range(standing * workers):
+        scheduler.offer(_job(f"standing-{n}"), 0.0)
+    scheduler.tick(0.0)
+    for n in range(standing * workers):
+        scheduler.progress(f"standing-{n}", FirstToken(), 0.0)
     jobs = [_job(str(n), lane=Lane(n % 3)) for n in range(JOBS)]
     first, end = FirstToken(), Ended()
     with _quiet():
-        started = time.perf_counter()
+        started = time.process_time()
         for at in range(0, JOBS, burst):
             sent = jobs[at : at + burst]
             for job in sent:
@@ -73,35 +78,44 @@ def _drain(workers: int, burst: int) -> float:
                 scheduler.progress(job.job_id, first, 0.0)
             for job in sent:
                 scheduler.progress(job.job_id, end, 0.0)
-        elapsed = time.perf_counter() - started
+        elapsed = time.process_time() - started
     return elapsed / JOBS * 1e6
 
 
-def _blocked(backlog: int, disturbance: str) -> float:
-    """Microseconds of a tick that finds no room for anybody, after a change that might have made some."""
-    scheduler = _scheduler(4, Room(sequences=64, prefill_tokens=4_096))
-    small, large = 10, 4_000
-    for n in range(64):
-        scheduler.offer(_job(f"small-{n}", tokens=small), 0.0)
+def _blocked(backlog: int) -> dict[str, float]:
+    """Microseconds of a tick that finds no room for anybody, after changes that might have made some."""
+    scheduler = _scheduler(4, Room(prefill_tokens=4_096))
     for n in range(4):
-        scheduler.offer(_job(f"large-{n}", tokens=3_900), 0.0)
+        scheduler.offer(_job(f"large-{n}", tokens=3_500), 0.0)
+    for n in range(200):
+        scheduler.offer(_job(f"small-{n}", tokens=5), 0.0)
     scheduler.tick(0.0)
     for n in range(backlog):
-        scheduler.offer(_job(f"waiting-{n}", tokens=large, lane=Lane(n % 3), deadline=1e6 + n), 0.0)
+        scheduler.offer(_job(f"waiting-{n}", tokens=4_000, lane=Lane(n % 3), deadline=1e6 + n), 0.0)
     assert not scheduler.tick(0.0).plans
-    ticks = []
+    first = FirstToken()
+    changes: dict[str, Callable[[int], None]] = {
+        "after progress": lambda n: scheduler.progress(f"small-{n}", first, 0.0),
+        "after offer": lambda n: scheduler.offer(_job(f"late-{n}", tokens=5, lane=Lane(n % 3)), 0.0),
+        "after cancel": lambda n: _expect(scheduler.cancel(f"waiting-{n}") is Whereabouts.QUEUED),
+        "undisturbed": lambda n: None,
+    }
+    medians = {}
     with _quiet():
-        for n in range(50):
-            match disturbance:
-                case "progress":
-                    scheduler.progress(f"small-{n}", FirstToken(), 0.0)
-                case "offer":
-                    scheduler.offer(_job(f"late-{n}", tokens=small, lane=Lane(n % 3)), 0.0)
-            started = time.perf_counter()
-            tick = scheduler.tick(0.0)
-            ticks.append(time.perf_counter() - started)
-            assert not tick.plans
-    return statistics.median(ticks) * 1e6
+        for name, change in changes.items():
+            ticks = []
+            for n in range(200):
+                change(n)
+                started = time.process_time()
+                tick = scheduler.tick(0.0)
+                ticks.append(time.process_time() - started)
+                _expect(not tick.plans)
+            medians[name] = round(statistics.median(ticks) * 1e6, 2)
+    return medians
+
+
+def _expect(truth: bool) -> None:
+    assert truth
 
 
 def _scheduler(workers: int, room: Room) -> Scheduler:
@@ -152,8 +166,7 @@ def main() -> None:
         print(f"\n{title}")
         assert isinstance(rows, dict)
         for name, value in rows.items():
-            cells = value if isinstance(value, dict) else {"": value}
-            print(f"  {name:<28}" + "".join(f"{label:>16} {cell:>8.2f}" for label, cell in cells.items()))
+            print(f"  {name:<28}" + "".join(f"{label:>16} {cell:>8.2f}" for label, cell in value.items()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The facade: what ingress knows of everything behind it."""
 
+import asyncio
 from collections.abc import Mapping
 
 from inferry.dispatch.loop import DispatchLoop
@@ -111,7 +112,7 @@ class Gateway:
     async def close(self) -> None:
         await self._pool.close()
         await self._loop.close()
-        self._recorder.close()
+        await asyncio.to_thread(self._recorder.close)  # it writes what is left
 
     def _learn(self, job: InferenceJob, done: Done) -> None:
         if not job.footprint.prompt.is_exact:

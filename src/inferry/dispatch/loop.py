@@ -238,8 +238,9 @@ class DispatchLoop:
         attempt.ended(end, now)
         self._scheduler.progress(job.job_id, _ENDED, now)
         self._demux.close(stream, end)
-        self._metrics.ended(attempt, promised=job.lane in self._promises)
-        self._recorder.record(attempt.entry(self._clock.wall()))
+        entry = attempt.entry(self._clock.wall())
+        self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry)
+        self._recorder.record(entry)
         if isinstance(end, Done):
             if self._on_done is not None:
                 self._on_done(job, end)

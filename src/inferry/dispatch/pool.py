@@ -42,6 +42,7 @@ class Pool:
         self._workers = {worker.name: worker for worker in workers}
         self._clock = clock
         self._views = {name: self._unready(worker) for name, worker in self._workers.items()}
+        self._cards = self._known_cards()
         self._looks = {name: asyncio.Event() for name in self._workers}
         self._suspects: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,12 +65,7 @@ class Pool:
 
     def cards(self) -> dict[str, ModelCard]:
         """The models behind the pool. Where several workers serve one, only what all of them can do counts."""
-        cards: dict[str, ModelCard] = {}
-        for worker in self._workers.values():
-            for card in worker.cards():
-                known = cards.get(card.name)
-                cards[card.name] = card if known is None else _common(known, card)
-        return cards
+        return self._cards
 
     def serves(self, model: str) -> bool:
         """Is some worker of this model up right now?"""
@@ -161,7 +157,16 @@ class Pool:
         self._views[view.worker] = view
         # A new date alone is no news to the scheduler.
         if known is None or replace(known, observed_at=view.observed_at, load=view.load) != view:
+            self._cards = self._known_cards()
             self.on_view(view.worker)
+
+    def _known_cards(self) -> dict[str, ModelCard]:
+        cards: dict[str, ModelCard] = {}
+        for worker in self._workers.values():
+            for card in worker.cards():
+                known = cards.get(card.name)
+                cards[card.name] = card if known is None else _common(known, card)
+        return cards
 
     def _unready(self, worker: Worker) -> WorkerView:
         view = worker.view()

@@ -1,4 +1,4 @@
-"""The paged KV cache's accounts, in plain ints: who holds which block. What is in the blocks is the model's business."""
+"""The paged KV cache's accounts, in plain ints: who holds which block. What is in them, the model knows."""
 
 
 class OutOfBlocks(RuntimeError):

@@ -69,7 +69,7 @@ def _refuse_unsupported(raw: dict[str, Any], context: int) -> None:
         slides = "sliding_attention" in raw["layer_types"]
     if slides and window is not None and window < context:
         raise UnsupportedModel(
-            f"sliding_window of {window} tokens in a context of {context}; a context_tokens of at most {window} avoids it"
+            f"sliding_window of {window} in a context of {context} tokens; a context_tokens of {window} avoids it"
         )
 
 
@@ -148,12 +148,21 @@ def _layer(
     input_norm = take(prefix + "input_layernorm.weight") * config.hidden**0.5
     post_norm = take(prefix + "post_attention_layernorm.weight") * config.hidden**0.5
     q, k = (_paired(take(f"{attention}{name}_proj.weight"), config.head_dim) for name in "qk")
+    biases = _qkv_bias(config, attention, maybe)
+    qk_norm = _qk_norm(config, attention, maybe)
+    scale = config.head_dim**-0.5
+    if qk_norm is None:
+        q = q * scale
+        if biases is not None:
+            biases[: config.heads * config.head_dim] *= scale
+    else:
+        qk_norm[: config.heads] *= scale
     qkv = torch.cat([q, k, take(attention + "v_proj.weight")])
     gate_up = torch.cat([take(mlp + "gate_proj.weight"), take(mlp + "up_proj.weight")])
     return LayerWeights(
         qkv=_transposed(qkv * input_norm),
-        qkv_bias=_qkv_bias(config, attention, maybe),
-        qk_norm=_qk_norm(config, attention, maybe),
+        qkv_bias=biases,
+        qk_norm=qk_norm,
         out=_transposed(take(attention + "o_proj.weight")),
         out_bias=maybe(attention + "o_proj.bias"),
         gate_up=_transposed(gate_up * post_norm),

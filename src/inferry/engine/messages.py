@@ -118,8 +118,8 @@ class Fatal(Struct, frozen=True, tag=14, array_like=True):
 FromEngine = Ready | StepDone | Aborted | Refused | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(FromEngine)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
 def setup(model_dir: Path, config: EngineConfig) -> Setup:

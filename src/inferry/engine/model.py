@@ -4,9 +4,10 @@ What it does to weights when they are loaded, so that a step need not:
 - q, k and v are one matrix, gate and up another;
 - the pairs that RoPE rotates are moved next to each other, so that rotating is one complex multiplication in place
   (q and k are permuted alike, and their products do not see it);
+- queries are scaled by their matrix, or by their norm where they have one;
 - every norm's weights are multiplied into the matrix that follows it, and with them the root of the width, so that
   normalising is a division by the length of (hidden, root of width times epsilon).
-K and V of a token lie side by side in the cache, so that writing is one copy and reading one gather.
+In the cache, the keys of one head in one block are one tile, and so are its values: attention reads whole tiles.
 """
 
 from collections.abc import Sequence as Ordered
@@ -34,9 +35,9 @@ class ModelConfig:
     eos_ids: frozenset[int]
 
     @property
-    def kv_width(self) -> int:
-        """Numbers that one token keeps in one layer: its keys, then its values."""
-        return 2 * self.kv_heads * self.head_dim
+    def tiles(self) -> int:
+        """Tiles of one block in one layer: the keys of each head, then the values of each."""
+        return 2 * self.kv_heads
 
 
 @dataclass(frozen=True)
@@ -60,41 +61,58 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class DecodeGroup:
-    """Rows [start, end) hold one token each of sequences of similar length, `blocks` of them read per sequence.
+class FewDecodes:
+    """The first `rows` rows are one token each of a few sequences, read side by side at the length of the longest.
 
-    `mask` is 0 where a key may be seen and -inf in what pads a sequence to the group's length.
+    `mask` is 0 where a key may be seen and -inf in what pads a sequence.
     """
 
-    start: int
-    end: int
-    block_index: Tensor
-    keys: int
+    rows: int
+    tile_index: Tensor
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class ManyDecodes:
+    """The first `rows` rows are one token each of many sequences, whose blocks are read one by one in any order.
+
+    `block_index` says which blocks, or is None for the first blocks of the cache, which needs no copy of them.
+    `owner` is the row that each block belongs to; `mask` is -inf where a block has nothing for it, which may be
+    everywhere. `blocks_of_row` lists the places of each row's own blocks, the last one repeated to a common length.
+    """
+
+    rows: int
+    block_index: Tensor | None
+    owner: Tensor
+    mask: Tensor
+    blocks_of_row: Tensor
 
 
 @dataclass(frozen=True)
 class PromptChunk:
     """Rows [start, end) are consecutive tokens of one sequence; `keys` tokens are visible to the last of them.
 
-    A chunk that begins its sequence sees only itself and needs neither blocks nor mask.
+    A chunk that begins its sequence sees only itself and needs neither tiles nor mask.
     """
 
     start: int
     end: int
     keys: int
-    block_index: Tensor | None
+    tile_index: Tensor | None
     mask: Tensor | None
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """All tokens of one step in one row each. Made once per step, used by every layer."""
+    """All tokens of one step in one row each. Made once per step, used by every layer.
+
+    `slots` are the cache rows of every token's keys by head, then of its values: as many per token as a block has tiles.
+    """
 
     ids: Tensor
     positions: Tensor
     slots: Tensor
-    decodes: Ordered[DecodeGroup]
+    decodes: FewDecodes | ManyDecodes | None
     chunks: Ordered[PromptChunk]
     last_rows: Tensor | None
 
@@ -109,8 +127,9 @@ class Decoder:
         self._q_width = config.heads * config.head_dim
         self._group = config.heads // config.kv_heads
         # Zeros, not garbage: a masked key has weight 0, and 0 times a NaN in its value would still be NaN.
-        self._cache = [torch.zeros(blocks, block_tokens, config.kv_width) for _ in range(config.layers)]
-        self._by_slot = [layer.view(-1, config.kv_width) for layer in self._cache]
+        self._cache = [torch.zeros(blocks, config.tiles, block_tokens, config.head_dim) for _ in range(config.layers)]
+        self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
+        self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
         self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
         positions = torch.arange(config.context_tokens, dtype=torch.float32)
         angles = torch.outer(positions, config.rope_inverse_frequencies)
@@ -134,7 +153,7 @@ class Decoder:
             if layer.qk_norm is not None:
                 qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
             torch.view_as_complex(qk.view(rows, rotated_heads, -1, 2)).mul_(rotations)
-            self._by_slot[index].index_copy_(0, batch.slots, qkv[:, self._q_width :])
+            self._rows[index].index_copy_(0, batch.slots, qkv[:, self._q_width :].reshape(-1, config.head_dim))
             attended = self._attend(index, qkv, batch)
             hidden.addmm_(attended, layer.out)
             if layer.out_bias is not None:
@@ -150,38 +169,65 @@ class Decoder:
         return hidden / torch.hypot(torch.linalg.vector_norm(hidden, dim=1, keepdim=True), self._floor)
 
     def _attend(self, index: int, qkv: Tensor, batch: StepBatch) -> Tensor:
-        pieces = [self._attend_decodes(index, qkv, group) for group in batch.decodes]
-        pieces += [self._attend_chunk(index, qkv, chunk) for chunk in batch.chunks]
+        pieces = [self._attend_chunk(index, qkv, chunk) for chunk in batch.chunks]
+        match batch.decodes:
+            case FewDecodes() as few:
+                pieces.insert(0, self._attend_few(index, qkv, few))
+            case ManyDecodes() as many:
+                pieces.insert(0, self._attend_many(index, qkv, many))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _attend_decodes(self, index: int, qkv: Tensor, group: DecodeGroup) -> Tensor:
+    def _attend_few(self, index: int, qkv: Tensor, few: FewDecodes) -> Tensor:
         config = self.config
-        rows = group.end - group.start
-        query = qkv[group.start : group.end, : self._q_width].view(rows, config.kv_heads, self._group, config.head_dim)
+        query = qkv[: few.rows, : self._q_width].view(few.rows, config.kv_heads, self._group, config.head_dim)
         # The query heads that share a key head stand in the place of query positions: keys need no repeating.
-        keys, values = self._gather(index, group.block_index, rows)
-        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=group.mask)
-        return seen.reshape(rows, self._q_width)
+        keys, values = self._gather(index, few.tile_index, few.rows)
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=few.mask, scale=1.0)
+        return seen.reshape(few.rows, self._q_width)
+
+    def _attend_many(self, index: int, qkv: Tensor, many: ManyDecodes) -> Tensor:
+        """Attention block by block instead of row by row: queries are brought to the blocks, which are large, and
+        what each block contributes is brought back and summed. Softmax is exact: all blocks of a row share its maximum.
+        """
+        config, owner, rows = self.config, many.owner, many.rows
+        heads, group, width = config.kv_heads, self._group, config.head_dim
+        blocks = owner.shape[0]
+        cache = self._cache[index]
+        read = cache[:blocks] if many.block_index is None else cache.index_select(0, many.block_index)
+        query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
+        scores = torch.empty(heads, blocks, group, self._block_tokens)
+        for head in range(heads):
+            torch.bmm(query[:, head], read[:, head].transpose(1, 2), out=scores[head])
+        scores.add_(many.mask)
+        highest = scores.amax(3).index_select(1, many.blocks_of_row).view(heads, rows, -1, group).amax(2)
+        weights = scores.sub_(highest.index_select(1, owner).unsqueeze(3)).exp_()
+        contributed = torch.empty(heads, blocks, group, width)
+        for head in range(heads):
+            torch.bmm(weights[head], read[:, heads + head], out=contributed[head])
+        total = torch.zeros(heads, rows, group).index_add_(1, owner, weights.sum(3))
+        seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed)
+        return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width)
 
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config
         rows = chunk.end - chunk.start
         mine = qkv[chunk.start : chunk.end]
         query = mine[:, : self._q_width].view(rows, config.kv_heads, self._group, config.head_dim).permute(1, 2, 0, 3)
-        if chunk.block_index is None:
+        if chunk.tile_index is None:
             fresh = mine[:, self._q_width :].view(1, rows, 2, config.kv_heads, config.head_dim)
             keys, values = fresh.permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            keys, values = self._gather(index, chunk.block_index, 1)
+            keys, values = self._gather(index, chunk.tile_index, 1)
         shape = (config.kv_heads, self._group, chunk.keys, config.head_dim)
         keys = keys[0, :, : chunk.keys].unsqueeze(1).expand(shape)
         values = values[0, :, : chunk.keys].unsqueeze(1).expand(shape)
-        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+        seen = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=1.0
+        )
         return seen.permute(2, 0, 1, 3).reshape(rows, self._q_width)
 
-    def _gather(self, index: int, block_index: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
+    def _gather(self, index: int, tile_index: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences, kv heads, keys, head dim] as views of one copy out of the cache."""
-        config = self.config
-        read = self._cache[index].index_select(0, block_index)
-        keys, values = read.view(sequences, -1, 2, config.kv_heads, config.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        return keys, values
+        heads = self.config.kv_heads
+        read = self._tiles[index].index_select(0, tile_index).view(sequences, 2 * heads, -1, self.config.head_dim)
+        return read[:, :heads], read[:, heads:]

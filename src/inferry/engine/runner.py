@@ -9,14 +9,15 @@ import torch
 from inferry.domain.jobs import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.loader import load_model
-from inferry.engine.model import DecodeGroup, Decoder, PromptChunk, StepBatch
+from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PromptChunk, StepBatch
 from inferry.engine.planner import Work
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
-# Padding a sequence to its group's length is wasted reading; another group is another torch call per layer.
-_GROUP_PADDING = 1.3
-_GROUP_SLACK_BLOCKS = 16
+# Up to this many decodes are read side by side, which takes fewer calls; more are read block by block.
+_FEW = 4
+# The part of a range of blocks that must be wanted for reading all of it.
+_DENSE = 0.5
 
 
 class TorchRunner:
@@ -25,6 +26,7 @@ class TorchRunner:
     def __init__(self, decoder: Decoder, block_tokens: int) -> None:
         self._decoder = decoder
         self._block_tokens = block_tokens
+        self._tiles = decoder.config.tiles
         self.context_tokens = decoder.config.context_tokens
         self.vocab_size = decoder.config.vocab_size
         self.eos_ids = decoder.config.eos_ids
@@ -51,10 +53,10 @@ class TorchRunner:
 
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Computes all of `work` in one pass; the tokens come back in the order of `work`."""
-        singles = sorted((piece for piece in work if piece.tokens == 1), key=lambda piece: len(piece.sequence.blocks))
+        singles = [piece for piece in work if piece.tokens == 1]
         rows = [*singles, *(piece for piece in work if piece.tokens > 1)]
         done = [piece for piece in rows if piece.tokens == piece.sequence.pending]
-        batch = self._lay_out(rows, len(singles), len(done))
+        batch = self._lay_out(rows, len(singles))
         logits = self._decoder.forward(batch)
         if not done:
             return []
@@ -62,11 +64,11 @@ class TorchRunner:
         by_key = {piece.sequence.key: token for piece, token in zip(done, tokens, strict=True)}
         return [by_key[piece.sequence.key] for piece in work if piece.sequence.key in by_key]
 
-    def _lay_out(self, rows: Ordered[Work], singles: int, done: int) -> StepBatch:
+    def _lay_out(self, rows: Ordered[Work], singles: int) -> StepBatch:
         size = self._block_tokens
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[tuple[int, int]] = []
         last_rows: list[int] = []
         chunks: list[PromptChunk] = []
         for piece in rows:
@@ -75,20 +77,20 @@ class TorchRunner:
             if piece.tokens == 1:
                 ids.append(sequence.tokens[first])
                 positions.append(first)
-                slots.append(blocks[first // size] * size + first % size)
+                slots.append((blocks[first // size], first % size))
             else:
                 end = first + piece.tokens
                 chunks.append(self._chunk(len(ids), first, end, blocks))
                 ids.extend(sequence.tokens[first:end])
                 positions.extend(range(first, end))
-                slots.extend(blocks[at // size] * size + at % size for at in range(first, end))
+                slots.extend((blocks[at // size], at % size) for at in range(first, end))
             if piece.tokens == sequence.pending:
                 last_rows.append(len(ids) - 1)
         return StepBatch(
             ids=torch.tensor(ids),
             positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
-            decodes=self._groups(rows[:singles]),
+            slots=self._slots(slots),
+            decodes=self._decodes(rows[:singles]),
             chunks=chunks,
             last_rows=None if len(last_rows) == len(ids) else torch.tensor(last_rows, dtype=torch.long),
         )
@@ -97,39 +99,60 @@ class TorchRunner:
         rows = end - first
         if first == 0:
             return PromptChunk(row, row + rows, rows, None, None)
-        index = torch.tensor(blocks[: -(-end // self._block_tokens)])
+        index = self._tile_index([blocks[: -(-end // self._block_tokens)]])
         mask = torch.ones(rows, end, dtype=torch.bool).tril_(diagonal=first)
         return PromptChunk(row, row + rows, end, index, mask)
 
-    def _groups(self, singles: Ordered[Work]) -> list[DecodeGroup]:
-        """Singles come sorted by length, so neighbours share a group until padding costs more than another call."""
+    def _decodes(self, singles: Ordered[Work]) -> FewDecodes | ManyDecodes | None:
+        if not singles:
+            return None
         size = self._block_tokens
-        lengths = [piece.sequence.computed // size + 1 for piece in singles]
-        groups: list[DecodeGroup] = []
-        start = 0
-        while start < len(singles):
-            end, real = start, 0
-            while end < len(singles):
-                real += lengths[end]
-                if lengths[end] * (end + 1 - start) > real * _GROUP_PADDING + _GROUP_SLACK_BLOCKS:
-                    break
-                end += 1
-            groups.append(self._group(singles, start, end, lengths[end - 1]))
-            start = end
-        return groups
+        seen = [piece.sequence.computed + 1 for piece in singles]
+        blocks = [piece.sequence.blocks[: -(-count // size)] for piece, count in zip(singles, seen, strict=True)]
+        longest = max(map(len, blocks))
+        if len(singles) <= _FEW and longest * len(singles) <= 2 * sum(map(len, blocks)):
+            return self._few(blocks, seen, longest)
+        return _many(blocks, seen, longest, size)
 
-    def _group(self, singles: Ordered[Work], start: int, end: int, blocks: int) -> DecodeGroup:
-        index: list[int] = []
-        seen: list[int] = []
-        for piece in singles[start:end]:
-            mine = piece.sequence.blocks[: piece.sequence.computed // self._block_tokens + 1]
-            index += mine
-            index += mine[-1:] * (blocks - len(mine))
-            seen.append(piece.sequence.computed + 1)
-        keys = blocks * self._block_tokens
-        visible = torch.arange(keys) < torch.tensor(seen).unsqueeze(1)
-        mask = torch.zeros(len(seen), keys).masked_fill_(visible.logical_not_(), float("-inf"))
-        return DecodeGroup(start, end, torch.tensor(index), keys, mask.view(len(seen), 1, 1, keys))
+    def _few(self, blocks: list[list[int]], seen: list[int], longest: int) -> FewDecodes:
+        padded = [mine + mine[-1:] * (longest - len(mine)) for mine in blocks]
+        mask = _mask(torch.tensor(seen), longest * self._block_tokens)
+        return FewDecodes(len(blocks), self._tile_index(padded), mask.view(len(blocks), 1, 1, -1))
+
+    def _slots(self, places: list[tuple[int, int]]) -> torch.Tensor:
+        """Cache rows of every tile at each (block, offset)."""
+        block, offset = torch.tensor(places).unsqueeze(2).unbind(1)
+        return ((block * self._tiles + torch.arange(self._tiles)) * self._block_tokens + offset).view(-1)
+
+    def _tile_index(self, blocks: list[list[int]]) -> torch.Tensor:
+        """Tiles of equally many blocks per sequence, ordered by sequence, then tile, then block."""
+        first = torch.tensor(blocks).unsqueeze(1) * self._tiles
+        return (first + torch.arange(self._tiles).unsqueeze(1)).view(-1)
+
+
+def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> ManyDecodes:
+    rows = len(blocks)
+    flat = torch.tensor([block for mine in blocks for block in mine])
+    lengths = torch.tensor([len(mine) for mine in blocks])
+    starts = lengths.cumsum(0) - lengths
+    owner = torch.repeat_interleave(torch.arange(rows), lengths)
+    before = (torch.arange(len(flat)) - starts[owner]) * size
+    visible = torch.tensor(seen)[owner] - before
+    places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
+    reach = int(flat.max()) + 1
+    if len(flat) < reach * _DENSE:
+        return ManyDecodes(rows, flat, owner, _mask(visible, size).unsqueeze(1), places)
+    # Most blocks from the first to the last are wanted: reading all of them where they lie beats copying the wanted.
+    # One that is not wanted is masked out as a whole, so that whose it is does not matter.
+    all_owners = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
+    all_visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
+    return ManyDecodes(rows, None, all_owners, _mask(all_visible, size).unsqueeze(1), flat[places])
+
+
+def _mask(visible: torch.Tensor, keys: int) -> torch.Tensor:
+    """[rows, keys]: 0 for as many keys as are visible in the row, then -inf."""
+    hidden = torch.arange(keys) >= visible.unsqueeze(1)
+    return torch.zeros(len(visible), keys).masked_fill_(hidden, float("-inf"))
 
 
 def set_threads(asked: int | None) -> int:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -52,7 +53,8 @@ _PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
-_id_prefix = os.urandom(6).hex()
+# Job ids are the ledger's key, so they must differ between gateways and between lives of one gateway.
+_id_prefix = f"{int(time.time()):x}{os.urandom(3).hex()}"
 _id_counter = itertools.count(1)
 
 
@@ -77,7 +79,7 @@ _raw_messages_decoder = msgspec.json.Decoder(_RawMessages)
 
 
 def new_job_id() -> str:
-    return f"{_id_prefix}{next(_id_counter):08x}"
+    return f"{_id_prefix}-{next(_id_counter)}"
 
 
 async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway) -> InferenceJob:
@@ -360,8 +362,11 @@ def _budget(asked: int | None, prompt: Estimate, card: ModelCard, api: Api) -> i
 
 
 def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
-    """Equal for equal prompts to one model, however the rest of the bodies differs."""
-    digest = hashlib.blake2b(wire.model.encode(), digest_size=16)
+    """Equal for equal prompts to one model, however the rest of the bodies differs.
+
+    A hint for grouping, not a proof of identity: SHA-1, because processors have it built in.
+    """
+    digest = hashlib.sha1(wire.model.encode(), usedforsecurity=False)
     if isinstance(wire, ChatBody):
         for message in wire.messages:
             digest.update(b"\0" + message.role.encode() + b"\0")

@@ -4,28 +4,25 @@ _SPAN_S = 5.0
 
 
 class DrainRate:
-    """Departures per second while the lane has work; recent spans count for more."""
+    """Departures per second while the lane has work; recent spans count for more. The owner counts `departed` up."""
 
-    __slots__ = ("_departed", "_rate", "_since")
+    __slots__ = ("_rate", "_since", "departed")
 
     def __init__(self) -> None:
         self._since = 0.0
-        self._departed = 0
+        self.departed = 0
         self._rate: float | None = None
 
     def begin(self, now: float) -> None:
         """The lane had nothing queued until now; time before does not count."""
         self._since = now
-        self._departed = 0
-
-    def departed(self) -> None:
-        self._departed += 1
+        self.departed = 0
 
     def seconds_for(self, jobs: int, now: float) -> float | None:
         """How long that many jobs take to leave, if anything has left lately."""
         elapsed = now - self._since
-        if elapsed > 0 and (self._departed or elapsed >= _SPAN_S):
-            measured = self._departed / elapsed
+        if elapsed > 0 and (self.departed or elapsed >= _SPAN_S):
+            measured = self.departed / elapsed
             rate = measured if self._rate is None else (self._rate + measured) / 2
             if elapsed >= _SPAN_S:
                 self._rate = rate

@@ -38,6 +38,10 @@ class Agenda:
             heapq.heapify(self._heap)
             self._dropped = 0
 
+    def has_come(self, now: float) -> bool:
+        """Whether something may be due by now; cheap, and never wrong when it says no."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def next(self) -> float | None:
         """When the next ticket is due."""
         heap = self._heap

@@ -7,7 +7,7 @@ from operator import attrgetter
 from inferry.domain.jobs import BatchKey, InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.scheduling.drain import DrainRate
 from inferry.scheduling.placement import Route
-from inferry.scheduling.tickets import Stage, Ticket
+from inferry.scheduling.tickets import GONE, READY, Ticket
 
 _WORTH_COMPACTING = 64
 _arrival = attrgetter("job.arrived_at", "number")
@@ -19,7 +19,7 @@ class Queue:
     `overtaken` counts the prompt tokens of lower lanes that went before the present head.
     """
 
-    __slots__ = ("_gone", "_ready", "held", "held_kv_tokens", "held_prefill_tokens", "line", "overtaken", "route")
+    __slots__ = ("_ready", "_size", "held", "held_kv_tokens", "held_prefill_tokens", "line", "overtaken", "route")
 
     def __init__(self, line: "Line", route: Route) -> None:
         self.line = line
@@ -29,7 +29,7 @@ class Queue:
         self.held_prefill_tokens = 0
         self.overtaken = 0
         self._ready: deque[Ticket] = deque()
-        self._gone = 0
+        self._size = 0
 
     def hold(self, ticket: Ticket) -> None:
         self.held[ticket.job.job_id] = ticket
@@ -46,77 +46,82 @@ class Queue:
         ready = self._ready
         while ready:
             ticket = ready[0]
-            if ticket.stage is Stage.READY:
+            if ticket.stage is READY:
                 return ticket
             ready.popleft()
-            self._gone -= 1
         return None
 
     def push(self, ticket: Ticket) -> bool:
         """Make the job ready, in its place by arrival; say whether it is the head now."""
-        ticket.stage = Stage.READY
-        ready, line = self._ready, self.line
+        ticket.stage = READY
+        line, ready = self.line, self._ready
         line.ready += 1
-        if not ready:
+        self._size += 1
+        if self._size == 1:
+            ready.clear()
             ready.append(ticket)
             line.waiting[self] = None
-        elif _arrival(ready[-1]) <= _arrival(ticket):
+        elif (ready[-1].job.arrived_at, ready[-1].number) < (ticket.job.arrived_at, ticket.number):
             ready.append(ticket)
+            return False
         else:
             insort(ready, ticket, key=_arrival)
-        if self.head() is not ticket:
-            return False
-        self._next_head()
+            if self.head() is not ticket:
+                return False
+        self.overtaken = 0
+        line.first_seen = None
         return True
 
     def pop(self) -> None:
         """Take off the head, which somebody has just looked at."""
         self._ready.popleft()
-        self.line.ready -= 1
-        self._next_head()
+        self._one_less(was_head=True)
 
     def strike(self, ticket: Ticket) -> None:
         """Drop a ready job wherever it stands; the row closes up when that is worth the walk."""
         was_head = self.head() is ticket
-        ticket.stage = Stage.GONE
-        self.line.ready -= 1
-        self._gone += 1
-        if was_head:
-            self._next_head()
-        elif self._gone > _WORTH_COMPACTING and 2 * self._gone > len(self._ready):
-            self._ready = deque(t for t in self._ready if t.stage is Stage.READY)
-            self._gone = 0
+        ticket.stage = GONE
+        self._one_less(was_head)
+        if len(self._ready) > 2 * self._size + _WORTH_COMPACTING:
+            self._ready = deque(t for t in self._ready if t.stage is READY)
 
-    def _next_head(self) -> None:
-        self.overtaken = 0
-        self.line.reorder()
-        if self.head() is None:
-            del self.line.waiting[self]
+    def _one_less(self, was_head: bool) -> None:
+        line = self.line
+        line.ready -= 1
+        self._size -= 1
+        if not self._size:
+            del line.waiting[self]
+        if was_head:
+            self.overtaken = 0
+            line.first_seen = None
 
 
 class Line:
     """One lane: its policy, its queues, and how many jobs they hold in all.
 
-    `waiting` are the queues with ready jobs; `credit` is what the lane is owed, in prompt tokens.
+    `waiting` are the queues with ready jobs; `credit` is what the lane is owed, in prompt tokens. `first_seen` is the
+    answer of `first`, until a head or the workers change.
     """
 
     __slots__ = (
-        "_first",
         "coalesce_s",
         "credit",
         "depth",
         "drain",
+        "first_seen",
         "lane",
         "max_wait_s",
         "policy",
         "queues",
         "ready",
         "waiting",
+        "window",
     )
 
     def __init__(self, lane: Lane, policy: LanePolicy) -> None:
         self.lane = lane
         self.policy = policy
+        self.window = policy.window
         self.coalesce_s = policy.coalesce_ms / 1000
         self.max_wait_s = policy.max_wait_ms / 1000
         self.queues: dict[RouteKey | BatchKey, Queue] = {}
@@ -125,7 +130,7 @@ class Line:
         self.ready = 0
         self.credit = 0.0
         self.drain = DrainRate()
-        self._first: Queue | None = None
+        self.first_seen: Queue | None = None
 
     def queue_for(self, job: InferenceJob, route: Route) -> Queue:
         """The queue a new job joins. Batch keys split queues only in front of workers that pad."""
@@ -137,16 +142,12 @@ class Line:
 
     def first(self) -> Queue | None:
         """The queue whose head arrived first, among those that some worker serves."""
-        if self._first is None:
+        if self.first_seen is None:
             served = [
                 (_arrival(head), queue) for queue in self.waiting if queue.route.workers and (head := queue.head())
             ]
-            self._first = min(served, key=lambda pair: pair[0])[1] if served else None
-        return self._first
-
-    def reorder(self) -> None:
-        """A head or the workers have changed: look again for the first."""
-        self._first = None
+            self.first_seen = min(served, key=lambda pair: pair[0])[1] if served else None
+        return self.first_seen
 
     def prune(self) -> None:
         """Forget queues that nobody is in."""

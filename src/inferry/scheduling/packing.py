@@ -11,6 +11,8 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
 from inferry.scheduling.tickets import Ticket
 
+_MAX_WAIT = ReleaseReason.MAX_WAIT
+
 
 class Use(Struct, frozen=True, gc=False):
     """How much of a worker the jobs in flight take up."""
@@ -23,15 +25,16 @@ class Use(Struct, frozen=True, gc=False):
 class WorkerState:
     """A worker as the scheduler sees it: the latest belief, and everything in use there, foreign work included.
 
-    It outlives its view while jobs are in flight on it, so that a worker that comes back is not overfilled.
+    `load` is what `weigh` found, or None since something changed. The state outlives its view while jobs are in flight,
+    so that a worker that comes back is not overfilled.
     """
 
     __slots__ = (
-        "_load",
         "closed_in",
         "drafts",
         "kv_limit",
         "kv_tokens",
+        "load",
         "name",
         "pads",
         "prefill_limit",
@@ -49,7 +52,7 @@ class WorkerState:
         self.sequence_limit = self.kv_limit = self.prefill_limit = inf
         self.drafts: list[Draft] = []
         self.closed_in = 0
-        self._load: float | None = None
+        self.load: float | None = 0.0
 
     def believe(self, view: WorkerView | None) -> None:
         """Replace the view; what this gateway has in flight is counted on."""
@@ -63,7 +66,7 @@ class WorkerState:
             self.sequence_limit = _limit(view.room.sequences)
             self.kv_limit = _limit(view.room.kv_tokens)
             self.prefill_limit = _limit(view.room.prefill_tokens)
-        self._load = None
+        self.load = None
 
     def own_use(self) -> Use:
         foreign = None if self.view is None else self.view.foreign
@@ -77,14 +80,13 @@ class WorkerState:
 
     def has_room(self, ticket: Ticket) -> bool:
         """Whether the job fits in every currency; one larger than a whole currency enters while that is unused."""
-        used, limit = self.sequences, self.sequence_limit
-        if used + 1 > limit:
+        if self.sequences >= self.sequence_limit:
             return False
         used, limit = self.prefill_tokens, self.prefill_limit
         if used + ticket.prefill_tokens > limit and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
-        return not (used + ticket.kv_tokens > limit and (used or limit <= 0))
+        return used + ticket.kv_tokens <= limit or (not used and limit > 0)
 
     def takes(self, ticket: Ticket) -> bool:
         """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
@@ -97,36 +99,34 @@ class WorkerState:
     def is_forming_a_plan_for(self, ticket: Ticket) -> bool:
         return any(draft.takes(ticket) for draft in self.drafts)
 
-    def load(self) -> float:
+    def weigh(self) -> float:
         """The largest fraction in use over the currencies; where none binds, more sequences are still more load."""
-        load = self._load
-        if load is None:
-            load = max(
-                self.sequences / self.sequence_limit if self.sequence_limit > 0 else inf,
-                self.kv_tokens / self.kv_limit if self.kv_limit > 0 else inf,
-                self.prefill_tokens / self.prefill_limit if self.prefill_limit > 0 else inf,
-            )
-            if load == 0.0 and self.sequences:
-                load = 1.0 - 1.0 / (1 + self.sequences)
-            self._load = load
+        load = self.sequences / self.sequence_limit if self.sequence_limit > 0 else inf
+        if (part := self.kv_tokens / self.kv_limit if self.kv_limit > 0 else inf) > load:
+            load = part
+        if (part := self.prefill_tokens / self.prefill_limit if self.prefill_limit > 0 else inf) > load:
+            load = part
+        if load == 0.0 and self.sequences:
+            load = 1.0 - 1.0 / (1 + self.sequences)
+        self.load = load
         return load
 
     def take(self, ticket: Ticket) -> None:
         self.sequences += 1
         self.kv_tokens += ticket.kv_tokens
         self.prefill_tokens += ticket.prefill_tokens
-        self._load = None
+        self.load = None
 
     def free_prefill(self, ticket: Ticket) -> None:
         self.prefill_tokens -= ticket.prefill_tokens
         ticket.prefill_tokens = 0
-        self._load = None
+        self.load = None
 
     def free(self, ticket: Ticket) -> None:
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
         self.prefill_tokens -= ticket.prefill_tokens
-        self._load = None
+        self.load = None
 
 
 def _limit(tokens: int | None) -> float:
@@ -146,7 +146,7 @@ class Draft:
 
     def takes(self, ticket: Ticket) -> bool:
         """Whether the job may share the plan. In a padded pass company counts for more than why it was released."""
-        if self.reason is ReleaseReason.MAX_WAIT or ticket.reason is ReleaseReason.MAX_WAIT:
+        if self.reason is _MAX_WAIT or ticket.reason is _MAX_WAIT:
             return False
         if self.worker.pads:
             return len(self.jobs) < self.max_batch and self.jobs[0].batch_key == ticket.job.batch_key

@@ -52,7 +52,9 @@ def least_loaded(workers: Sequence[WorkerState], ticket: Ticket, walk: int) -> W
     best, least = None, inf
     for worker in workers:
         if worker.closed_in != walk:
-            load = worker.load()
+            load = worker.load
+            if load is None:
+                load = worker.weigh()
             if load < least and worker.takes(ticket):
                 if load == 0.0:
                     return worker

@@ -8,13 +8,10 @@ from inferry.scheduling.placement import Route
 
 def holds(line: Line, route: Route) -> bool:
     """Whether the lane holds jobs for company in front of the route's workers as they are now."""
-    match line.policy.window:
-        case "off":
-            return False
-        case "fixed":
-            return line.coalesce_s > 0
-        case "adaptive":
-            return line.coalesce_s > 0 and _company_pays(route)
+    window = line.window
+    if window == "off" or line.coalesce_s <= 0:
+        return False
+    return window == "fixed" or _company_pays(route)
 
 
 def _company_pays(route: Route) -> bool:

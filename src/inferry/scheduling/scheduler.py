@@ -2,22 +2,24 @@
 
 One owner calls it, from one thread, with the time of its own clock; it never waits and never looks at a clock itself.
 All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
-`tick`. The opinions live next door: `release` says when, `shares` which lane, `packing` with whom, `placement` where.
+`tick`. The opinions live next door: `release` says when, `boarding` who is next, `shares` what lower lanes are owed,
+`packing` who goes together, `placement` where.
 """
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heapreplace
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, ReleaseReason, Tick, Whereabouts, WorkerView
 from inferry.scheduling import release
+from inferry.scheduling.boarding import Boarding
 from inferry.scheduling.due import Agenda
 from inferry.scheduling.lanes import Line, Queue
-from inferry.scheduling.packing import Draft, Use, WorkerState, board
-from inferry.scheduling.placement import Route, changes_routes, close, least_loaded, serves
-from inferry.scheduling.shares import Shares
-from inferry.scheduling.tickets import Stage, Ticket
+from inferry.scheduling.packing import Use, WorkerState
+from inferry.scheduling.placement import Route, changes_routes, serves
+from inferry.scheduling.tickets import GONE, HELD, PLANNED, READY, Ticket
+
+_IMMEDIATE = ReleaseReason.IMMEDIATE
 
 
 class Scheduler:
@@ -27,16 +29,16 @@ class Scheduler:
         for lane, policy in lanes.items():
             if not 0 <= policy.share < 1:
                 raise ValueError(f"{lane.name}: a share is at least 0 and less than 1, not {policy.share}")
-        self._lines = {lane: Line(lane, lanes[lane]) for lane in sorted(lanes)}
-        self._shares = Shares(self._lines.values())
+        self._lines = tuple(Line(lane, lanes[lane]) for lane in sorted(lanes))
+        self._line_of = [next((line for line in self._lines if line.lane is lane), None) for lane in Lane]
         self._tickets: dict[str, Ticket] = {}
         self._workers: dict[str, WorkerState] = {}
         self._routes: dict[RouteKey, Route] = {}
         self._holding: dict[Queue, None] = {}
         self._agenda = Agenda()
+        self._boarding = Boarding(self._lines, self._agenda)
         self._offers = 0
         self._plans = 0
-        self._walks = 0
         # What the next tick has to look at. Without either flag only time can have changed anything.
         self._stirred = False
         self._calmed = False
@@ -45,9 +47,12 @@ class Scheduler:
 
     def offer(self, job: InferenceJob, now: float) -> None:
         """Queue a job, held for company or ready to go. Raises QueueFull when its lane is at the limit."""
-        if job.job_id in self._tickets:
-            raise ValueError(f"job {job.job_id} has already been offered")
-        line = self._lines[job.lane]
+        job_id = job.job_id
+        if job_id in self._tickets:
+            raise ValueError(f"job {job_id} has already been offered")
+        line = self._line_of[job.lane]
+        if line is None:
+            raise ValueError(f"no policy for lane {job.lane.name}")
         if line.depth >= line.policy.queue_limit:
             raise QueueFull(
                 f"lane {job.lane.name} holds {line.depth} jobs, which is its limit",
@@ -57,20 +62,20 @@ class Scheduler:
             line.drain.begin(now)
         line.depth += 1
         self._offers += 1
-        route = self._route(job.route)
+        route = self._routes.get(job.route) or self._new_route(job.route)
         queue = line.queue_for(job, route)
-        ticket = self._tickets[job.job_id] = Ticket(job, self._offers, queue)
+        ticket = self._tickets[job_id] = Ticket(job, self._offers, queue)
         if release.holds(line, route):
             self._hold(ticket)
         else:
-            self._make_ready(ticket, ReleaseReason.IMMEDIATE)
+            self._make_ready(ticket, _IMMEDIATE)
 
     def cancel(self, job_id: str) -> Whereabouts:
         """A queued job leaves at once. A planned one is counted until it has ended: only its worker can free it."""
         ticket = self._tickets.get(job_id)
         if ticket is None:
             return Whereabouts.UNKNOWN
-        if ticket.stage is Stage.PLANNED:
+        if ticket.stage is PLANNED:
             return Whereabouts.PLANNED
         self._leave_queue(ticket)
         return Whereabouts.QUEUED
@@ -117,7 +122,7 @@ class Scheduler:
 
     def tick(self, now: float) -> Tick:
         """Everything that can be decided now. A second tick at the same instant decides nothing."""
-        expired = self._settle_what_is_due(now)
+        expired = self._settle_what_is_due(now) if self._agenda.has_come(now) else ()
         if self._calmed:
             self._end_needless_holds()
         plans = self._fill_workers(now) if self._stirred else ()
@@ -127,7 +132,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return sum(line.depth for line in self._lines.values())
+        return sum(line.depth for line in self._lines)
 
     @property
     def in_flight(self) -> int:
@@ -135,7 +140,7 @@ class Scheduler:
 
     def depths(self) -> dict[Lane, int]:
         """Queued jobs by lane."""
-        return {lane: line.depth for lane, line in self._lines.items()}
+        return {line.lane: line.depth for line in self._lines}
 
     def use(self, worker: str) -> Use:
         """What this gateway's jobs in flight take up on the worker."""
@@ -171,17 +176,18 @@ class Scheduler:
 
     def _make_ready(self, ticket: Ticket, reason: ReleaseReason) -> None:
         ticket.reason = reason
-        if ticket.job.deadline is None:
+        deadline = ticket.job.deadline
+        if deadline is not None:
+            self._agenda.put(ticket, deadline)
+        elif ticket.due is not None:
             self._agenda.drop(ticket)
-        else:
-            self._agenda.put(ticket, ticket.job.deadline)
         if ticket.queue.push(ticket):
             self._stirred = True
 
     def _leave_queue(self, ticket: Ticket) -> None:
-        if ticket.stage is Stage.HELD:
+        if ticket.stage is HELD:
             self._let_go(ticket)
-            ticket.stage = Stage.GONE
+            ticket.stage = GONE
         else:
             ticket.queue.strike(ticket)
             self._stirred = True
@@ -193,7 +199,7 @@ class Scheduler:
         """End the holds and the jobs whose time has come, in order of time; return the jobs that expired."""
         expired = []
         while (ticket := self._agenda.pop(now)) is not None:
-            if ticket.stage is Stage.READY:
+            if ticket.stage is READY:
                 self._leave_queue(ticket)
                 expired.append(ticket.job)
             elif ticket.reason is ReleaseReason.MAX_WAIT:
@@ -212,99 +218,27 @@ class Scheduler:
             elif release.is_full(queue):
                 self._release(queue, ReleaseReason.SIZE)
 
-    # Filling workers.
+    # Planning.
 
     def _fill_workers(self, now: float) -> tuple[BatchPlan, ...]:
         self._stirred = False
-        drafts: list[Draft] = []
-        while True:
-            self._walks += 1
-            kept_for = self._serve_turns(drafts)
-            self._serve_in_order(drafts, kept_for)
-            if self._shares.turn() is kept_for:
-                break
-        for draft in drafts:
-            draft.worker.drafts.clear()
+        drafts = self._boarding.fill_workers()
         first = self._plans + 1
         self._plans += len(drafts)
-        return tuple(draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first))
-
-    def _serve_turns(self, drafts: list[Draft]) -> Queue | None:
-        """Lower lanes that are owed a turn go first. One that finds no room keeps its workers from everybody else."""
-        while (queue := self._shares.turn()) is not None and (ticket := queue.head()) is not None:
-            worker = least_loaded(queue.route.workers, ticket, self._walks)
-            if worker is None:
-                close(queue.route.workers, self._walks)
-                break
-            self._shares.took_turn(queue, ticket.prefill_tokens)
-            self._send(ticket, worker, drafts)
-        return queue
-
-    def _serve_in_order(self, drafts: list[Draft], kept_for: Queue | None) -> None:
-        """Walk the heads of all queues by lane and arrival; stop early when a lower lane's turn has come.
-
-        A head without room keeps the workers it waits for from everybody behind it.
-        """
-        heads = [
-            (line.lane, head.job.arrived_at, head.number, queue)
-            for line in self._lines.values()
-            for queue in line.waiting
-            if (head := queue.head()) is not None
-        ]
-        heapify(heads)
-        while heads:
-            queue = heads[0][3]
-            ticket = queue.head()
-            assert ticket is not None
-            worker = least_loaded(queue.route.workers, ticket, self._walks)
-            if worker is None:
-                close(queue.route.workers, self._walks)
-                heappop(heads)
-                continue
-            turn_may_be_due = self._send(ticket, worker, drafts)
-            if worker.pads:
-                turn_may_be_due |= self._send_company(queue, worker, drafts)
-            if turn_may_be_due and self._shares.turn() is not kept_for:
-                return
-            head = queue.head()
-            if head is None:
-                heappop(heads)
-            else:
-                heapreplace(heads, (queue.line.lane, head.job.arrived_at, head.number, queue))
-
-    def _send_company(self, queue: Queue, worker: WorkerState, drafts: list[Draft]) -> bool:
-        """Fill the padded pass that was just opened with those who stand behind its first job."""
-        turn_may_be_due = False
-        while (mate := queue.head()) is not None and worker.has_room(mate) and worker.is_forming_a_plan_for(mate):
-            turn_may_be_due |= self._send(mate, worker, drafts)
-        return turn_may_be_due
-
-    def _send(self, ticket: Ticket, worker: WorkerState, drafts: list[Draft]) -> bool:
-        """Move the head of a queue onto a worker; say whether a lower lane may be due a turn for it."""
-        queue, line = ticket.queue, ticket.queue.line
-        queue.pop()
-        line.depth -= 1
-        line.drain.departed()
-        self._agenda.drop(ticket)
-        ticket.stage = Stage.PLANNED
-        ticket.worker = worker
-        board(ticket, worker, drafts)
-        return self._shares.admitted(line, ticket.prefill_tokens)
+        return tuple([draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first)])
 
     # Routes.
 
-    def _route(self, key: RouteKey) -> Route:
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = Route(key, self._workers.values())
+    def _new_route(self, key: RouteKey) -> Route:
+        route = self._routes[key] = Route(key, self._workers.values())
         return route
 
     def _refresh_routes(self) -> None:
         """Workers came, went or changed their kind. Rare, so it is also when unused routes and queues are dropped."""
-        for line in self._lines.values():
+        for line in self._lines:
             line.prune()
-            line.reorder()
-        used = {queue.route.key: queue.route for line in self._lines.values() for queue in line.queues.values()}
+            line.first_seen = None
+        used = {queue.route.key: queue.route for line in self._lines for queue in line.queues.values()}
         for route in used.values():
             route.refresh(self._workers.values())
         self._routes = used

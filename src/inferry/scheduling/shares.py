@@ -6,7 +6,7 @@ of a higher lane is overtaken by more than a quantum, which is therefore what a 
 A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not split here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from inferry.scheduling.lanes import Line, Queue
 
@@ -21,8 +21,8 @@ class Shares:
 
     __slots__ = ("_holder", "_lines", "_rotation")
 
-    def __init__(self, lines: Iterable[Line]) -> None:
-        self._lines = tuple(sorted(lines, key=lambda line: line.lane))
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
         self._rotation = [line for line in self._lines if line.policy.share]
         self._holder: Line | None = None
 
@@ -35,16 +35,18 @@ class Shares:
             if lower.ready and lower.lane > line.lane:
                 earned = tokens * lower.policy.share / (1 - lower.policy.share)
                 lower.credit = min(QUANTUM_TOKENS, lower.credit + earned)
-                due = due or _is_covered(lower)
+                due = due or (lower.credit >= 1 and _is_covered(lower))
         return due
 
     def turn(self) -> Queue | None:
         """The queue whose head goes before higher lanes now."""
-        holder = self._holder
-        if holder is None or not self._is_owed(holder):
-            owed = (line for line in self._rotation if self._is_owed(line) and not self._oversteps(line))
-            holder = self._holder = next(owed, None)
-        return None if holder is None else holder.first()
+        if self._holder is None or not self._is_owed(self._holder):
+            self._holder = None
+            for line in self._rotation:
+                if line.credit >= 1 and self._is_owed(line) and not self._oversteps(line):
+                    self._holder = line
+                    break
+        return None if self._holder is None else self._holder.first()
 
     def took_turn(self, queue: Queue, tokens: int) -> None:
         """The queue's head goes before higher lanes: charge the lane, remember who was overtaken."""
@@ -67,7 +69,7 @@ class Shares:
             other.overtaken and other.overtaken + _price(queue) > QUANTUM_TOKENS for other in self._overtaken_by(queue)
         )
 
-    def _overtaken_by(self, queue: Queue) -> Iterable[Queue]:
+    def _overtaken_by(self, queue: Queue) -> Iterator[Queue]:
         """Queues of higher lanes that wait for some of the same workers."""
         for line in self._lines:
             if line.lane < queue.line.lane:

@@ -23,6 +23,11 @@ class Stage(enum.Enum):
     GONE = "gone"
 
 
+# By name: looking a member up on its class is a noticeable part of what a job costs.
+HELD, READY, PLANNED, GONE = Stage
+_IMMEDIATE = ReleaseReason.IMMEDIATE
+
+
 class Ticket:
     """One job from its offer to its end.
 
@@ -36,9 +41,10 @@ class Ticket:
         self.job = job
         self.number = number
         self.queue = queue
-        self.stage = Stage.HELD
-        self.kv_tokens = job.footprint.peak_kv_tokens
-        self.prefill_tokens = job.footprint.prefill_tokens
+        self.stage = HELD
+        footprint = job.footprint
+        self.kv_tokens = footprint.peak_kv_tokens
+        self.prefill_tokens = footprint.prefill_tokens
         self.due: float | None = None
-        self.reason = ReleaseReason.IMMEDIATE
+        self.reason = _IMMEDIATE
         self.worker: WorkerState | None = None

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
-import inferry
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import (
     ClientClosed,
@@ -497,7 +496,7 @@ class _Link(asyncio.Protocol):
 def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
     """In a session of its own, so that Ctrl-C and a SIGTERM to the group reach the gateway alone."""
     environment = dict(os.environ)
-    package_root = str(Path(inferry.__file__).parent.parent)
+    package_root = str(Path(__file__).parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
     return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-m", "inferry.engine.process", str(theirs.fileno())],

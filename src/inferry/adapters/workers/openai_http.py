@@ -84,7 +84,8 @@ class OpenAIHttpWorker:
         self._cards = tuple(ModelCard(name=model, features=FEATURES) for model in settings.models)
         self._models = frozenset(settings.models)
         self._http: aiohttp.ClientSession | None = None
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[str, _Call] = {}
+        self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
 
     @property
@@ -115,9 +116,8 @@ class OpenAIHttpWorker:
                 headers["authorization"] = f"Bearer {settings.api_key}"
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.silence_timeout_s
-                ),
+                # Silence is watched for all calls at once: aiohttp would move a timer for every chunk of each.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
                 headers=headers,
                 auto_decompress=False,
                 read_bufsize=1 << 20,
@@ -149,61 +149,83 @@ class OpenAIHttpWorker:
         self._models = frozenset(names)
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        tasks = [self._begin(job, emit) for job in plan.jobs]
-        if len(tasks) == 1:
-            await _settled(tasks[0])
-        else:
-            await asyncio.gather(*map(_settled, tasks))
+        # Known from here on, so that a cancel finds them before their first step.
+        calls = [self._calls.setdefault(job.job_id, _Call(job, self._clock.now())) for job in plan.jobs]
+        self._watch_for_silence()
+        if len(calls) == 1:
+            await self._run_call(calls[0], emit)  # most plans, and a task less
+            return
+        tasks = [asyncio.get_running_loop().create_task(self._run_call(call, emit)) for call in calls]
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         """Close the upstream connections of these jobs; the server frees them when it notices."""
-        found = {job_id: task for job_id in job_ids if (task := self._calls.get(job_id)) is not None}
-        for task in found.values():
-            task.cancel()
-        await asyncio.gather(*map(_settled, found.values()))
-        return frozenset(found)
+        found = [call for job_id in job_ids if (call := self._calls.get(job_id)) is not None]
+        for call in found:
+            call.give_up(ClientClosed("cancelled"))
+        if found:
+            await asyncio.wait([call.over for call in found])
+        return frozenset(call.job.job_id for call in found)
 
     async def close(self) -> None:
         await self.cancel(list(self._calls))
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._http is not None:
             await self._http.close()
             self._http = None
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, job: InferenceJob, emit: Emit) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._call(job, emit))
-        self._calls[job.job_id] = task
-
-        def over(task: asyncio.Task[None]) -> None:
-            del self._calls[job.job_id]
-            if task.cancelled():  # before its first step, so that it could not say so itself
-                emit(Failed(job.job_id, ClientClosed("cancelled")))
-
-        task.add_done_callback(over)
-        return task
-
-    async def _call(self, job: InferenceJob, emit: Emit) -> None:
+    async def _run_call(self, call: "_Call", emit: Emit) -> None:
         """One job to its end, which is emitted whatever happens."""
         scanner = EventScanner()
+        call.task = asyncio.current_task()
         try:
-            await self._stream(job, scanner, emit)
+            if call.reason is not None:
+                raise call.reason
+            end: Done | Failed = await self._stream(call, scanner, emit)
             self._failures = 0
-            return
         except asyncio.CancelledError:
-            failure: GatewayError = ClientClosed("cancelled")
-        except TimeoutError:
-            failure = WorkerTimeout(f"worker {self._name} said nothing for {self._settings.silence_timeout_s:g} s")
-        except aiohttp.ClientError as error:
+            if call.reason is None:
+                raise  # not this job is meant, but whoever runs the plan
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]
+            end = _failed(call.job, scanner, call.reason)
+        except (aiohttp.ClientError, TimeoutError) as error:
             self._failures += not scanner.events
-            failure = WorkerLost(f"worker {self._name} broke off: {_why(error)}")
+            end = _failed(call.job, scanner, WorkerLost(f"worker {self._name} broke off: {_why(error)}"))
         except GatewayError as error:
-            failure = error
-        emit(Failed(job.job_id, failure, scanner.usage or Usage(output_tokens=scanner.tokens)))
+            end = _failed(call.job, scanner, error)
+        finally:
+            del self._calls[call.job.job_id]
+            call.over.set_result(None)
+        emit(end)
 
-    async def _stream(self, job: InferenceJob, scanner: EventScanner, emit: Emit) -> None:
+    def _watch_for_silence(self) -> None:
+        if self._watch is None:
+            every_s = min(1.0, self._settings.silence_timeout_s / 4)
+            self._watch = asyncio.get_running_loop().call_later(every_s, self._end_silent_calls)
+
+    def _end_silent_calls(self) -> None:
+        self._watch = None
+        silence_s = self._settings.silence_timeout_s
+        earliest = self._clock.now() - silence_s
+        for call in self._calls.values():
+            if call.heard_at < earliest:
+                call.give_up(WorkerTimeout(f"worker {self._name} said nothing for {silence_s:g} s"))
+        if self._calls:
+            self._watch_for_silence()
+
+    async def _stream(self, call: "_Call", scanner: EventScanner, emit: Emit) -> Done:
         if self._http is None:
             raise NoWorker(f"worker {self._name} is not connected")
+        job = call.job
         job_id, run_id, step_id = job.job_id, job.run_id, job.step_id
         index = 0
         url = self._settings.url + PATHS[job.payload.api]
@@ -212,7 +234,9 @@ class OpenAIHttpWorker:
             if response.status != 200:
                 raise _refusal(self._name, response.status, await response.content.read(65_536))
             pending = b""
+            now = self._clock.now
             async for chunk in response.content.iter_any():
+                call.heard_at = now()
                 if pending:
                     chunk = pending + chunk
                 if b"\r" in chunk:
@@ -233,20 +257,37 @@ class OpenAIHttpWorker:
         if scanner.finish is None:
             raise WorkerLost(f"worker {self._name} ended the stream before the answer was complete")
         usage = scanner.usage or Usage(output_tokens=scanner.tokens)
-        emit(Done(job_id, scanner.finish, usage, scanner.usage_event))
+        return Done(job_id, scanner.finish, usage, scanner.usage_event)
 
 
-async def _settled(task: asyncio.Task[None]) -> None:
-    """Wait for a call without being ended by its cancellation; our own cancellation takes it along."""
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
+class _Call:
+    """A job that is on its way: the task that reads its answer, and when it was last heard of."""
+
+    __slots__ = ("heard_at", "job", "over", "reason", "task")
+
+    def __init__(self, job: InferenceJob, now: float) -> None:
+        self.job = job
+        self.heard_at = now
+        self.task: asyncio.Task[None] | None = None
+        self.reason: GatewayError | None = None
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def give_up(self, reason: GatewayError) -> None:
+        """End this job, and only this job, for `reason`."""
+        if self.reason is None:
+            self.reason = reason
+            if self.task is not None:
+                self.task.cancel()
+
+
+def _failed(job: InferenceJob, scanner: EventScanner, error: GatewayError) -> Failed:
+    return Failed(job.job_id, error, scanner.usage or Usage(output_tokens=scanner.tokens))
 
 
 def streaming_body(body: bytes) -> bytes:
     """The client's body with streaming and usage switched on. The prompt is copied, never decoded."""
+    if b'"stream' not in body:  # quotes inside strings are escaped, so neither key is there
+        return b'{"stream":true,"stream_options":{"include_usage":true},' + body[body.index(b"{") + 1 :]
     fields = _fields_decoder.decode(body)
     fields["stream"] = Raw(b"true")
     options: dict[str, object] = {}

@@ -1,0 +1,29 @@
+"""`python -m inferry.bench [NAME …]`: run the measurements and keep their results under bench/results/."""
+
+import importlib
+import sys
+
+from inferry.bench.results import keep
+
+BENCHES = {
+    "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
+    "engine": "the embedded engine: batched against one by one, one call against transformers",
+    "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
+    "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        print(f"unknown bench {', '.join(unknown)}; there are:", *(f"  {n}: {w}" for n, w in BENCHES.items()), sep="\n")
+        return 2
+    for name in names or BENCHES:
+        print(f"== {name}: {BENCHES[name]}", flush=True)
+        module = importlib.import_module(f"inferry.bench.{name}")
+        print(f"kept in {keep(name, module.measure())}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""A gateway as a process of its own, for measurements from outside."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def a_process(
+    command: list[str], *, core: int | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for as long as the block lasts, on one core if asked."""
+    pinned = ["taskset", "-c", str(core), *command] if core is not None else command
+    process = subprocess.Popen(pinned, cwd=cwd, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def a_gateway(config: dict[str, Any], *, core: int | None = None) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """`inferry serve` with this configuration, ready: its port and its process."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "inferry.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
+        with a_process([*command, "--log-level", "warning"], core=core, cwd=directory) as process:
+            wait_for(f"http://127.0.0.1:{port}/ready", process)
+            yield port, process
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"{url} did not answer within {seconds:g} s")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
