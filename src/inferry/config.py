@@ -59,6 +59,8 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Most jobs queued in the lane; one more is answered with 429 `queue_full`."""
     share: float | UnsetType = UNSET
     """Part of the admitted prompt tokens this lane is owed while higher lanes are busy."""
+    reserve: float | UnsetType = UNSET
+    """Part of every worker's room that jobs of this lane leave to higher lanes."""
     ttft_ms: float | UnsetType | None = UNSET
     """Promise: time to the first token. Measured as `inferry_promises_total`; null promises nothing."""
     gap_ms: float | UnsetType | None = UNSET
@@ -263,8 +265,9 @@ def _impossible(config: Config) -> Iterator[str]:
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
                 f"({policy.max_wait_ms:g}), which bounds it"
             )
-        if not 0 <= policy.share < 1:
-            yield f"{where}.share must be at least 0 and below 1"
+        for name in ("share", "reserve"):
+            if not 0 <= getattr(policy, name) < 1:
+                yield f"{where}.{name} must be at least 0 and below 1"
         for name in ("ttft_ms", "gap_ms"):
             promised = getattr(policy, name)
             if promised is not None and promised <= 0:

@@ -148,7 +148,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     """What a lane promises and how it forms batches. Times in milliseconds, as people write them.
 
     `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
-    voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy.
+    voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
+    `reserve` is the part of every worker's room that it leaves to them.
     `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
     """
 
@@ -158,12 +159,13 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     max_batch: int = 64
     queue_limit: int = 10_000
     share: float = 0.0
+    reserve: float = 0.0
     ttft_ms: float | None = None
     gap_ms: float | None = None
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {
     Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, ttft_ms=500, gap_ms=30),
-    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, ttft_ms=2000, gap_ms=50),
-    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05),
+    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, gap_ms=50),
+    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25),
 }

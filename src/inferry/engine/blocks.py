@@ -9,7 +9,7 @@ class BlockPool:
     """Blocks of a fixed number of tokens, each held by at most one sequence.
 
     Law: free + held = all, and a call that cannot be met changes nothing. A sequence's blocks are in token order.
-    Neighbouring blocks are handed out where they are free, because a contiguous sequence needs no gathering to be read.
+    The lowest free blocks are handed out: what is in use stays together at the low end and can be read as one range.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -19,7 +19,7 @@ class BlockPool:
         self.block_tokens = block_tokens
         self._is_free = bytearray(b"\x01") * blocks
         self._free = blocks
-        self._hint = 0
+        self._lowest = 0  # no block below it is free
         self._held: dict[int, list[int]] = {}
 
     @property
@@ -50,8 +50,7 @@ class BlockPool:
         if mine is None:
             mine = self._held[owner] = []
         if need > 0:
-            start = mine[-1] + 1 if mine else self._hint
-            mine.extend(self._take(need, start))
+            mine.extend(self._take(need))
         return mine
 
     def release(self, owner: int) -> int:
@@ -59,19 +58,17 @@ class BlockPool:
         blocks = self._held.pop(owner, [])
         for block in blocks:
             self._is_free[block] = 1
+        self._lowest = min(self._lowest, *blocks, self.total)
         self._free += len(blocks)
         return len(blocks)
 
-    def _take(self, count: int, start: int) -> list[int]:
+    def _take(self, count: int) -> list[int]:
         taken: list[int] = []
-        at = start
-        while len(taken) < count:
-            at = self._is_free.find(1, at)
-            if at < 0:
-                at = 0
-                continue
+        at = self._lowest
+        for _ in range(count):
+            at = self._is_free.index(1, at)
             self._is_free[at] = 0
             taken.append(at)
-            at += 1
+        self._lowest = at
         self._free -= count
         return taken

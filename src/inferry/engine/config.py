@@ -12,7 +12,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     max_sequences: int = 64
     kv_tokens: int = 65_536
-    chunk_tokens: int = 512
+    chunk_tokens: int = 256
     block_tokens: int = 32
     context_tokens: int | None = None
     threads: int | None = None

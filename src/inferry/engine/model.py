@@ -106,7 +106,7 @@ class PromptChunk:
 class StepBatch:
     """All tokens of one step in one row each. Made once per step, used by every layer.
 
-    `slots` are the cache rows of every token's keys by head, then of its values: as many per token as a block has tiles.
+    `slots` are the cache rows of every token's keys by head, then of its values: one per tile of its block.
     """
 
     ids: Tensor
