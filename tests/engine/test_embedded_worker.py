@@ -100,7 +100,7 @@ async def run_alone(worker: EmbeddedWorker, job: InferenceJob) -> Heard:
 def test_the_view_and_the_card_say_what_the_engine_is(house: House) -> None:
     view = house.worker.view()
     assert (view.phase, view.models, view.kv_capacity) == (Phase.READY, frozenset(["tiny"]), 16_384)
-    assert (view.room.sequences, view.room.kv_tokens, view.room.prefill_tokens) == (64, 16_384, 512)
+    assert (view.room.sequences, view.room.kv_tokens, view.room.prefill_tokens) == (64, 16_384, 1_024)
     (card,) = house.worker.cards()
     assert (card.name, card.context_tokens, card.vocab_size, card.features) == ("tiny", 16_384, 4096, frozenset())
 

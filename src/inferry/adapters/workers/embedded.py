@@ -63,8 +63,8 @@ class EmbeddedWorker:
     """`domain.ports.Worker` over an engine process of its own.
 
     `models` are the names it answers to. `prefill_tokens` bounds the prompt tokens the gateway sends before their
-    first tokens are back; by default two chunks: one being computed and one ready behind it, so that the engine never
-    waits for the gateway and a live prompt never waits for more than that.
+    first tokens are back; by default four chunks: the engine orders prompts by lane itself, so that a live prompt waits
+    for the chunk being computed and not for those behind it, which keep the engine from waiting for the gateway.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EmbeddedWorker:
         self._group = group
         self._config = engine or EngineConfig()
         self._clock = clock or SystemClock()
-        self._prefill_tokens = prefill_tokens or 2 * self._config.chunk_tokens
+        self._prefill_tokens = prefill_tokens or 4 * self._config.chunk_tokens
         self._default_output_tokens = default_output_tokens
         self._backoff_s = (restart_backoff_s, restart_backoff_max_s)
         self._created = int(self._clock.wall())
@@ -197,7 +197,8 @@ class EmbeddedWorker:
                 await supervisor
         self._lose("the worker was closed")
         if self._started is not None and not self._started.done():
-            self._started.cancel()
+            self._started.set_exception(EngineFailed("the worker was closed"))
+            self._started.exception()  # whoever waits in start() is told; nobody has to
 
     # --- the process -------------------------------------------------------------------------------------------------
 
