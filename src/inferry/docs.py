@@ -30,7 +30,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _EXAMPLE_WORKERS = [
     {"kind": "embedded"},
-    {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000", "prefill_tokens": 8192},
+    {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"},
 ]
 
 
@@ -63,12 +63,13 @@ def config_page() -> str:
     return _page(
         "Configuration",
         "src/inferry/config.py and src/inferry/domain/jobs.py",
-        "One YAML file, given with `--config`. Every key has a default, so an empty file is a whole configuration. A key "
-        "that does not exist or a value that cannot be is an error that names its path. "
+        "One YAML file, given with `--config`. All but the name and URL of an HTTP worker has a default, so an empty "
+        "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
+        "path. "
         "`inferry check-config --config FILE` prints what was understood, defaults included and secrets left out.",
         f"An environment variable sets one key: `{config.ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
-        f"`{config.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{config.ENV_PREFIX}LEDGER` is `ledger`. Values "
-        "are read as YAML and win over the file. Entries of `workers` cannot be set this way.",
+        f"`{config.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{config.ENV_PREFIX}LEDGER` is `ledger`. "
+        "Values are read as YAML and win over the file. Entries of `workers` cannot be set this way.",
         *_section("Top level", "", config.Config, docs),
         *_section("`server`", "server.", config.ServerConfig, docs),
         *_lanes_section(docs),
@@ -104,7 +105,7 @@ def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
     lanes = [lane.name for lane in Lane]
     yield "## `lanes`"
     named = [f"`{name}` is {docs['LanesConfig', name].rstrip('.').lower()}" for name in lanes]
-    yield f"The three lanes: {', '.join(named)}. {inspect.cleandoc(config.LaneConfig.__doc__ or '')}"
+    yield f"The three lanes: {', '.join(named)}. What is left out of a lane keeps that lane's default."
     rows = []
     for field in msgspec.structs.fields(config.LaneConfig):
         defaults = [shown(getattr(DEFAULT_LANES[lane], field.name)) for lane in Lane]
@@ -177,8 +178,8 @@ def metrics_page() -> str:
     return _page(
         "Metrics",
         "src/inferry/observe/metrics.py",
-        "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers them, "
-        "those of the process (`process_*`). Which to look at: [Watch it](../howto/watch-it.md).",
+        "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers "
+        "them, those of the process (`process_*`). Which to look at: [Watch it](../howto/watch-it.md).",
         _table(("name", "kind", "labels", "meaning"), rows),
         "## Labels",
         "Their values are bounded. Models and workers come from the configuration; whatever else turns up is `other`.",
@@ -217,11 +218,11 @@ def errors_page() -> str:
     return _page(
         "Errors",
         "src/inferry/domain/errors.py",
-        "Every refusal and failure has this body; `param` names the field or header it is about, or is null:\n\n```json\n"
-        '{"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_full"}}\n```',
+        "Every refusal and failure has this body; `param` names the field or header it is about, or is null:",
+        '```json\n{"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_full"}}\n```',
         "Answers with status 429 and 503 carry `Retry-After` in seconds. Retryable: the same call may succeed later "
         "without a change. After the first byte of a stream the same object comes in-band, see [HTTP](http.md). "
-        "Messages never hold what a user wrote.",
+        "Messages never hold prompts or outputs.",
         _table(("status", "code", "type", "retryable", "meaning"), rows),
     )
 
@@ -256,7 +257,7 @@ def cli_page() -> str:
 
 def commands() -> list[tuple[str, Any]]:
     """All commands with their full names, groups before what is in them."""
-    # Read by attribute: typer has carried click inside itself since 0.26, so there is no one class to import.
+    # Read by attribute: recent releases of typer carry click inside them, so there is no one class to import.
     return list(_walk("inferry", typer.main.get_command(cli.app)))
 
 

@@ -42,6 +42,7 @@ policies = st.builds(
     max_batch=st.sampled_from([1, 2, 64, 64]),
     queue_limit=st.sampled_from([3, 1_000, 1_000]),
 )
+reserves = st.sampled_from([(0.0, 0.0, 0.0), (0.0, 0.0, 0.25), (0.0, 0.1, 0.5)])
 shares = st.sampled_from([(0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (0.0, 0.4, 0.4)])
 # What all lanes, jobs and workers of a machine have in common: pure fleets reach deeper than mixed ones.
 ONE_KIND_OF_JOB = {"model": "m", "adapter": None, "isolation": None}
@@ -121,17 +122,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         policies=st.tuples(policies, policies, policies),
         shares=shares,
+        reserves=reserves,
         views=st.lists(views, min_size=1, max_size=2),
     )
     def start(
         self,
         policies: tuple[LanePolicy, ...],
         shares: tuple[float, ...],
+        reserves: tuple[float, ...],
         views: list[dict[str, Any]],
     ) -> None:
         self.lanes = {
-            lane: msgspec.structs.replace(policy, **({"share": share} | self.theme[0].get(lane, {})))
-            for lane, policy, share in zip(Lane, policies, shares, strict=True)
+            lane: msgspec.structs.replace(
+                policy, **({"share": share, "reserve": reserve} | self.theme[0].get(lane, {}))
+            )
+            for lane, policy, share, reserve in zip(Lane, policies, shares, reserves, strict=True)
         }
         self.scheduler = Scheduler(self.lanes)
         for view in views:
@@ -437,10 +442,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if view.pads and view.room.sequences is None and self.is_busy(view):
             return False
         use, need, foreign = self.use(view.worker), job.footprint, view.foreign
+        fill = 1 - self.lanes[job.lane].reserve
+        sequences = use.sequences + foreign.running + foreign.waiting
+        if view.room.sequences is not None and sequences >= view.room.sequences * fill:
+            return False
         return all(
-            limit is None or used + more <= limit or (used == 0 and limit > 0)
+            limit is None or used + more <= limit * fill or (used == 0 and limit > 0)
             for limit, used, more in (
-                (view.room.sequences, use.sequences + foreign.running + foreign.waiting, 1),
                 (view.room.kv_tokens, use.kv_tokens + foreign.kv_tokens, need.peak_kv_tokens),
                 (view.room.prefill_tokens, use.prefill_tokens, need.prefill_tokens),
             )

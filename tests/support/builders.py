@@ -109,8 +109,9 @@ def a_policy(
     max_batch: int = 64,
     queue_limit: int = 10_000,
     share: float = 0.0,
+    reserve: float = 0.0,
 ) -> LanePolicy:
-    """A lane that holds nobody and owns no share, unless told otherwise."""
+    """A lane that holds nobody, owns no share and leaves no room, unless told otherwise."""
     return LanePolicy(
         window=window,
         coalesce_ms=coalesce_ms,
@@ -118,4 +119,5 @@ def a_policy(
         max_batch=max_batch,
         queue_limit=queue_limit,
         share=share,
+        reserve=reserve,
     )

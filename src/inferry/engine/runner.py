@@ -14,8 +14,8 @@ from inferry.engine.planner import Work
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
-# Up to this many decodes are read side by side, which takes fewer calls; more are read block by block.
-_FEW = 4
+# Up to this many blocks, decodes are read side by side: fewer calls, more copying. Beyond, they are read block by block.
+_FEW_BLOCKS = 48
 # The part of a range of blocks that must be wanted for reading all of it.
 _DENSE = 0.5
 
@@ -110,7 +110,7 @@ class TorchRunner:
         seen = [piece.sequence.computed + 1 for piece in singles]
         blocks = [piece.sequence.blocks[: -(-count // size)] for piece, count in zip(singles, seen, strict=True)]
         longest = max(map(len, blocks))
-        if len(singles) <= _FEW and longest * len(singles) <= 2 * sum(map(len, blocks)):
+        if len(singles) == 1 or longest * len(singles) <= _FEW_BLOCKS:
             return self._few(blocks, seen, longest)
         return _many(blocks, seen, longest, size)
 

@@ -42,13 +42,16 @@ class Boarding:
         return self._drafts
 
     def _serve_turns(self) -> Queue | None:
-        """Lower lanes that are owed go first. One that finds no room has its workers kept for it: return its queue."""
+        """Lower lanes that are owed go first. One that finds no room has its workers kept for it: return its queue.
+
+        What is owed is paid out of the whole room, also out of what the lane leaves to higher ones otherwise.
+        """
         while (queue := self._shares.turn()) is not None and (ticket := queue.head()) is not None:
-            worker = least_loaded(queue.route.workers, ticket, self._walk)
+            worker = least_loaded(queue.route.workers, ticket, self._walk, 1.0)
             if worker is None:
                 close(queue.route.workers, self._walk)
                 break
-            self._shares.took_turn(queue, ticket.prefill_tokens)
+            self._shares.takes_turn(queue, ticket.prefill_tokens)
             self._send(ticket, worker)
         return queue
 
@@ -65,7 +68,7 @@ class Boarding:
             ticket = heads[0][3]
             queue = ticket.queue
             workers = queue.route.workers
-            worker = least_loaded(workers, ticket, self._walk)
+            worker = least_loaded(workers, ticket, self._walk, queue.line.fill)
             if worker is None:
                 close(workers, self._walk)
                 heappop(heads)
@@ -84,7 +87,8 @@ class Boarding:
     def _send_company(self, queue: Queue, worker: WorkerState) -> bool:
         """Fill the padded pass that was just opened with those who stand behind its first job."""
         turn_may_be_due = False
-        while (mate := queue.head()) is not None and worker.has_room(mate) and worker.is_forming_a_plan_for(mate):
+        fill = queue.line.fill
+        while (mate := queue.head()) and worker.has_room(mate, fill) and worker.is_forming_a_plan_for(mate):
             turn_may_be_due |= self._send(mate, worker)
         return turn_may_be_due
 

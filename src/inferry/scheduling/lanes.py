@@ -99,8 +99,8 @@ class Queue:
 class Line:
     """One lane: its policy, its queues, and how many jobs they hold in all.
 
-    `waiting` are the queues with ready jobs; `credit` is what the lane is owed, in prompt tokens. `first_seen` is the
-    answer of `first`, until a head or the workers change.
+    `waiting` are the queues with ready jobs; `credit` is what the lane is owed, in prompt tokens; `fill` is the part of
+    a worker's room it may fill. `first_seen` is the answer of `first`, until a head or the workers change.
     """
 
     __slots__ = (
@@ -108,6 +108,7 @@ class Line:
         "credit",
         "depth",
         "drain",
+        "fill",
         "first_seen",
         "lane",
         "max_wait_s",
@@ -124,6 +125,7 @@ class Line:
         self.window = policy.window
         self.coalesce_s = policy.coalesce_ms / 1000
         self.max_wait_s = policy.max_wait_ms / 1000
+        self.fill = 1.0 - policy.reserve
         self.queues: dict[RouteKey | BatchKey, Queue] = {}
         self.waiting: dict[Queue, None] = {}
         self.depth = 0

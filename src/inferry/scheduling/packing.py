@@ -78,19 +78,22 @@ class WorkerState:
             self.prefill_tokens,
         )
 
-    def has_room(self, ticket: Ticket) -> bool:
-        """Whether the job fits in every currency; one larger than a whole currency enters while that is unused."""
-        if self.sequences >= self.sequence_limit:
+    def has_room(self, ticket: Ticket, fill: float) -> bool:
+        """Whether the job fits into the part `fill` of every currency.
+
+        One that is larger than all of a currency enters while that is unused.
+        """
+        if self.sequences >= self.sequence_limit * fill:
             return False
         used, limit = self.prefill_tokens, self.prefill_limit
-        if used + ticket.prefill_tokens > limit and (used or limit <= 0):
+        if used + ticket.prefill_tokens > limit * fill and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
-        return used + ticket.kv_tokens <= limit or (not used and limit > 0)
+        return used + ticket.kv_tokens <= limit * fill or (not used and limit > 0)
 
-    def takes(self, ticket: Ticket) -> bool:
+    def takes(self, ticket: Ticket, fill: float) -> bool:
         """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
-        if not self.has_room(ticket):
+        if not self.has_room(ticket, fill):
             return False
         if not self.pads or not self.sequences or self.sequence_limit != inf:
             return True

@@ -47,15 +47,18 @@ class Route:
         return self is other or any(w in other.workers for w in self.workers)
 
 
-def least_loaded(workers: Sequence[WorkerState], ticket: Ticket, walk: int) -> WorkerState | None:
-    """The least loaded worker that takes the job and is not closed in this walk; ties go by name."""
+def least_loaded(workers: Sequence[WorkerState], ticket: Ticket, walk: int, fill: float) -> WorkerState | None:
+    """The least loaded worker that takes the job into the part `fill` of its room; ties go by name.
+
+    Workers that are closed in this walk take nobody.
+    """
     best, least = None, inf
     for worker in workers:
         if worker.closed_in != walk:
             load = worker.load
             if load is None:
                 load = worker.weigh()
-            if load < least and worker.takes(ticket):
+            if load < least and worker.takes(ticket, fill):
                 if load == 0.0:
                     return worker
                 best, least = worker, load

@@ -34,10 +34,10 @@ def is_full(queue: Queue) -> bool:
     """Whether the jobs held together are all that one plan or one worker can take."""
     if len(queue.held) >= queue.line.policy.max_batch:
         return True
-    workers = queue.route.workers
+    workers, fill = queue.route.workers, queue.line.fill
     return bool(workers) and not any(
-        len(queue.held) < worker.sequence_limit
-        and queue.held_prefill_tokens < worker.prefill_limit
-        and queue.held_kv_tokens < worker.kv_limit
+        len(queue.held) < worker.sequence_limit * fill
+        and queue.held_prefill_tokens < worker.prefill_limit * fill
+        and queue.held_kv_tokens < worker.kv_limit * fill
         for worker in workers
     )

@@ -27,8 +27,8 @@ class Scheduler:
 
     def __init__(self, lanes: Mapping[Lane, LanePolicy]) -> None:
         for lane, policy in lanes.items():
-            if not 0 <= policy.share < 1:
-                raise ValueError(f"{lane.name}: a share is at least 0 and less than 1, not {policy.share}")
+            if not (0 <= policy.share < 1 and 0 <= policy.reserve < 1):
+                raise ValueError(f"{lane.name}: share and reserve are at least 0 and less than 1")
         self._lines = tuple(Line(lane, lanes[lane]) for lane in sorted(lanes))
         self._line_of = [next((line for line in self._lines if line.lane is lane), None) for lane in Lane]
         self._tickets: dict[str, Ticket] = {}

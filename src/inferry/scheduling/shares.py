@@ -1,7 +1,7 @@
 """What lower lanes are owed. Between lanes the order is strict, except that a lane with a share is never starved.
 
-A waiting lane earns credit as higher lanes are admitted: a share s of all prompt tokens is s / (1 - s) of theirs. Once
-the credit covers its first job, that job goes before its betters and pays. Credit is capped at a quantum and no head
+A waiting lane earns credit as higher lanes are admitted: a share s of all prompt tokens is s / (1 - s) of theirs. Every
+job of the lane that goes pays with it. Once the credit covers its first job, that job goes before its betters. Credit is capped at a quantum and no head
 of a higher lane is overtaken by more than a quantum, which is therefore what a live job may have to wait for.
 A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not split here.
 """
@@ -28,8 +28,9 @@ class Shares:
 
     def admitted(self, line: Line, tokens: int) -> bool:
         """A job of the lane went to a worker. Lanes below that wait earn; say whether one may be due a turn."""
-        if not line.ready and line.credit > 0:
-            line.credit = 0.0  # Nobody is left who was kept waiting.
+        if line.credit > 0:
+            # Whoever is served is owed less, and nobody is owed anything for jobs that are not there.
+            line.credit = max(0.0, line.credit - tokens) if line.ready else 0.0
         due = False
         for lower in self._rotation:
             if lower.ready and lower.lane > line.lane:
@@ -48,10 +49,11 @@ class Shares:
                     break
         return None if self._holder is None else self._holder.first()
 
-    def took_turn(self, queue: Queue, tokens: int) -> None:
-        """The queue's head goes before higher lanes: charge the lane, remember who was overtaken."""
+    def takes_turn(self, queue: Queue, tokens: int) -> None:
+        """The queue's head is about to go before higher lanes: remember who is overtaken, and what it cannot pay."""
         line = queue.line
-        line.credit -= tokens
+        if line.credit < tokens:
+            line.credit -= tokens
         self._rotation.remove(line)
         self._rotation.append(line)
         self._holder = None

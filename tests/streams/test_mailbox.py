@@ -1,0 +1,329 @@
+"""One stream per job: in order, without loss, with one end, whatever the pace of its reader."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import WorkerLost
+from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
+from inferry.streams.demux import Demux
+from inferry.streams.mailbox import JobStream, MergeTally, OutOfOrder, merge
+from support.builders import a_job
+
+DONE = Done("j", FinishReason.STOP, Usage(3, 0, 2))
+
+
+def a_stream(tally: MergeTally | None = None) -> JobStream:
+    job = a_job("j", run_id="run", step_id="step")
+    return JobStream(Attempt(job), MergeTally() if tally is None else tally)
+
+
+def a_delta(
+    index: int, text: str = "", *, job_id: str = "j", run_id: str = "run", step_id: str = "step", raw: bytes = b""
+) -> Delta:
+    return Delta(job_id, run_id, step_id, index, text, (index,), 1, raw)
+
+
+# -- the reader ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_keeps_up_gets_every_delta_as_it_came() -> None:
+    async def main() -> None:
+        tally = MergeTally()
+        stream = a_stream(tally)
+        for index in range(3):
+            delta = a_delta(index, f"{index}")
+            stream.push(delta)
+            assert await stream.take() == (delta, None)
+        assert tally.deltas == 0
+
+    asyncio.run(main())
+
+
+def test_what_a_slow_reader_left_comes_as_one_delta() -> None:
+    async def main() -> None:
+        tally = MergeTally()
+        stream = a_stream(tally)
+        for index, text in enumerate(("one ", "two ", "three")):
+            stream.push(a_delta(index, text, raw=b"data: %d\n\n" % index))
+        delta, end = await stream.take()
+        raw = b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+        assert delta == Delta("j", "run", "step", 0, "one two three", (0, 1, 2), 3, raw)
+        assert end is None
+        assert tally.deltas == 2, "three deltas became one"
+
+    asyncio.run(main())
+
+
+def test_the_end_comes_with_what_was_left() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        stream.push(a_delta(0, "last"))
+        stream.finish(DONE)
+        assert await stream.take() == (a_delta(0, "last"), DONE)
+
+    asyncio.run(main())
+
+
+def test_an_end_may_come_alone() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        failed = Failed("j", WorkerLost("gone"))
+        stream.finish(failed)
+        assert await stream.take() == (None, failed)
+
+    asyncio.run(main())
+
+
+def test_a_waiting_reader_wakes_for_a_delta_and_for_the_end() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.push(a_delta(0, "x"))
+        assert await reading == (a_delta(0, "x"), None)
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.finish(DONE)
+        assert await reading == (None, DONE)
+
+    asyncio.run(main())
+
+
+def test_what_comes_between_the_wake_and_the_taking_is_taken_too() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.push(a_delta(0, "a"))
+        stream.push(a_delta(1, "b"))
+        stream.finish(DONE)
+        delta, end = await reading
+        assert delta is not None
+        assert (delta.text, end) == ("ab", DONE)
+
+    asyncio.run(main())
+
+
+def test_a_nudge_wakes_a_waiting_reader_with_nothing() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.nudge()
+        assert await reading == (None, None)
+
+    asyncio.run(main())
+
+
+def test_a_nudge_is_not_kept_for_a_reader_that_does_not_wait() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        stream.nudge()
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        assert not reading.done()
+        stream.push(a_delta(0))
+        stream.nudge()
+        assert await reading == (a_delta(0), None)
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_was_cancelled_loses_nothing() -> None:
+    async def main() -> None:
+        stream = a_stream()
+        reading = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        stream.push(a_delta(0, "kept"))
+        assert await stream.take() == (a_delta(0, "kept"), None)
+
+    asyncio.run(main())
+
+
+def test_the_producer_never_waits() -> None:
+    stream = a_stream()
+    for index in range(1000):
+        stream.push(a_delta(index))
+    stream.finish(DONE)
+
+
+# -- the law of the producer -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 2, -1])
+def test_a_delta_out_of_order_is_refused_and_changes_nothing(index: int) -> None:
+    async def main() -> None:
+        stream = a_stream()
+        stream.push(a_delta(0, "good"))
+        with pytest.raises(OutOfOrder, match=f"delta {index} where 1 was due"):
+            stream.push(a_delta(index, "bad"))
+        stream.push(a_delta(1, " too"))
+        delta, _ = await stream.take()
+        assert delta is not None
+        assert delta.text == "good too"
+
+    asyncio.run(main())
+
+
+def test_a_delta_of_another_run_or_step_is_refused() -> None:
+    stream = a_stream()
+    with pytest.raises(OutOfOrder, match="another run or step"):
+        stream.push(a_delta(0, run_id="other"))
+    with pytest.raises(OutOfOrder, match="another run or step"):
+        stream.push(a_delta(0, step_id="other"))
+    stream.push(a_delta(0))
+
+
+def test_nothing_comes_after_the_end() -> None:
+    stream = a_stream()
+    stream.finish(DONE)
+    with pytest.raises(OutOfOrder):
+        stream.push(a_delta(0))
+
+
+@pytest.mark.parametrize("second", [DONE, Failed("j", WorkerLost("gone"))])
+def test_a_stream_ends_once_and_keeps_its_first_end(second: End) -> None:
+    async def main() -> None:
+        stream = a_stream()
+        stream.finish(DONE)
+        with pytest.raises(OutOfOrder, match="ended twice"):
+            stream.finish(second)
+        assert await stream.take() == (None, DONE)
+
+    asyncio.run(main())
+
+
+def test_the_messages_of_a_broken_law_hold_no_output() -> None:
+    stream = a_stream()
+    with pytest.raises(OutOfOrder) as caught:
+        stream.push(a_delta(7, "canary"))
+    assert "canary" not in str(caught.value)
+
+
+# -- many streams ----------------------------------------------------------------------------------------------------
+
+
+def test_each_job_has_a_stream_of_its_own() -> None:
+    async def main() -> None:
+        demux = Demux()
+        a, b = (demux.open(Attempt(a_job(name, run_id="run", step_id="step"))) for name in "ab")
+        assert len(demux) == 2
+        assert demux.get("a") is a
+        assert demux.get("b") is b
+        a.push(a_delta(0, "for a", job_id="a"))
+        b.push(a_delta(0, "for b", job_id="b"))
+        first, second = await a.take(), await b.take()
+        assert [taken[0].text for taken in (first, second) if taken[0]] == ["for a", "for b"]
+
+    asyncio.run(main())
+
+
+def test_a_job_cannot_have_two_streams() -> None:
+    demux = Demux()
+    stream = demux.open(Attempt(a_job("j")))
+    with pytest.raises(ValueError, match="has a stream already"):
+        demux.open(Attempt(a_job("j")))
+    assert demux.get("j") is stream
+
+
+def test_what_comes_for_a_job_that_has_ended_finds_nobody() -> None:
+    async def main() -> None:
+        demux = Demux()
+        stream = demux.open(Attempt(a_job("j")))
+        demux.close(stream, DONE)
+        assert demux.get("j") is None
+        assert (len(demux), demux.job_ids()) == (0, [])
+        assert await stream.take() == (None, DONE), "its reader still gets the end"
+
+    asyncio.run(main())
+
+
+def test_closing_one_stream_leaves_the_others_alone() -> None:
+    demux = Demux()
+    first, second = demux.open(Attempt(a_job("a"))), demux.open(Attempt(a_job("b")))
+    demux.close(first, Done("a", FinishReason.STOP, Usage()))
+    assert demux.job_ids() == ["b"]
+    assert demux.get("b") is second
+
+
+def test_merges_are_counted_over_all_streams() -> None:
+    async def main() -> None:
+        demux = Demux()
+        streams = [demux.open(Attempt(a_job(name, run_id="run", step_id="step"))) for name in "ab"]
+        for stream in streams:
+            for index in range(3):
+                stream.push(a_delta(index, job_id=stream.attempt.job.job_id))
+            await stream.take()
+        assert demux.tally.deltas == 4
+
+    asyncio.run(main())
+
+
+# -- any interleaving ------------------------------------------------------------------------------------------------
+
+PIECES = st.lists(st.text(max_size=5), max_size=20)
+MOVES = st.lists(st.sampled_from(["push", "take", "nudge", "step"]), max_size=80)
+
+
+@given(PIECES, MOVES)
+def test_any_interleaving_gives_the_concatenation_and_one_end_last(pieces: list[str], moves: list[str]) -> None:
+    async def main() -> None:
+        tally = MergeTally()
+        stream = a_stream(tally)
+        taken: list[tuple[Delta | None, End | None]] = []
+
+        async def read_one() -> None:
+            taken.append(await stream.take())
+
+        async def settle() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        to_push = [a_delta(index, text, raw=text.encode()) for index, text in enumerate(pieces)]
+        waiting: list[Delta] = to_push[::-1]
+        reader: asyncio.Task[None] | None = None
+        for move in moves:
+            match move:
+                case "push" if waiting:
+                    stream.push(waiting.pop())
+                case "take" if reader is None or reader.done():
+                    reader = asyncio.create_task(read_one())
+                case "nudge":
+                    stream.nudge()
+                case "step":
+                    await settle()
+        while waiting:
+            stream.push(waiting.pop())
+        stream.finish(DONE)
+        if reader is not None:
+            await reader
+        while not taken or taken[-1][1] is None:
+            await read_one()
+
+        deltas = [delta for delta, _ in taken if delta is not None]
+        assert "".join(delta.text for delta in deltas) == "".join(pieces)
+        assert b"".join(delta.raw for delta in deltas) == "".join(pieces).encode()
+        assert [token for delta in deltas for token in delta.token_ids] == list(range(len(pieces)))
+        assert sum(delta.tokens for delta in deltas) == len(pieces)
+        assert tally.deltas == len(pieces) - len(deltas)
+        indexes = [delta.index for delta in deltas]
+        assert indexes == sorted(set(indexes)), "each piece stands under the index of its first delta"
+        assert [end for _, end in taken[:-1] if end is not None] == []
+        assert taken[-1][1] is DONE
+
+    asyncio.run(main())
+
+
+@given(PIECES.filter(bool), st.integers(0, 20))
+def test_merging_in_two_steps_is_merging_in_one(pieces: list[str], cut: int) -> None:
+    deltas = [a_delta(index, text) for index, text in enumerate(pieces)]
+    cut = min(cut, len(deltas))
+    parts = [merge(part) for part in (deltas[:cut], deltas[cut:]) if part]
+    assert merge(parts) == merge(deltas)
