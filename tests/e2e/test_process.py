@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -149,3 +150,42 @@ def test_a_taken_port_is_a_clear_error(process: Process) -> None:
     assert second.returncode == 2
     assert "cannot serve" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+HOLDER = """
+import resource, socket, sys
+count, port = int(sys.argv[1]), int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+for _ in range(count):
+    sock = socket.socket()
+    sock.connect(("127.0.0.1", port))
+    held.append(sock)
+print("holding", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_thousand_idle_connections_hurt_nobody(process: Process) -> None:
+    # Both ends need a file each; a machine that allows fewer gets as many as it allows.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = min(10_000, hard - 500)
+    assert count >= 1_000, f"this machine allows only {hard} open files"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(count), str(process.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"holding\n"
+        call = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}
+        for _ in range(20):
+            begin = time.monotonic()
+            assert post(process.url, "/v1/completions", call)[0] == 200
+            assert time.monotonic() - begin < 2
+    finally:
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+    assert post(process.url, "/v1/completions", call)[0] == 200

@@ -10,8 +10,10 @@ import torch
 
 from inferry.domain.jobs import Lane
 from inferry.engine.config import EngineConfig
+from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
-from support.engine_fixtures import TIE, Teacher, generate, generate_alone, greedy, shortfall
+from inferry.engine.runner import TorchRunner
+from support.engine_fixtures import TIE, Teacher, drain, generate, generate_alone, greedy, note, shortfall
 
 VOCABULARY = 4096
 
@@ -40,6 +42,25 @@ def test_sixty_four_at_once_give_the_tokens_that_each_gives_alone(tiny_dir: Path
     for key, prompt in prompts.items():
         assert_same_up_to_ties(teacher, prompt, together[key], alone[key])
         assert shortfall(teacher.logits([*prompt, *together[key]]), prompt, together[key]) <= TIE
+
+
+def test_sequences_whose_neighbours_are_gone_go_on_as_if_alone(tiny_dir: Path) -> None:
+    prompts = prompts_of([170] * 40)
+    config = EngineConfig(chunk_tokens=4_096)
+    core = EngineCore(TorchRunner.load(tiny_dir, config), config)
+    for request in requests_of(prompts, 12):
+        core.add(request)
+    outputs: dict[int, list[int]] = {}
+    for _ in range(4):
+        note(core.step(), outputs)
+    # Those that stay hold few of the many blocks that lie between them.
+    stay = range(3, 40, 4)
+    core.abort(key for key in prompts if key not in stay)
+    drain(core, outputs)
+    alone = generate_alone(tiny_dir, [request for request in requests_of(prompts, 12) if request.key in stay])
+    teacher = Teacher(tiny_dir)
+    for key in stay:
+        assert_same_up_to_ties(teacher, prompts[key], outputs[key], alone[key])
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 33])

@@ -14,7 +14,7 @@ from inferry.engine.planner import Work
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
-# Up to this many blocks, decodes are read side by side: fewer calls, more copying. Beyond, they are read block by block.
+# Up to this many blocks, decodes are read side by side: fewer calls, more copying. Beyond, block by block.
 _FEW_BLOCKS = 48
 # The part of a range of blocks that must be wanted for reading all of it.
 _DENSE = 0.5
