@@ -180,7 +180,10 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
 def dump(config: Config) -> str:
     """The whole configuration as YAML, defaults included; secrets are left out."""
     raw = msgspec.to_builtins(config)
-    raw["lanes"] = {lane.name: msgspec.to_builtins(policy) for lane, policy in config.lane_policies().items()}
+    raw["lanes"] = {
+        lane.name: {name: getattr(policy, name) for name in LaneConfig.__struct_fields__}
+        for lane, policy in config.lane_policies().items()
+    }
     for worker in raw["workers"]:
         if worker.get("api_key"):
             worker["api_key"] = "***"

@@ -119,6 +119,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
+    `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
     """
 
     job_id: str
@@ -138,6 +139,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     parent_run: str | None = None
     session: str | None = None
     template_id: str | None = None
+    prefix: tuple[str, ...] = ()
     deadline: float | None = None
     stream: bool = False
     resume: Resume = Resume.RESTART
@@ -149,7 +151,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
 
     `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
     voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
-    `reserve` is the part of every worker's room that it leaves to them.
+    `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs may
+    be stopped for one of this lane; `preemptible` says whether this lane's may.
     `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
     """
 
@@ -160,6 +163,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     queue_limit: int = 10_000
     share: float = 0.0
     reserve: float = 0.0
+    may_preempt: tuple[Lane, ...] = ()
+    preemptible: bool = False
     ttft_ms: float | None = None
     gap_ms: float | None = None
 

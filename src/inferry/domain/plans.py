@@ -15,11 +15,16 @@ class Phase(enum.Enum):
 
 
 class Room(Struct, frozen=True, gc=False):
-    """How much of a worker the gateway may use at once; None means that currency does not bind."""
+    """How much of a worker the gateway may use; None means that currency does not bind.
+
+    Three are held until given back: sequences, KV tokens at the predicted peak, prompt tokens in prefill. The fourth,
+    prompt tokens per second, bounds how fast prefill is sent while live sequences decode.
+    """
 
     sequences: int | None = None
     kv_tokens: int | None = None
     prefill_tokens: int | None = None
+    prefill_tokens_per_s: float | None = None
 
 
 class Load(Struct, frozen=True, gc=False):
@@ -44,6 +49,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     observed_at: float
     group: str = "default"
     adapters: frozenset[str] = frozenset()
+    precision: str | None = None
     isolation: str | None = None
     pads: bool = False
     load: Load = Load()
@@ -92,8 +98,18 @@ class FirstToken(Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None
 
 
+class Produced(Struct, frozen=True, gc=False):
+    """The job has written this many more tokens since it was last heard of."""
+
+    tokens: int
+
+
 class Ended(Struct, frozen=True, gc=False):
-    """The job's sequence and KV are free again."""
+    """The job's sequence and KV are free again; what it really used, where that is known."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class Whereabouts(enum.Enum):
