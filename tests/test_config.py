@@ -9,7 +9,7 @@ import yaml
 
 from inferry import config
 from inferry.config import Config, ConfigError, EmbeddedWorkerConfig, VllmWorkerConfig, dump, load, parse
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 
 VLLM = {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"}
 
@@ -55,9 +55,8 @@ def test_null_takes_a_promise_away() -> None:
     assert (policy.ttft_ms, policy.gap_ms) == (None, None)
 
 
-def test_every_policy_of_a_lane_can_be_configured() -> None:
-    policy = msgspec.structs.fields(type(DEFAULT_LANES[Lane.P0]))
-    assert {one.name for one in policy} == set(config.LaneConfig.__struct_fields__)
+def test_every_key_of_a_lane_is_part_of_its_policy() -> None:
+    assert set(config.LaneConfig.__struct_fields__) <= set(LanePolicy.__struct_fields__)
 
 
 def test_a_worker_is_what_its_kind_says() -> None:
@@ -161,9 +160,9 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"server": {"body_timeout_s": 0}}, "server.body_timeout_s must be above 0"),
         ({"server": {"idle_timeout_s": -1}}, "server.idle_timeout_s must be above 0"),
         ({"server": {"heartbeat_s": 0}}, "server.heartbeat_s must be above 0"),
-        ({"server": {"drain_grace_s": -1}}, "server.drain_grace_s must not be negative"),
-        ({"lanes": {"P0": {"max_wait_ms": -1, "coalesce_ms": -2}}}, "lanes.P0.max_wait_ms must not be negative"),
-        ({"lanes": {"P0": {"coalesce_ms": -1}}}, "lanes.P0.coalesce_ms must not be negative"),
+        ({"server": {"drain_grace_s": -1}}, "server.drain_grace_s must be at least 0"),
+        ({"lanes": {"P0": {"max_wait_ms": -1, "coalesce_ms": -2}}}, "lanes.P0.max_wait_ms must be at least 0"),
+        ({"lanes": {"P0": {"coalesce_ms": -1}}}, "lanes.P0.coalesce_ms must be at least 0"),
         (
             {"lanes": {"P0": {"coalesce_ms": 30}}},
             "lanes.P0.coalesce_ms (30) is longer than lanes.P0.max_wait_ms (25), which bounds it",
@@ -173,11 +172,11 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"lanes": {"P2": {"share": 1}}}, "lanes.P2.share must be at least 0 and below 1"),
         ({"lanes": {"P2": {"share": -0.1}}}, "lanes.P2.share must be at least 0 and below 1"),
         ({"lanes": {"P2": {"reserve": 1}}}, "lanes.P2.reserve must be at least 0 and below 1"),
-        ({"lanes": {"P0": {"ttft_ms": 0}}}, "lanes.P0.ttft_ms must be above 0, or null for no promise"),
-        ({"lanes": {"P0": {"gap_ms": -5}}}, "lanes.P0.gap_ms must be above 0, or null for no promise"),
+        ({"lanes": {"P0": {"ttft_ms": 0}}}, "lanes.P0.ttft_ms must be above 0"),
+        ({"lanes": {"P0": {"gap_ms": -5}}}, "lanes.P0.gap_ms must be above 0"),
         ({"workers": []}, "workers is empty: nothing would run"),
         ({"workers": [VLLM, VLLM]}, "workers[1].name `gpu-a` is taken by an earlier worker"),
-        ({"workers": [{**VLLM, "url": "10.0.0.5:8000"}]}, "workers[0].url must start with http:// or https://"),
+        ({"workers": [{**VLLM, "url": "10.0.0.5:8000"}]}, "workers[0].url must be of the form http://HOST:PORT or https://HOST"),
         ({"workers": [{**VLLM, "max_sequences": 0}]}, "workers[0].max_sequences must be at least 1"),
         ({"workers": [{**VLLM, "prefill_tokens": 0}]}, "workers[0].prefill_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "chunk_tokens": 0}]}, "workers[0].chunk_tokens must be at least 1"),

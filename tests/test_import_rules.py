@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"msgspec", "uvicorn", "httptools", "inferry._version"}
     | {f"inferry.{name}" for name in ("dispatch.gateway", "observe", "ingress")},
     "adapters": CORE | {"msgspec", "inferry.adapters"},
-    "adapters/workers/openai_http": {"aiohttp"},
+    "adapters/workers/http1": {"httptools"},
     "adapters/workers/embedded": {"inferry.engine"},
     "adapters/ledgers": {"sqlalchemy"},
 }

@@ -5,12 +5,15 @@ where there is one, the key that was probably meant.
 """
 
 import difflib
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -19,6 +22,7 @@ from msgspec import UNSET, Struct, UnsetType
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 
 ENV_PREFIX = "INFERRY_"
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class ConfigError(Exception):
@@ -152,9 +156,11 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Conf
     raw: Any = {}
     if path is not None:
         try:
-            raw = yaml.safe_load(path.read_text())
+            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path} is not UTF-8 text") from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         raw = {} if raw is None else raw
@@ -167,6 +173,7 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
         raise ConfigError(f"the configuration must be a mapping of keys, not {_kind(raw)}")
     raw = _with_environment(raw, env or {})
     _refuse_unknown_keys(raw, Config, "")
+    _read_off_as_a_word(raw)
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
@@ -210,8 +217,19 @@ def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
             if child is not None and not isinstance(child, dict):
                 raise ConfigError(f"{name} sets a key below {part}, which is not a mapping")
             here[part] = here = dict(child or {})
-        here[leaf.lower()] = yaml.safe_load(text)
+        try:
+            here[leaf.lower()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"the environment variable {name} is not valid YAML") from None
     return raw
+
+
+def _read_off_as_a_word(raw: dict[str, Any]) -> None:
+    """YAML reads a bare `off` as false; for a window it is a mode."""
+    lanes = raw.get("lanes")
+    for lane in lanes.values() if isinstance(lanes, dict) else ():
+        if isinstance(lane, dict) and lane.get("window") is False:
+            lane["window"] = "off"
 
 
 def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
@@ -248,21 +266,16 @@ def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
 
 
 def _impossible(config: Config) -> Iterator[str]:
-    for name in ("max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s"):
-        if getattr(config.server, name) <= 0:
-            yield f"server.{name} must be above 0"
-    if not 0 <= config.server.port <= 65_535:
-        yield "server.port must be between 0 and 65535"
-    if config.server.drain_grace_s < 0:
-        yield "server.drain_grace_s must not be negative"
+    """Everything that is of the right type and cannot be, as sentences."""
+    server = config.server
+    yield from _not_above_zero("server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s")
+    yield from _outside("server", server, 0, 65_535, "port")
+    yield from _outside("server", server, 0, math.inf, "drain_grace_s")
     for lane, policy in config.lane_policies().items():
         where = f"lanes.{lane.name}"
-        for name in ("max_wait_ms", "coalesce_ms"):
-            if getattr(policy, name) < 0:
-                yield f"{where}.{name} must not be negative"
-        for name in ("max_batch", "queue_limit"):
-            if getattr(policy, name) < 1:
-                yield f"{where}.{name} must be at least 1"
+        yield from _outside(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
+        yield from _outside(where, policy, 1, math.inf, "max_batch", "queue_limit")
+        yield from _not_above_zero(where, policy, "ttft_ms", "gap_ms")
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
@@ -271,10 +284,6 @@ def _impossible(config: Config) -> Iterator[str]:
         for name in ("share", "reserve"):
             if not 0 <= getattr(policy, name) < 1:
                 yield f"{where}.{name} must be at least 0 and below 1"
-        for name in ("ttft_ms", "gap_ms"):
-            promised = getattr(policy, name)
-            if promised is not None and promised <= 0:
-                yield f"{where}.{name} must be above 0, or null for no promise"
     if not config.workers:
         yield "workers is empty: nothing would run"
     seen: set[str] = set()
@@ -283,14 +292,32 @@ def _impossible(config: Config) -> Iterator[str]:
         if worker.name in seen:
             yield f"{where}.name `{worker.name}` is taken by an earlier worker"
         seen.add(worker.name)
-        for name in ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads"):
-            value = getattr(worker, name, None)
-            if value is not None and value < 1:
-                yield f"{where}.{name} must be at least 1"
-        if isinstance(worker, VllmWorkerConfig) and not worker.url.startswith(("http://", "https://")):
-            yield f"{where}.url must start with http:// or https://"
+        if not _NAME.fullmatch(worker.name):
+            yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
+        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "default_output_tokens")
+        yield from _outside(where, worker, 1, math.inf, *counts)
+        yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s")
+        if isinstance(worker, VllmWorkerConfig):
+            url = urlsplit(worker.url)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
     if not config.ledger.startswith("sqlite:///"):
         yield "ledger must be a URL of the form sqlite:///PATH"
+
+
+def _outside(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            yield f"{where}.{name} must be {limit}"
+
+
+def _not_above_zero(where: str, struct: Struct, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield f"{where}.{name} must be above 0"
 
 
 def _plain(message: str) -> str:

@@ -63,7 +63,7 @@ def config_page() -> str:
     return _page(
         "Configuration",
         "src/inferry/config.py and src/inferry/domain/jobs.py",
-        "One YAML file, given with `--config`. All but the name and URL of an HTTP worker has a default, so an empty "
+        "One YAML file, given with `--config`. Everything but an HTTP worker's name and URL has a default, so an empty "
         "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
         "path. "
         "`inferry check-config --config FILE` prints what was understood, defaults included and secrets left out.",

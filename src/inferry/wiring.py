@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from inferry.adapters.ledgers.sqlite import SqliteLedger
+from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.config import Config, ConfigError, EmbeddedWorkerConfig, VllmWorkerConfig, WorkerConfig
 from inferry.dispatch.gateway import Gateway
@@ -45,13 +45,17 @@ def build(config: Config, clock: Clock | None = None) -> Service:
 
 def assemble(config: Config, workers: Sequence[Worker], tokenizers: dict[str, Tokenizer], clock: Clock) -> Service:
     """The service around given workers."""
+    try:
+        ledger = SqliteLedger(config.ledger)
+    except LedgerUnusable as error:
+        raise ConfigError(str(error)) from None
     pool = Pool(workers, clock)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
     gateway = Gateway(
         lanes=config.lane_policies(),
         pool=pool,
-        recorder=Recorder(SqliteLedger(config.ledger)),
+        recorder=Recorder(ledger),
         metrics=metrics,
         clock=clock,
         tokenizers=tokenizers,
@@ -100,18 +104,22 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         names = config.models or (directory.resolve().name,)
         if not (directory / "config.json").is_file():
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
-    tokenizer = HfTokenizer(directory)
+    try:
+        tokenizer = HfTokenizer(directory)
+        engine = EngineConfig(
+            max_sequences=config.max_sequences,
+            kv_tokens=config.kv_tokens,
+            chunk_tokens=config.chunk_tokens,
+            threads=config.threads,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"worker `{config.name}`: {error}") from None
     worker = EmbeddedWorker(
         config.name,
         model_dir=directory,
         models=names,
         group=config.group,
-        engine=EngineConfig(
-            max_sequences=config.max_sequences,
-            kv_tokens=config.kv_tokens,
-            chunk_tokens=config.chunk_tokens,
-            threads=config.threads,
-        ),
+        engine=engine,
         default_output_tokens=config.default_output_tokens,
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,

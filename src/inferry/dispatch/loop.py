@@ -135,6 +135,7 @@ class DispatchLoop:
 
     def _observe(self, worker: str) -> None:
         view = self._pool.view(worker)
+        self._metrics.know_models(view.models)
         self._scheduler.observe(view, self._now())
         self._ask_for_tick()
 

@@ -203,6 +203,12 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
+    def know_models(self, models: Iterable[str]) -> None:
+        """Models that a configured worker has said it serves; their number is bounded by the operators' own servers."""
+        for model in models:
+            if model not in self._models:
+                self._models[model] = self._lanes_of(model)
+
     def offered(self, job: InferenceJob) -> None:
         """The job was given to the scheduler; once per attempt."""
         self._in_flight += 1

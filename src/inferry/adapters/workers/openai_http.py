@@ -8,10 +8,10 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-import aiohttp
 import msgspec
 from msgspec import Raw, Struct
 
+from inferry.adapters.workers.http1 import Client, Connection
 from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -38,6 +38,7 @@ FEATURES = frozenset(
 )
 FAILURES_UNTIL_DOWN = 3
 LONGEST_EVENT = 16 * 1024 * 1024
+LONGEST_REFUSAL = 65_536
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -83,7 +84,11 @@ class OpenAIHttpWorker:
         self._clock = clock
         self._cards = tuple(ModelCard(name=model, features=FEATURES) for model in settings.models)
         self._models = frozenset(settings.models)
-        self._http: aiohttp.ClientSession | None = None
+        headers = {"content-type": "application/json"}
+        if settings.api_key:
+            headers["authorization"] = f"Bearer {settings.api_key}"
+        self._http = Client(settings.url, headers, settings.connect_timeout_s)
+        self._is_started = False
         self._calls: dict[str, _Call] = {}
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
@@ -101,7 +106,7 @@ class OpenAIHttpWorker:
             worker=self._name,
             group=self._settings.group,
             models=self._models,
-            phase=Phase.DOWN if down else Phase.READY if self._http is not None else Phase.STARTING,
+            phase=Phase.DOWN if down else Phase.READY if self._is_started else Phase.STARTING,
             room=self._settings.room,
             load=Load(running=len(self._calls)),
             observed_at=self._clock.now(),
@@ -109,30 +114,14 @@ class OpenAIHttpWorker:
 
     async def start(self) -> None:
         """Connect once to learn what the server serves and how long its contexts are."""
-        settings = self._settings
-        if self._http is None:
-            headers = {"content-type": "application/json"}
-            if settings.api_key:
-                headers["authorization"] = f"Bearer {settings.api_key}"
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
-                # Silence is watched for all calls at once: aiohttp would move a timer for every chunk of each.
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
-                headers=headers,
-                auto_decompress=False,
-                read_bufsize=1 << 20,
-            )
+        status, body = await self._get("/v1/models")
+        if status != 200:
+            raise WorkerLost(f"GET /v1/models answered {status}")
         try:
-            async with self._http.get(settings.url + "/v1/models") as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise WorkerLost(f"GET /v1/models answered {response.status}")
             listed = {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
         except msgspec.MsgspecError:
             raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise WorkerLost(f"cannot reach it: {_why(error)}") from None
-        names = settings.models or tuple(listed)
+        names = self._settings.models or tuple(listed)
         missing = [name for name in names if name not in listed]
         if missing:
             log.warning("worker %s does not list %s", self._name, ", ".join(missing))
@@ -147,15 +136,19 @@ class OpenAIHttpWorker:
             for name in names
         )
         self._models = frozenset(names)
+        self._is_started = True
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        # Known from here on, so that a cancel finds them before their first step.
-        calls = [self._calls.setdefault(job.job_id, _Call(job, self._clock.now())) for job in plan.jobs]
+        calls = []
+        for job in plan.jobs:
+            # Known from here on, so that a cancel finds them before their first step.
+            call = self._calls[job.job_id] = _Call(job, emit, self._name, self._clock)
+            calls.append(call)
         self._watch_for_silence()
         if len(calls) == 1:
-            await self._run_call(calls[0], emit)  # most plans, and a task less
+            await self._run_call(calls[0])  # most plans, and a task less
             return
-        tasks = [asyncio.get_running_loop().create_task(self._run_call(call, emit)) for call in calls]
+        tasks = [asyncio.get_running_loop().create_task(self._run_call(call)) for call in calls]
         try:
             await asyncio.wait(tasks)
         except asyncio.CancelledError:
@@ -167,9 +160,7 @@ class OpenAIHttpWorker:
         """Close the upstream connections of these jobs; the server frees them when it notices."""
         found = [call for job_id in job_ids if (call := self._calls.get(job_id)) is not None]
         for call in found:
-            call.give_up(ClientClosed("cancelled"))
-        if found:
-            await asyncio.wait([call.over for call in found])
+            call.fail(ClientClosed("cancelled"))
         return frozenset(call.job.job_id for call in found)
 
     async def close(self) -> None:
@@ -177,37 +168,47 @@ class OpenAIHttpWorker:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        self._http.close()
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
-    async def _run_call(self, call: "_Call", emit: Emit) -> None:
+    async def _run_call(self, call: "_Call") -> None:
         """One job to its end, which is emitted whatever happens."""
-        scanner = EventScanner()
-        call.task = asyncio.current_task()
+        payload = call.job.payload
+        lines = f"x-request-id: {call.job.job_id}\r\n"
         try:
-            if call.reason is not None:
-                raise call.reason
-            end: Done | Failed = await self._stream(call, scanner, emit)
-            self._failures = 0
-        except asyncio.CancelledError:
-            if call.reason is None:
-                raise  # not this job is meant, but whoever runs the plan
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]
-            end = _failed(call.job, scanner, call.reason)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            self._failures += not scanner.events
-            end = _failed(call.job, scanner, WorkerLost(f"worker {self._name} broke off: {_why(error)}"))
-        except GatewayError as error:
-            end = _failed(call.job, scanner, error)
+            while call.end is None:
+                try:
+                    connection = await self._http.connect()
+                except (OSError, TimeoutError) as error:
+                    self._failures += 1
+                    call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
+                    break
+                if call.end is not None:  # given up while connecting
+                    connection.close()
+                    break
+                request = self._http.request("POST", PATHS[payload.api], lines, streaming_body(payload.body))
+                await call.send(connection, request)
+            if isinstance(call.end, Done):
+                self._failures = 0
+            if call.end is not None:
+                call.emit(call.end)
         finally:
+            call.drop()
             del self._calls[call.job.job_id]
-            call.over.set_result(None)
-        emit(end)
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        answer = _WholeAnswer()
+        try:
+            connection = await self._http.connect()
+            connection.start(answer, self._http.request("GET", path, "", b""))
+            async with asyncio.timeout(self._settings.silence_timeout_s):
+                return await answer.complete
+        except (OSError, TimeoutError) as error:
+            raise WorkerLost(f"cannot reach it: {type(error).__name__}") from None
 
     def _watch_for_silence(self) -> None:
+        # One timer for all calls: moving one for every chunk of each would cost more than reading the chunk.
         if self._watch is None:
             every_s = min(1.0, self._settings.silence_timeout_s / 4)
             self._watch = asyncio.get_running_loop().call_later(every_s, self._end_silent_calls)
@@ -216,72 +217,126 @@ class OpenAIHttpWorker:
         self._watch = None
         silence_s = self._settings.silence_timeout_s
         earliest = self._clock.now() - silence_s
-        for call in self._calls.values():
+        for call in list(self._calls.values()):
             if call.heard_at < earliest:
-                call.give_up(WorkerTimeout(f"worker {self._name} said nothing for {silence_s:g} s"))
+                call.fail(WorkerTimeout(f"worker {self._name} said nothing for {silence_s:g} s"))
         if self._calls:
             self._watch_for_silence()
 
-    async def _stream(self, call: "_Call", scanner: EventScanner, emit: Emit) -> Done:
-        if self._http is None:
-            raise NoWorker(f"worker {self._name} is not connected")
-        job = call.job
-        job_id, run_id, step_id = job.job_id, job.run_id, job.step_id
-        index = 0
-        url = self._settings.url + PATHS[job.payload.api]
-        body = streaming_body(job.payload.body)
-        async with self._http.post(url, data=body, headers={"x-request-id": job_id}) as response:
-            if response.status != 200:
-                raise _refusal(self._name, response.status, await response.content.read(65_536))
-            pending = b""
-            now = self._clock.now
-            async for chunk in response.content.iter_any():
-                call.heard_at = now()
-                if pending:
-                    chunk = pending + chunk
-                if b"\r" in chunk:
-                    chunk = chunk.replace(b"\r\n", b"\n")
-                end = chunk.rfind(b"\n\n") + 2
-                if end == 1:
-                    if len(chunk) > LONGEST_EVENT:
-                        raise WorkerLost(f"worker {self._name} sent an event without an end")
-                    pending = chunk
-                    continue
-                pending = chunk[end:]
-                raw, tokens = scanner.scan(chunk[:end])
-                if raw:
-                    emit(Delta(job_id, run_id, step_id, index, "", (), tokens, raw))
-                    index += 1
-        if scanner.error is not None:
-            raise WorkerLost(f"worker {self._name} reported an error in the stream")
-        if scanner.finish is None:
-            raise WorkerLost(f"worker {self._name} ended the stream before the answer was complete")
-        usage = scanner.usage or Usage(output_tokens=scanner.tokens)
-        return Done(job_id, scanner.finish, usage, scanner.usage_event)
-
 
 class _Call:
-    """A job that is on its way: the task that reads its answer, and when it was last heard of."""
+    """A job on its way: reads the answer as it comes, until `end` says how it went."""
 
-    __slots__ = ("heard_at", "job", "over", "reason", "task")
-
-    def __init__(self, job: InferenceJob, now: float) -> None:
+    def __init__(self, job: InferenceJob, emit: Emit, worker: str, clock: Clock) -> None:
         self.job = job
-        self.heard_at = now
-        self.task: asyncio.Task[None] | None = None
-        self.reason: GatewayError | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.emit = emit
+        self.end: Done | Failed | None = None
+        self._worker = worker
+        self._now = clock.now
+        self.heard_at = self._now()
+        self._scanner = EventScanner()
+        self._connection: Connection | None = None
+        self._turn: asyncio.Future[None] | None = None
+        self._status = 0
+        self._pending = b""
+        self._index = 0
 
-    def give_up(self, reason: GatewayError) -> None:
-        """End this job, and only this job, for `reason`."""
-        if self.reason is None:
-            self.reason = reason
-            if self.task is not None:
-                self.task.cancel()
+    async def send(self, connection: Connection, request: bytes) -> None:
+        """Until the job has its end, or has to be sent again because the connection had died of old age."""
+        self._connection = connection
+        self._turn = asyncio.get_running_loop().create_future()
+        self.heard_at = self._now()
+        connection.start(self, request)
+        await self._turn
+
+    def fail(self, error: GatewayError) -> None:
+        """End the job, and only this job; its connection is dropped."""
+        if self.end is None:
+            self.end = Failed(self.job.job_id, error, self._usage())
+            self.drop()
+            self._end_turn()
+
+    def drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # What the connection tells.
+
+    def on_head(self, status: int) -> None:
+        self._status = status
+
+    def on_body(self, body: bytes) -> None:
+        self.heard_at = self._now()
+        chunk = self._pending + body if self._pending else body
+        if self._status != 200:
+            self._pending = chunk[:LONGEST_REFUSAL]
+            return
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n")
+        end = chunk.rfind(b"\n\n") + 2
+        if end == 1:
+            self._pending = chunk
+            if len(chunk) > LONGEST_EVENT:
+                self.fail(WorkerLost(f"worker {self._worker} sent an event without an end"))
+            return
+        self._pending = chunk[end:]
+        raw, tokens = self._scanner.scan(chunk[:end])
+        if raw:
+            job = self.job
+            self.emit(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw))
+            self._index += 1
+
+    def on_end(self) -> None:
+        self._connection = None
+        scanner = self._scanner
+        if self._status != 200:
+            self.fail(_refusal(self._worker, self._status, self._pending))
+        elif scanner.error is not None:
+            self.fail(WorkerLost(f"worker {self._worker} reported an error in the stream"))
+        elif scanner.finish is None:
+            self.fail(WorkerLost(f"worker {self._worker} ended the stream before the answer was complete"))
+        else:
+            self.end = Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event)
+            self._end_turn()
+
+    def on_lost(self, why: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.was_used and not self._status:
+            # A kept connection that the server closed while the request was on its way: nobody has seen it.
+            self._end_turn()
+            return
+        self.fail(WorkerLost(f"worker {self._worker} broke off: {why}"))
+
+    def _usage(self) -> Usage:
+        return self._scanner.usage or Usage(output_tokens=self._scanner.tokens)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
 
 
-def _failed(job: InferenceJob, scanner: EventScanner, error: GatewayError) -> Failed:
-    return Failed(job.job_id, error, scanner.usage or Usage(output_tokens=scanner.tokens))
+class _WholeAnswer:
+    """An answer collected to its end."""
+
+    def __init__(self) -> None:
+        self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._parts: list[bytes] = []
+
+    def on_head(self, status: int) -> None:
+        self._status = status
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_end(self) -> None:
+        if not self.complete.done():
+            self.complete.set_result((self._status, b"".join(self._parts)))
+
+    def on_lost(self, why: str) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(ConnectionError(why))
 
 
 def streaming_body(body: bytes) -> bytes:
@@ -316,8 +371,3 @@ def _refusal(worker: str, status: int, body: bytes) -> GatewayError:
     if status in (429, 503):
         return NoWorker(f"worker {worker} is full")
     return WorkerLost(f"worker {worker} answered {status}")
-
-
-def _why(error: BaseException) -> str:
-    """The kind of a connection error, without addresses of internal machines."""
-    return type(error).__name__

@@ -1,0 +1,182 @@
+"""A small HTTP/1.1 client for streams: parsed by httptools, handed on by callbacks, no task and no queue in between.
+
+Everything belongs to one event loop. A connection carries one exchange at a time; the exchange is told its head, its
+body as it comes (what arrived together is told together), and then exactly once how it went: `on_end` or `on_lost`.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections older than this are not used again: servers commonly close theirs after five seconds."""
+
+
+class Exchange(Protocol):
+    """Whoever waits for an answer."""
+
+    def on_head(self, status: int) -> None: ...
+
+    def on_body(self, body: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_lost(self, why: str) -> None:
+        """The connection broke, or what came was not HTTP."""
+
+
+class Client:
+    """Connections to one server."""
+
+    def __init__(self, url: str, headers: dict[str, str], connect_timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._base = parts.path.rstrip("/")
+        lines = {"host": parts.netloc.rpartition("@")[2], **headers}
+        self._fixed = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+
+    async def connect(self) -> "Connection":
+        """A connection that is free, or a new one. Raises OSError or TimeoutError."""
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()  # the one used last is the least likely to be closed by now
+            if connection.is_usable and now - connection.idle_since < KEEP_ALIVE_S:
+                return connection
+            connection.close()
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, made = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self), self._host, self._port, ssl=self._tls
+            )
+        return made
+
+    def request(self, method: str, path: str, headers: str, body: bytes) -> bytes:
+        """The bytes of a request; `headers` are complete lines."""
+        head = f"{method} {self._base}{path} HTTP/1.1\r\ncontent-length: {len(body)}\r\n{headers}"
+        return head.encode("latin-1") + self._fixed + b"\r\n" + body
+
+    def close(self) -> None:
+        for connection in list(self._open):
+            connection.close()
+        self._idle.clear()
+
+    # For connections alone.
+
+    def opened(self, connection: "Connection") -> None:
+        self._open.add(connection)
+
+    def closed(self, connection: "Connection") -> None:
+        self._open.discard(connection)
+
+    def freed(self, connection: "Connection") -> None:
+        self._idle.append(connection)
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `start` an exchange, or `close` it, which is also how an exchange is given up."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._body: list[bytes] = []
+        self._is_framed = False
+        self._has_head = False
+        self._is_over = False
+        self.idle_since = 0.0
+        self.was_used = False
+
+    @property
+    def is_usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def start(self, exchange: Exchange, request: bytes) -> None:
+        assert self._transport is not None
+        self._exchange = exchange
+        self._is_framed = self._has_head = self._is_over = False
+        self._transport.write(request)
+
+    def close(self) -> None:
+        """Drop the connection; an exchange that was running hears nothing more."""
+        self._exchange = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's, so this cannot be checked.
+        self._transport = cast(asyncio.Transport, transport)
+        self._client.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._lose("it did not answer in HTTP")
+            return
+        exchange = self._exchange
+        if exchange is None:
+            if not self._is_over:
+                self.close()  # nobody asked
+            return
+        if self._body:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body.clear()
+            exchange.on_body(body)
+        if self._is_over and self._exchange is exchange:
+            self._finish(exchange)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.closed(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if exc is None and self._has_head and not self._is_framed:
+            exchange.on_end()  # an answer without a length ends with its connection
+        else:
+            exchange.on_lost(type(exc).__name__ if exc is not None else "the connection was closed")
+
+    # httptools' callbacks.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and self._exchange is not None:
+            self._has_head = True
+            self._exchange.on_head(status)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._is_over = True
+
+    def _finish(self, exchange: Exchange) -> None:
+        self._exchange = None
+        if self._parser.should_keep_alive() and self.is_usable:
+            self.was_used = True
+            self.idle_since = asyncio.get_running_loop().time()
+            self._client.freed(self)
+        else:
+            self.close()
+        exchange.on_end()
+
+    def _lose(self, why: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        self.close()
+        if exchange is not None:
+            exchange.on_lost(why)
