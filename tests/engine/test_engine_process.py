@@ -44,7 +44,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        sock.settimeout(30)
+        sock.settimeout(60)
         self._frames = Frames()
         self._inbox: list[FromEngine] = []
 
@@ -172,9 +172,9 @@ def test_the_process_sleeps_when_idle_ignores_signals_of_the_group_and_ends_with
     ours, theirs = socket.socketpair()
     with theirs:
         process = spawn(theirs)
-    with ours, process:
+    with process, ours:
         peer = Peer(ours)
-        peer.say(setup(tiny_dir, EngineConfig(kv_tokens=4_096)))
+        peer.say(setup(tiny_dir, EngineConfig(kv_tokens=4_096, threads=1)))
         ready = peer.hear()
         assert isinstance(ready, Ready)
         assert (ready.context_tokens, ready.kv_tokens, ready.eos_ids) == (16_384, 4_096, [2])
@@ -184,8 +184,8 @@ def test_the_process_sleeps_when_idle_ignores_signals_of_the_group_and_ends_with
         with pytest.raises(TimeoutError):
             ours.settimeout(0.3)
             peer.hear()
-        assert cpu_seconds(process.pid) - before <= 0.05
-        ours.settimeout(30)
+        assert cpu_seconds(process.pid) - before <= 0.1
+        ours.settimeout(60)
         peer.say(Add([Request(1, [10, 11], greedy(2), Lane.P1)]))
         assert isinstance(peer.hear(), StepDone)
         ours.close()  # what the kernel does for a parent killed by SIGKILL
@@ -196,7 +196,7 @@ def test_a_model_that_cannot_be_loaded_is_fatal_and_says_why(tmp_path: Path) -> 
     ours, theirs = socket.socketpair()
     with theirs:
         process = spawn(theirs)
-    with ours, process:
+    with process, ours:
         peer = Peer(ours)
         peer.say(setup(tmp_path, EngineConfig()))
         fatal = peer.hear()

@@ -69,6 +69,12 @@ class QueueTimeout(GatewayError):
     status, code, retryable = 408, "queue_timeout", True
 
 
+class DeadlineInfeasible(GatewayError):
+    """The job would not be done before its deadline, so it is not queued at all."""
+
+    status, code, retryable = 408, "deadline_infeasible", True
+
+
 class BodyTooLarge(GatewayError):
     """The body is over the configured limit."""
 

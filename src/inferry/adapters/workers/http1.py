@@ -92,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._is_framed = False
         self._has_head = False
         self._is_over = False
+        self._may_be_kept = False
         self.idle_since = 0.0
         self.was_used = False
 
@@ -154,20 +155,24 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status >= 200 and self._exchange is not None:
+        if self._is_over:
+            self._may_be_kept = False  # another answer right behind the one that was asked for
+        elif status >= 200 and self._exchange is not None:
             self._has_head = True
             self._exchange.on_head(status)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if not self._is_over:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= 200:
+        if not self._is_over and self._parser.get_status_code() >= 200:
             self._is_over = True
+            self._may_be_kept = self._parser.should_keep_alive()
 
     def _finish(self, exchange: Exchange) -> None:
         self._exchange = None
-        if self._parser.should_keep_alive() and self.is_usable:
+        if self._may_be_kept and self.is_usable:
             self.was_used = True
             self.idle_since = asyncio.get_running_loop().time()
             self._client.freed(self)

@@ -1,0 +1,103 @@
+"""KV blocks: who holds them, and which of the others still hold a prefix that somebody may want again.
+
+Law: held + idle + empty = all blocks. Held blocks are never evicted; idle ones go least recently used first.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+
+class OutOfBlocks(RuntimeError):
+    """Somebody took more than `available`."""
+
+
+class BlockPool:
+    """Counts blocks; a block with a hash holds a known piece of a known prefix and may be shared.
+
+    Blocks without a hash are counted, not named: nobody else can use what is in them.
+    """
+
+    __slots__ = ("_held", "_idle", "anonymous", "hit_tokens", "queried_tokens", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.anonymous = 0
+        self._held: dict[int, int] = {}
+        self._idle: dict[int, None] = {}
+        self.queried_tokens = 0
+        self.hit_tokens = 0
+
+    @property
+    def held(self) -> int:
+        return self.anonymous + len(self._held)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def empty(self) -> int:
+        return self.total - self.anonymous - len(self._held) - len(self._idle)
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had now; cached prefixes give way."""
+        return self.total - self.anonymous - len(self._held)
+
+    def hits(self, hashes: Sequence[int]) -> int:
+        """How many of the leading blocks are still there."""
+        count = 0
+        held, idle = self._held, self._idle
+        for block in hashes:
+            if block not in held and block not in idle:
+                break
+            count += 1
+        return count
+
+    def idle_among(self, hashes: Sequence[int], count: int) -> int:
+        """How many of the first `count` blocks nobody holds: sharing them takes them from what is available."""
+        held = self._held
+        return sum([block not in held for block in islice(hashes, count)])
+
+    def share(self, hashes: Sequence[int], count: int) -> None:
+        """Hold the first `count` blocks, all of which are there."""
+        held, idle = self._held, self._idle
+        for block in islice(hashes, count):
+            holders = held.get(block)
+            if holders is None:
+                del idle[block]
+                held[block] = 1
+            else:
+                held[block] = holders + 1
+
+    def take(self, count: int) -> None:
+        """Hold `count` more blocks without a name."""
+        if count > self.available:
+            raise OutOfBlocks(f"{count} blocks wanted, {self.available} available")
+        short = count - self.empty
+        self.anonymous += count
+        if short > 0:
+            idle = self._idle
+            for block in list(islice(idle, short)):
+                del idle[block]
+
+    def publish(self, hashes: Sequence[int], start: int, stop: int) -> list[int]:
+        """Name blocks that were taken; return the names that stuck. A prefix that is there already keeps its copy."""
+        held, idle = self._held, self._idle
+        named = [block for block in islice(hashes, start, stop) if block not in held and block not in idle]
+        for block in named:
+            held[block] = 1
+        self.anonymous -= len(named)
+        return named
+
+    def release(self, named: Sequence[int], anonymous: int) -> None:
+        """Give back. The end of a prefix is forgotten before its beginning."""
+        self.anonymous -= anonymous
+        held, idle = self._held, self._idle
+        for block in reversed(named):
+            holders = held[block] - 1
+            if holders:
+                held[block] = holders
+            else:
+                del held[block]
+                idle[block] = None

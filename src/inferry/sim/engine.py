@@ -1,0 +1,455 @@
+"""An engine that batches continuously, as a model: sequences in, happenings out, in steps of computed length.
+
+The engine owns its sequences from `submit` to their end. Whoever drives it calls `advance` when `next_at` has come and
+looks at `next_at` again after every call; the engine never looks at a clock. Each step decodes one token for every
+sequence past its prompt, and spends what is left of the chunk on prompts: running ones first, then waiting ones, in the
+order of the policy. As in vLLM, waiting sequences never displace running ones; running out of KV does, by recompute.
+
+Steps in which nothing can change are taken together: a step is identical to the one before, but for the KV that grew.
+"""
+
+from heapq import heapify, heappop, heappush
+from math import ceil, inf, sqrt
+
+from msgspec import Struct
+
+from inferry.sim.cache import BlockPool
+from inferry.sim.costs import CostModel, EngineFlags
+from inferry.sim.lateness import LatenessSeries
+
+_WORTH_FORGETTING = 20_000
+
+
+class Sequence:
+    """One call inside the engine. `blocks` are the chained hashes of the prompt's full blocks.
+
+    `late_s` is how far the stream fell behind a steady pace: max over tokens i of (time of token i - gap * i).
+    """
+
+    __slots__ = (
+        "_anchor",
+        "_decoding_since",
+        "_named",
+        "_order",
+        "aborted",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "ended_at",
+        "first_at",
+        "gap_s",
+        "key",
+        "late_s",
+        "output",
+        "preemptions",
+        "priority",
+        "produced",
+        "prompt",
+        "tag",
+        "target",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        prompt: int,
+        output: int,
+        *,
+        priority: int = 0,
+        blocks: tuple[int, ...] = (),
+        gap_s: float | None = None,
+        tag: object = None,
+    ) -> None:
+        if prompt < 1 or output < 1:
+            raise ValueError("a sequence has at least one prompt token and one output token")
+        self.key = key
+        self.prompt = prompt
+        self.output = output
+        self.priority = priority
+        self.blocks = blocks
+        self.gap_s = gap_s
+        self.tag = tag
+        self.computed = 0
+        self.produced = 0
+        self.target = prompt
+        self.cached_tokens = 0
+        self.preemptions = 0
+        self.aborted = False
+        self.first_at: float | None = None
+        self.ended_at: float | None = None
+        self.late_s = -inf
+        self._order = 0
+        self._named: list[int] = []
+        self._decoding_since: int | None = None
+        self._anchor = 0
+
+
+class First(Struct, frozen=True, gc=False):
+    """The sequence wrote its first token."""
+
+    sequence: Sequence
+
+
+class Finished(Struct, frozen=True, gc=False):
+    """The sequence is gone from the engine: complete, or aborted."""
+
+    sequence: Sequence
+
+
+Happening = First | Finished
+
+
+class Engine:
+    """See the module. Times are seconds of virtual time."""
+
+    def __init__(self, costs: CostModel, flags: EngineFlags, *, fast_forward: bool = True) -> None:
+        self.costs = costs
+        self.flags = flags
+        self.pool = BlockPool(flags.blocks)
+        self.next_at: float | None = None
+        self.busy_s = 0.0
+        self.steps = 0
+        self.computed_tokens = 0
+        self.preemptions = 0
+        self._fast_forward = fast_forward
+        self._by_priority = flags.policy == "priority"
+        self._waiting: list[tuple[int, int, Sequence]] = []
+        self._waiting_count = 0
+        self._prefilling: dict[Sequence, None] = {}
+        self._decoding: dict[Sequence, None] = {}
+        # Decoding sequences by the step after which they are complete.
+        self._completions: list[tuple[int, int, Sequence]] = []
+        self._kv_read = 0
+        # How many decoding sequences need a new block in steps of each residue.
+        self._crossings = [0] * flags.block_tokens
+        self._orders = 0
+        self._series: dict[float, LatenessSeries] = {}
+        # The work under way: steps begun at `_began_at`, and the prompt chunks in the first of them.
+        self._began_at = 0.0
+        self._under_way = 0
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._doomed: list[Sequence] = []
+
+    # What it shows.
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + len(self._prefilling)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting_count
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV held, in tokens of whole blocks."""
+        return self.pool.held * self.flags.block_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens computed in the step under way."""
+        return (len(self._decoding) + sum([n for _, n in self._chunks])) if self._under_way else 0
+
+    # What it is told.
+
+    def submit(self, sequence: Sequence, now: float) -> None:
+        """Queue a sequence. It can enter with the next step."""
+        if sequence.prompt + sequence.output > self.flags.blocks * self.flags.block_tokens:
+            raise ValueError(f"{sequence.key} can never fit the KV cache")
+        self._orders += 1
+        sequence._order = self._orders
+        was_blocked = self._waiting_count > 0
+        self._enqueue(sequence)
+        if not self._under_way:
+            # Not at once: what is submitted at the same instant enters the same step.
+            self.next_at = now
+        elif self._under_way > 1 and self.running < self.flags.max_num_seqs:
+            if not was_blocked or (self._by_priority and self._head() is sequence):
+                self._cut_short(now)
+
+    def abort(self, sequence: Sequence, now: float) -> bool:
+        """Stop a sequence. True: it is gone. False: it goes with the end of the step, as a Finished."""
+        if sequence.ended_at is not None or sequence.aborted:
+            return sequence.ended_at is not None
+        sequence.aborted = True
+        if sequence not in self._decoding and sequence not in self._prefilling:
+            sequence.ended_at = now
+            self._waiting_count -= 1
+            return True
+        self._doomed.append(sequence)
+        if self._under_way > 1:
+            self._cut_short(now)
+        return False
+
+    def clear(self, now: float) -> list[Sequence]:
+        """The engine dies: everything in it is lost, its cache too. What was lost is returned, oldest first."""
+        lost = [*self._decoding, *self._prefilling, *[s for *_, s in self._waiting if not s.aborted]]
+        lost.sort(key=lambda sequence: sequence._order)
+        for sequence in lost:
+            sequence.aborted = True
+            sequence.ended_at = now
+        self.pool = BlockPool(self.flags.blocks)
+        self._waiting, self._completions, self._doomed, self._chunks = [], [], [], []
+        self._prefilling, self._decoding = {}, {}
+        self._waiting_count = self._kv_read = self._under_way = 0
+        self._crossings = [0] * self.flags.block_tokens
+        self.next_at = None
+        return lost
+
+    def advance(self, now: float) -> list[Happening]:
+        """`next_at` has come: end the steps under way and begin the next. What happened, in order."""
+        happened = self._end_steps(now) if self._under_way else []
+        self._begin_steps(now)
+        return happened
+
+    # Ending steps.
+
+    def _end_steps(self, now: float) -> list[Happening]:
+        count, self._under_way = self._under_way, 0
+        self.busy_s += now - self._began_at
+        decoding = len(self._decoding)
+        if decoding:
+            self._kv_read += count * decoding
+        first_step = self.steps + 1
+        self.steps += count
+        self.computed_tokens += decoding * count
+        for series in self._series.values():
+            # Inside identical steps lateness is convex, so that its maximum is at one of the ends.
+            if count > 1:
+                series.add(first_step, self._began_at + self._span(1))
+            series.add(self.steps, now)
+        happened: list[Happening] = []
+        chunks, self._chunks = self._chunks, []
+        for sequence, tokens in chunks:
+            sequence.computed += tokens
+            self.computed_tokens += tokens
+            if sequence.computed == sequence.target:
+                self._start_decoding(sequence, now, happened)
+        completions = self._completions
+        while completions and completions[0][0] <= self.steps:
+            sequence = heappop(completions)[2]
+            if sequence in self._decoding and sequence._decoding_since is not None:
+                self._finish(sequence, now, happened)
+        if self._doomed:
+            for sequence in self._doomed:
+                if sequence.ended_at is None:
+                    self._leave(sequence)
+                    sequence.ended_at = now
+                    happened.append(Finished(sequence))
+            self._doomed = []
+        return happened
+
+    def _start_decoding(self, sequence: Sequence, now: float, happened: list[Happening]) -> None:
+        """Its last prompt token is computed, which gave one token of output."""
+        del self._prefilling[sequence]
+        if sequence.gap_s is not None and sequence.gap_s not in self._series:
+            series = self._series[sequence.gap_s] = LatenessSeries(sequence.gap_s)
+            series.add(self.steps, now)
+        self._decoding[sequence] = None
+        self._kv_read += sequence.computed
+        sequence._decoding_since = self.steps
+        sequence._anchor = self.steps - sequence.produced
+        sequence.produced += 1
+        self._crossings[(sequence.computed - self.steps) % self.flags.block_tokens] += 1
+        if sequence.first_at is None:
+            sequence.first_at = now
+            happened.append(First(sequence))
+        self._orders += 0
+        heappush(
+            self._completions, (self.steps + sequence.output - sequence.produced, sequence._order, sequence)
+        )
+
+    def _finish(self, sequence: Sequence, now: float, happened: list[Happening]) -> None:
+        self._leave(sequence)
+        sequence.ended_at = now
+        happened.append(Finished(sequence))
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give back all it holds; count what it wrote."""
+        since = sequence._decoding_since
+        if since is not None:
+            written = self.steps - since
+            sequence.produced += written
+            self._crossings[(sequence.computed - since) % self.flags.block_tokens] -= 1
+            sequence.computed += written
+            self._kv_read -= sequence.computed
+            if sequence.gap_s is not None:
+                worst = self._series[sequence.gap_s].worst_since(since, sequence._anchor)
+                sequence.late_s = max(sequence.late_s, worst)
+            sequence._decoding_since = None
+            del self._decoding[sequence]
+        else:
+            self._prefilling.pop(sequence, None)
+        held = ceil(sequence.computed / self.flags.block_tokens)
+        self.pool.release(sequence._named, held - len(sequence._named))
+        sequence._named = []
+
+    # Beginning steps.
+
+    def _begin_steps(self, now: float) -> None:
+        flags, pool, block = self.flags, self.pool, self.flags.block_tokens
+        preempted = False
+        while self._crossings[-self.steps % block] > pool.available:
+            self._preempt()
+            preempted = True
+        budget = flags.max_num_batched_tokens - len(self._decoding)
+        reserved = self._crossings[-self.steps % block]
+        chunks: list[tuple[Sequence, int]] = []
+        pairs = 0.0
+        for sequence in tuple(self._prefilling):
+            if budget <= 0:
+                break
+            if sequence not in self._prefilling:
+                continue  # displaced by one before it
+            tokens = min(budget, sequence.target - sequence.computed)
+            while self._new_blocks(sequence, tokens) + reserved > pool.available and sequence in self._prefilling:
+                self._preempt()
+                preempted = True
+                reserved = self._crossings[-self.steps % block]
+            if sequence in self._prefilling:
+                pairs += self._compute(sequence, tokens, chunks)
+                budget -= tokens
+        if preempted:
+            chunks = [(sequence, tokens) for sequence, tokens in chunks if sequence in self._prefilling]
+        else:
+            while budget > 0 and self.running < flags.max_num_seqs and (head := self._head()) is not None:
+                hit = min(pool.hits(head.blocks), (head.target - 1) // block) if flags.prefix_caching else 0
+                tokens = min(budget, head.target - hit * block)
+                wanted = ceil((hit * block + tokens) / block) - hit
+                if wanted + pool.idle_among(head.blocks, hit) + reserved > pool.available:
+                    break
+                heappop(self._waiting)
+                self._waiting_count -= 1
+                self._admit(head, hit)
+                pairs += self._compute(head, tokens, chunks)
+                budget -= tokens
+        self._chunks = chunks
+        if not chunks and not self._decoding:
+            self.next_at = None
+            self._forget()
+            return
+        self._began_at = now
+        self._under_way = 1
+        if chunks:
+            decode = self.costs.decode_s(len(self._decoding), self._kv_read)
+            self.next_at = now + decode + self.costs.prefill_s(sum([n for _, n in chunks]), pairs)
+            self._take_crossings(1)
+            return
+        if self._fast_forward:
+            self._under_way = self._steps_alike()
+        self.next_at = now + self._span(self._under_way)
+        self._take_crossings(self._under_way)
+
+    def _admit(self, sequence: Sequence, hit: int) -> None:
+        self._prefilling[sequence] = None
+        self.pool.queried_tokens += sequence.target
+        self.pool.hit_tokens += hit * self.flags.block_tokens
+        if hit:
+            self.pool.share(sequence.blocks, hit)
+            sequence._named = list(sequence.blocks[:hit])
+        sequence.computed = hit * self.flags.block_tokens
+        if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
+
+    def _compute(self, sequence: Sequence, tokens: int, chunks: list[tuple[Sequence, int]]) -> float:
+        """Put a chunk of its prompt into the step; the pairs attention looks at."""
+        block = self.flags.block_tokens
+        before, after = sequence.computed, sequence.computed + tokens
+        self.pool.take(self._new_blocks(sequence, tokens))
+        if self.flags.prefix_caching:
+            named = self.pool.publish(sequence.blocks, before // block, after // block)
+            sequence._named += named
+        chunks.append((sequence, tokens))
+        return tokens * (before + after) / 2
+
+    def _new_blocks(self, sequence: Sequence, tokens: int) -> int:
+        block = self.flags.block_tokens
+        return ceil((sequence.computed + tokens) / block) - ceil(sequence.computed / block)
+
+    def _take_crossings(self, steps: int) -> None:
+        self.pool.take(self._crossings_in(steps))
+
+    def _crossings_in(self, steps: int) -> int:
+        """Blocks that decoding sequences need in the next steps."""
+        crossings, block, start = self._crossings, self.flags.block_tokens, -self.steps
+        rounds, rest = divmod(steps, block)
+        part = sum([crossings[(start - i) % block] for i in range(rest)])
+        return rounds * len(self._decoding) + part
+
+    def _steps_alike(self) -> int:
+        """How many steps can be taken before a sequence is complete or KV runs out."""
+        completions = self._completions
+        while completions[0][2]._decoding_since is None or completions[0][2].ended_at is not None:
+            heappop(completions)
+        most = completions[0][0] - self.steps
+        available = self.pool.available
+        while most > 1 and self._crossings_in(most) > available:
+            most -= 1
+        return most
+
+    def _span(self, steps: int) -> float:
+        """How long that many decode steps take from the beginning of those under way."""
+        count = len(self._decoding)
+        one = self.costs.decode_s(count, self._kv_read - self._read_since_began())
+        return steps * one + self.costs.kv_token_s * count * (steps * (steps - 1) / 2)
+
+    def _read_since_began(self) -> int:
+        return 0
+
+    def _cut_short(self, now: float) -> None:
+        """Something changed: the step that runs now is the last of those under way."""
+        count = len(self._decoding)
+        slope = self.costs.kv_token_s * count / 2
+        one = self.costs.decode_s(count, self._kv_read)
+        gone = now - self._began_at
+        # steps * (one - slope) + steps² * slope = gone
+        linear = one - slope
+        guess = gone / linear if slope <= 0 else (sqrt(linear * linear + 4 * slope * gone) - linear) / (2 * slope)
+        steps = max(1, int(guess))
+        while steps > 1 and self._span(steps - 1) >= gone:
+            steps -= 1
+        while steps < self._under_way and self._span(steps) < gone:
+            steps += 1
+        if steps < self._under_way:
+            self.pool.release((), self._crossings_in(self._under_way) - self._crossings_in(steps))
+            self._under_way = steps
+            self.next_at = self._began_at + self._span(steps)
+
+    # The waiting queue and preemption.
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        priority = sequence.priority if self._by_priority else 0
+        heappush(self._waiting, (priority, sequence._order, sequence))
+        self._waiting_count += 1
+
+    def _head(self) -> Sequence | None:
+        waiting = self._waiting
+        while waiting:
+            if not waiting[0][2].aborted:
+                return waiting[0][2]
+            heappop(waiting)
+        return None
+
+    def _preempt(self) -> None:
+        """Out of KV: the last in order gives up all it holds and computes it again later, its own output included."""
+        by_priority = self._by_priority
+        victim = max(
+            (*self._decoding, *self._prefilling),
+            key=lambda sequence: (sequence.priority if by_priority else 0, sequence._order),
+        )
+        was_decoding = victim._decoding_since is not None
+        self._leave(victim)
+        if was_decoding:
+            self._completions = [entry for entry in self._completions if entry[2] is not victim]
+            heapify(self._completions)
+        self.preemptions += 1
+        victim.preemptions += 1
+        victim.computed = 0
+        victim.target = victim.prompt + victim.produced
+        self._enqueue(victim)
+
+    def _forget(self) -> None:
+        """Nothing runs, so nobody will ask about the steps so far."""
+        for series in self._series.values():
+            if len(series) > _WORTH_FORGETTING:
+                series.forget_before(self.steps)

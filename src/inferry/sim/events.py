@@ -1,0 +1,38 @@
+"""Virtual time: a heap of what happens when. Ties go in the order they were put in, so a run is a pure function."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+Action = Callable[[float, Any], None]
+
+
+class Events:
+    """Actions by time. `now` only moves forward; an action put in the past happens now."""
+
+    __slots__ = ("_heap", "_number", "now")
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._heap: list[tuple[float, int, Action, Any]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def at(self, when: float, action: Action, what: Any = None) -> None:
+        self._number += 1
+        heappush(self._heap, (when if when > self.now else self.now, self._number, action, what))
+
+    def run(self, until: float | None = None, watch: Callable[[float], None] | None = None) -> None:
+        """Until nothing is left to happen, or until that time. `watch` is told the time every few thousand actions."""
+        heap = self._heap
+        count = 0
+        while heap:
+            if until is not None and heap[0][0] > until:
+                break
+            self.now, _, action, what = heappop(heap)
+            action(self.now, what)
+            count += 1
+            if watch is not None and not count & 2047:
+                watch(self.now)

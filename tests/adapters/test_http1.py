@@ -1,0 +1,162 @@
+"""The HTTP client against servers written byte by byte."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.domain.clock import SystemClock
+from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.streams import Done, Failed, Item
+from support.builders import a_job
+from support.upstream import DONE, chunk, usage
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+MODELS = b'{"data":[{"id":"m"}]}'
+ANSWER = chunk("a") + chunk("b", "stop") + usage(1, 2) + DONE
+
+Serve = Callable[[int, int, asyncio.StreamWriter], Awaitable[bool]]
+
+
+def framed(body: bytes, extra: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n" + extra + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def chunked(*parts: bytes) -> bytes:
+    pieces = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
+
+
+def calls(serve: Serve, count: int = 1) -> tuple[list[Item], int]:
+    """The ends of `count` calls one after another, and how many connections it took.
+
+    `serve(connection, request, writer)` answers a call, both counted from 0, and says whether to keep the connection.
+    """
+    connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        number, served = connections, 0
+        connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                if head.startswith(b"GET"):
+                    writer.write(framed(MODELS))
+                    continue
+                keep = await serve(number, served, writer)
+                served += 1
+                if not keep:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def scenario() -> list[Item]:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=url, silence_timeout_s=5), SystemClock())
+        ends: list[Item] = []
+        try:
+            await worker.start()
+            for _ in range(count):
+                plan = BatchPlan(
+                    plan_id=1, worker="up", jobs=(a_job(body=BODY),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
+                )
+                items: list[Item] = []
+                await worker.run(plan, items.append)
+                ends.append(items[-1])
+        finally:
+            await worker.close()
+            server.close()
+            await server.wait_closed()
+        return ends
+
+    return asyncio.run(asyncio.wait_for(scenario(), 20)), connections
+
+
+def test_connections_are_kept_and_used_again() -> None:
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(chunked(ANSWER))
+        return True
+
+    ends, connections = calls(serve, count=5)
+    assert all(isinstance(end, Done) for end in ends)
+    assert connections == 1
+
+
+def test_a_kept_connection_that_had_died_costs_nobody_anything() -> None:
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        if request == 1:
+            return False  # closes without a word, as a server does whose keep-alive ran out meanwhile
+        writer.write(chunked(ANSWER))
+        return True
+
+    ends, connections = calls(serve, count=4)
+    assert all(isinstance(end, Done) for end in ends)
+    assert connections > 1
+
+
+def test_a_fresh_connection_that_breaks_is_not_tried_for_ever() -> None:
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        return False
+
+    (end,), connections = calls(serve)
+    assert isinstance(end, Failed)
+    assert end.error.code == "worker_lost"
+    assert connections == 2  # the one that listed the models had been used before
+
+
+def test_a_request_whose_answer_had_begun_is_never_sent_again() -> None:
+    seen = 0
+
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        nonlocal seen
+        seen += 1
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        await writer.drain()
+        return False
+
+    (end,), _ = calls(serve)
+    assert isinstance(end, Failed)
+    assert seen == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_good"),
+    [
+        (framed(ANSWER), True),
+        (chunked(ANSWER[:30], ANSWER[30:31], ANSWER[31:]), True),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(ANSWER), True),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + ANSWER, True),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + ANSWER, False),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", False),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", False),
+        (b"", False),
+    ],
+    ids=["length", "chunks", "continue", "close", "http-1.0", "short", "not-http", "bad-chunk", "nothing"],
+)
+def test_every_way_to_frame_an_answer(answer: bytes, is_good: bool) -> None:
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(answer)
+        await writer.drain()
+        return False
+
+    (end,), _ = calls(serve)
+    assert isinstance(end, Done) == is_good
+
+
+def test_what_a_server_sends_unasked_reaches_nobody() -> None:
+    async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(chunked(ANSWER) + chunked(chunk("stray")))
+        return True
+
+    ends: list[Any]
+    ends, _ = calls(serve, count=3)
+    assert all(isinstance(end, Done) for end in ends)
