@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": CORE | {"msgspec", "inferry.adapters"},
     "adapters/workers/http1": {"httptools"},
     "adapters/workers/embedded": {"inferry.engine"},
+    "adapters/workers/engine_link": {"inferry.engine"},
     "adapters/ledgers": {"sqlalchemy"},
 }
 # Time is an argument and decisions are return values: nothing here may look at a clock, wait or draw lots.

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import random
+import shutil
 import signal
 import threading
 from collections import defaultdict
@@ -347,11 +348,16 @@ def test_close_leaves_no_process_thread_task_or_file(tiny_dir: Path, tokenizer: 
     gc.collect()
 
 
-def test_a_model_that_cannot_be_served_fails_the_start_with_the_reason(tmp_path: Path, tokenizer: HfTokenizer) -> None:
+def test_a_start_that_fails_says_why_and_may_be_tried_again(
+    tmp_path: Path, tiny_dir: Path, tokenizer: HfTokenizer
+) -> None:
     async def scenario() -> None:
         worker = a_worker(tmp_path, tokenizer)
         with pytest.raises(EngineFailed, match=r"config\.json"):
             await worker.start()
+        shutil.copytree(tiny_dir, tmp_path, dirs_exist_ok=True)
+        await worker.start()
+        assert worker.view().phase is Phase.READY
         await worker.close()
 
     asyncio.run(scenario())

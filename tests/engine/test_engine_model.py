@@ -63,6 +63,28 @@ def test_sequences_whose_neighbours_are_gone_go_on_as_if_alone(tiny_dir: Path) -
         assert_same_up_to_ties(teacher, prompts[key], outputs[key], alone[key])
 
 
+def test_nothing_in_a_block_reaches_a_sequence_that_does_not_hold_it(tiny_dir: Path) -> None:
+    """Blocks of others may lie between those of a batch; what is in them must not matter, to the last bit."""
+    config = EngineConfig(chunk_tokens=4_096)
+    outputs: list[dict[int, list[int]]] = []
+    for noise in (0.0, 1e4):
+        runner = TorchRunner.load(tiny_dir, config)
+        core = EngineCore(runner, config)
+        for request in requests_of(prompts_of([170] * 24), 10):
+            core.add(request)
+        heard: dict[int, list[int]] = {}
+        for _ in range(3):
+            note(core.step(), heard)
+        gone = [core._sequences[key] for key in range(0, 24, 3)]
+        theirs = [block for sequence in gone for block in sequence.blocks]
+        core.abort(range(0, 24, 3))
+        for cache in runner._decoder._cache:
+            cache[theirs] += noise
+        drain(core, heard)
+        outputs.append({key: tokens for key, tokens in heard.items() if key % 3})
+    assert outputs[0] == outputs[1]
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 33])
 def test_however_prompts_are_cut_into_chunks_the_tokens_are_the_same(tiny_dir: Path, chunk_tokens: int) -> None:
     prompts = prompts_of([15, 16, 17, 50, 34, 3, 1, 8], seed=chunk_tokens)

@@ -1,46 +1,44 @@
 """Quantiles that keep their word: stated, compared with what happened, corrected.
 
-A score says how far an outcome was from the prediction. For each quantile a threshold follows the scores: up by
-step · level after an outcome above it, down by step · (1 - level) after one below, which settles where `level` of the
-scores are below it. Waits are known only after they are over, so a threshold that follows may lag; therefore the level
-itself is trimmed by how often what was *stated* held, as in adaptive conformal inference (Gibbs and Candès, 2021).
-Steps and trims are bounded: no burst of surprises moves a threshold further than the surprises themselves.
+A threshold stretches a prediction to a quantile. After an outcome beyond what was stated it rises by step · level,
+after one within by step · (1 - level) it falls. In the long run `level` of the outcomes are within what was stated,
+whatever their distribution and however wrong the model is: the sum of the steps is bounded, so the misses cannot be
+more or fewer than promised by more than that bound over the number of outcomes. This is adaptive conformal inference
+(Gibbs and Candès, 2021) applied to the threshold itself.
+
+Waits are known only when they are over. The n jobs that stand in a queue share one error and are told of it late, so
+they count for a few together, not for n: no burst moves a threshold by more than a few steps.
 """
 
 from msgspec import Struct
 
-STEP = 0.12
-FIRST_STEPS = 20
+STEP = float(__import__('os').environ.get('STEP','0.12'))
+import os
+EXP=float(os.environ.get("EXP","0.5"))
+FEXP=float(os.environ.get("FEXP","0.5"))
+FIRST_OUTCOMES = float(os.environ.get("FO","20"))
 """So many outcomes are followed with larger steps, falling to STEP."""
-TRIM = 0.01
-LEVEL_BAND = 0.08
-"""The level followed stays this close to the level promised (or half way to 1, where that is closer)."""
+TOGETHER = 4.0
+"""Jobs queued together count for at most this many."""
+LOWEST, HIGHEST = -20.0, 40.0
 
 
 class Threshold:
-    """One quantile of the scores of one kind of prediction."""
+    """One quantile of one kind of prediction, in multiples of the spread expected."""
 
-    __slots__ = ("_followed", "count", "level", "value")
+    __slots__ = ("count", "level", "value")
 
     def __init__(self, level: float, value: float) -> None:
         self.level = level
         self.value = value
         self.count = 0
-        self._followed = level
 
-    def learn(self, score: float, stated_held: bool) -> None:
-        """An outcome with this score; `stated_held` says whether it was within the quantile its job was told."""
-        level = self.level
-        self._followed += TRIM * ((1 - level) * -1 if stated_held else level)
-        top = min(level + LEVEL_BAND, (1 + level) / 2 + (1 - level) * 0.3)
-        self._followed = min(top, max(level - LEVEL_BAND, self._followed))
+    def learn(self, was_within: bool, weight: float) -> None:
+        """An outcome, and whether it was within what its job had been told; `weight` as in the module's account."""
         self.count += 1
-        step = STEP * max(1.0, FIRST_STEPS / self.count / 2)
-        distance = score - self.value
-        if distance > 0:
-            self.value += min(step * self._followed, distance)
-        elif distance < 0:
-            self.value -= min(step * (1 - self._followed), -distance)
+        step = STEP * weight * max(1.0, (FIRST_OUTCOMES / self.count)**FEXP)
+        moved = self.value + step * (self.level - 1 if was_within else self.level)
+        self.value = min(HIGHEST, max(LOWEST, moved))
 
 
 class Coverage(Struct, frozen=True, gc=False):

@@ -32,7 +32,9 @@ LONGEST_RETRY_S = 120.0
 LONGEST_WAIT_S = 3600.0
 
 _LANES = len(Lane)
-_DEPTHS = 6
+_DEPTHS = 11
+from inferry.admission.calibration import EXP
+_WEIGHTS = [1.0, 1.0] + [(1.5 * 2**power + 1) ** -EXP for power in range(_DEPTHS - 2)]
 _SOFT_S = FLOOR_S / 5
 """Scores compare waits on a logarithmic scale that is linear below this."""
 _STEADY_SPREAD = 0.15
@@ -60,7 +62,6 @@ class Wait(Struct, frozen=True, gc=False):
     lane: Lane = Lane.P1
     center_s: float = 0.0
     by_currency: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    spread: float = 1.0
     depth: int = 0
 
 
@@ -102,7 +103,7 @@ class WaitModel:
         calibration = self._calibration(lane, depth)
         p50 = _stretched(center, calibration.p50.value * spread)
         p90 = _stretched(center, calibration.p90.value * spread)
-        return Wait(p50, max(p50, p90), lane, center, by_currency, spread, depth)
+        return Wait(p50, max(p50, p90), lane, center, by_currency, depth)
 
     def retry_after(self, lane: Lane, job: Work, ahead: Ahead, now: float, *, within_s: float = 0.0) -> float:
         """Seconds until a job like this one would wait no longer than `within_s`, as things go.
@@ -142,10 +143,9 @@ class WaitModel:
                 off = log((actual_s + _SOFT_S) / (said + _SOFT_S))
                 errors[currency] += _ERROR_RATE * (min(off * off, 4.0) - errors[currency])
         calibration = self._calibrations[lane][predicted.depth]
-        score = log((actual_s + _SOFT_S) / (predicted.center_s + _SOFT_S)) / predicted.spread
-        calibration.p50.learn(score, actual_s <= predicted.p50_s)
+        calibration.p50.learn(actual_s <= predicted.p50_s, _WEIGHTS[predicted.depth])
         held = actual_s <= predicted.p90_s
-        calibration.p90.learn(score, held)
+        calibration.p90.learn(held, _WEIGHTS[predicted.depth])
         if predicted.p90_s > FLOOR_S:
             self._judged[lane] += 1
             rate = max(1 / 1000, 1 / self._judged[lane])
@@ -204,7 +204,7 @@ def infeasible(job: InferenceJob, wait: Wait, service_s: float, now: float) -> G
 
 def _depth_of(jobs_ahead: float) -> int:
     """1 for an empty queue without room; 2 from one job on, then 3, 4, 5 from 2, 8 and 32 jobs on."""
-    return min(_DEPTHS - 1, 1 if jobs_ahead < 1 else 2 + int(jobs_ahead).bit_length() // 2)
+    return min(_DEPTHS - 1, 1 + int(jobs_ahead).bit_length())
 
 
 def _weighted(by_currency: tuple[float, float, float], errors: list[float]) -> float:

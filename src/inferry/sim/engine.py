@@ -29,6 +29,7 @@ class Sequence:
     __slots__ = (
         "_anchor",
         "_decoding_since",
+        "_held",
         "_named",
         "_order",
         "aborted",
@@ -79,6 +80,7 @@ class Sequence:
         self.ended_at: float | None = None
         self.late_s = -inf
         self._order = 0
+        self._held = 0
         self._named: list[int] = []
         self._decoding_since: int | None = None
         self._anchor = 0
@@ -175,6 +177,8 @@ class Engine:
         if sequence not in self._decoding and sequence not in self._prefilling:
             sequence.ended_at = now
             self._waiting_count -= 1
+            if self._under_way > 1 and self.running < self.flags.max_num_seqs:
+                self._cut_short(now)  # it may have been the one that the others waited behind
             return True
         self._doomed.append(sequence)
         if self._under_way > 1:
@@ -209,15 +213,15 @@ class Engine:
         self.busy_s += now - self._began_at
         decoding = len(self._decoding)
         if decoding:
-            self._kv_read += count * decoding
-        first_step = self.steps + 1
-        self.steps += count
-        self.computed_tokens += decoding * count
+            self.pool.take(self._crossings_in(count))
         for series in self._series.values():
             # Inside identical steps lateness is convex, so that its maximum is at one of the ends.
             if count > 1:
-                series.add(first_step, self._began_at + self._span(1))
-            series.add(self.steps, now)
+                series.add(self.steps + 1, self._began_at + self._span(1))
+            series.add(self.steps + count, now)
+        self.steps += count
+        self._kv_read += count * decoding
+        self.computed_tokens += decoding * count
         happened: list[Happening] = []
         chunks, self._chunks = self._chunks, []
         for sequence, tokens in chunks:
@@ -254,10 +258,8 @@ class Engine:
         if sequence.first_at is None:
             sequence.first_at = now
             happened.append(First(sequence))
-        self._orders += 0
-        heappush(
-            self._completions, (self.steps + sequence.output - sequence.produced, sequence._order, sequence)
-        )
+        done_after = self.steps + sequence.output - sequence.produced
+        heappush(self._completions, (done_after, sequence._order, sequence))
 
     def _finish(self, sequence: Sequence, now: float, happened: list[Happening]) -> None:
         self._leave(sequence)
@@ -277,11 +279,12 @@ class Engine:
                 worst = self._series[sequence.gap_s].worst_since(since, sequence._anchor)
                 sequence.late_s = max(sequence.late_s, worst)
             sequence._decoding_since = None
+            sequence._held = ceil(sequence.computed / self.flags.block_tokens)
             del self._decoding[sequence]
         else:
             self._prefilling.pop(sequence, None)
-        held = ceil(sequence.computed / self.flags.block_tokens)
-        self.pool.release(sequence._named, held - len(sequence._named))
+        self.pool.release(sequence._named, sequence._held - len(sequence._named))
+        sequence._held = 0
         sequence._named = []
 
     # Beginning steps.
@@ -325,20 +328,21 @@ class Engine:
                 budget -= tokens
         self._chunks = chunks
         if not chunks and not self._decoding:
-            self.next_at = None
-            self._forget()
+            if preempted:
+                self._begin_steps(now)
+            else:
+                self.next_at = None
+                self._forget()
             return
         self._began_at = now
         self._under_way = 1
         if chunks:
             decode = self.costs.decode_s(len(self._decoding), self._kv_read)
             self.next_at = now + decode + self.costs.prefill_s(sum([n for _, n in chunks]), pairs)
-            self._take_crossings(1)
             return
-        if self._fast_forward:
+        if self._fast_forward and not preempted:
             self._under_way = self._steps_alike()
         self.next_at = now + self._span(self._under_way)
-        self._take_crossings(self._under_way)
 
     def _admit(self, sequence: Sequence, hit: int) -> None:
         self._prefilling[sequence] = None
@@ -347,6 +351,7 @@ class Engine:
         if hit:
             self.pool.share(sequence.blocks, hit)
             sequence._named = list(sequence.blocks[:hit])
+            sequence._held = hit
         sequence.computed = hit * self.flags.block_tokens
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
@@ -355,7 +360,9 @@ class Engine:
         """Put a chunk of its prompt into the step; the pairs attention looks at."""
         block = self.flags.block_tokens
         before, after = sequence.computed, sequence.computed + tokens
-        self.pool.take(self._new_blocks(sequence, tokens))
+        new = self._new_blocks(sequence, tokens)
+        self.pool.take(new)
+        sequence._held += new
         if self.flags.prefix_caching:
             named = self.pool.publish(sequence.blocks, before // block, after // block)
             sequence._named += named
@@ -365,9 +372,6 @@ class Engine:
     def _new_blocks(self, sequence: Sequence, tokens: int) -> int:
         block = self.flags.block_tokens
         return ceil((sequence.computed + tokens) / block) - ceil(sequence.computed / block)
-
-    def _take_crossings(self, steps: int) -> None:
-        self.pool.take(self._crossings_in(steps))
 
     def _crossings_in(self, steps: int) -> int:
         """Blocks that decoding sequences need in the next steps."""
@@ -390,11 +394,8 @@ class Engine:
     def _span(self, steps: int) -> float:
         """How long that many decode steps take from the beginning of those under way."""
         count = len(self._decoding)
-        one = self.costs.decode_s(count, self._kv_read - self._read_since_began())
+        one = self.costs.decode_s(count, self._kv_read)
         return steps * one + self.costs.kv_token_s * count * (steps * (steps - 1) / 2)
-
-    def _read_since_began(self) -> int:
-        return 0
 
     def _cut_short(self, now: float) -> None:
         """Something changed: the step that runs now is the last of those under way."""
@@ -411,7 +412,6 @@ class Engine:
         while steps < self._under_way and self._span(steps) < gone:
             steps += 1
         if steps < self._under_way:
-            self.pool.release((), self._crossings_in(self._under_way) - self._crossings_in(steps))
             self._under_way = steps
             self.next_at = self._began_at + self._span(steps)
 

@@ -1,0 +1,239 @@
+"""The gateway as a door: the real scheduler and the real attempts, driven as dispatch drives them."""
+
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.jobs import (
+    BatchKey,
+    Estimate,
+    Footprint,
+    InferenceJob,
+    Lane,
+    LanePolicy,
+    Payload,
+    RouteKey,
+    Sampling,
+)
+from inferry.domain.ledger import LedgerEntry
+from inferry.domain.plans import Ended, FirstToken, Load, Phase, Room, Tick, Whereabouts, WorkerView
+from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
+from inferry.scheduling.scheduler import Scheduler
+from inferry.sim.calls import Call
+from inferry.sim.engine import Engine
+from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.world import World
+
+MODEL = "m"
+EXPECTED_OUTPUT_TOKENS = 256
+_ROUTE = RouteKey(MODEL)
+_BATCH_KEY = BatchKey(_ROUTE, streaming=True)
+_PAYLOAD = Payload(api="completions", body=b"", sampling=Sampling())
+_FIRST_TOKEN = FirstToken()
+_ENDED = Ended()
+_SOMEBODY_LEFT = ClientClosed("the client closed the connection")
+
+Estimator = Callable[[Call], Footprint]
+RoomController = Callable[[int, Engine, float], Room]
+"""Worker number, its engine as far as metrics show it, now: the room the gateway may use."""
+
+
+def as_the_gateway_sees_it(call: Call) -> Footprint:
+    """Exact prompt (token ids were sent), nothing known of the cache, output up to what was asked for."""
+    output = call.step.output
+    return Footprint(
+        Estimate.exactly(call.prompt + call.produced),
+        Estimate.exactly(0),
+        Estimate(1, min(output, EXPECTED_OUTPUT_TOKENS), output),
+    )
+
+
+class GatewayDoor:
+    """Offer, tick, send; first tokens and ends are told to the scheduler. One tick per instant, as in dispatch.
+
+    With a `controller` every worker's room is computed anew every `beat_s`; else it stays as it is.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[Lane, LanePolicy],
+        room: Room,
+        *,
+        estimate: Estimator = as_the_gateway_sees_it,
+        controller: RoomController | None = None,
+        beat_s: float = 0.25,
+        hop_s: float = 0.0,
+        record: Callable[[LedgerEntry], None] | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(lanes)
+        self._lanes = lanes
+        self._room = room
+        self._estimate = estimate
+        self._controller = controller
+        self._beat_s = beat_s
+        self._hop_s = hop_s
+        self._record = record
+        self._open: dict[str, tuple[Call, Attempt]] = {}
+        self._tick_due = False
+        self._wake_at: float | None = None
+        self._beating = False
+        self.refused = 0
+
+    def open(self, world: World) -> None:
+        self._world = world
+        for worker in range(len(world.engines)):
+            self._observe(worker, self._room, 0.0)
+
+    # What agents do.
+
+    def ask(self, call: Call, now: float) -> None:
+        lane = call.run.lane
+        job = InferenceJob(
+            job_id=call.job_id,
+            tenant=call.run.tenant,
+            run_id=call.run.run_id,
+            step_id=f"{call.index}-{call.step.name}",
+            lane=lane,
+            route=_ROUTE,
+            batch_key=_BATCH_KEY,
+            footprint=self._estimate(call),
+            token_budget=call.step.output,
+            prompt_hash="",
+            arrived_at=now,
+            max_wait_s=self._lanes[lane].max_wait_ms / 1000,
+            payload=_PAYLOAD,
+            stream=True,
+        )
+        self._offer(call, job, now)
+
+    def withdraw(self, call: Call, now: float) -> None:
+        if self.scheduler.cancel(call.job_id) is Whereabouts.QUEUED:
+            self._close(call.job_id, Failed(call.job_id, _SOMEBODY_LEFT), now)
+            self._ask_for_tick(now)
+        elif call.job_id in self._open:
+            self._world.abort(call, now)
+
+    # What engines do.
+
+    def first(self, call: Call, now: float) -> None:
+        self._open[call.job_id][1].first_token(now)
+        self.scheduler.progress(call.job_id, _FIRST_TOKEN, now)
+        self._ask_for_tick(now)
+
+    def ended(self, call: Call, now: float) -> None:
+        _, attempt = self._open[call.job_id]
+        sequence = call.sequence
+        if not isinstance(sequence, EngineSequence):
+            self._close(call.job_id, Failed(call.job_id, WorkerLost("reset before the first byte")), now)
+        elif call.evicted:
+            self._again(call, attempt, sequence, now)
+        elif call.cancelled:
+            usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
+            self._close(call.job_id, Failed(call.job_id, _SOMEBODY_LEFT, usage), now)
+        else:
+            usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
+            self._close(call.job_id, Done(call.job_id, FinishReason.LENGTH, usage), now)
+        self._ask_for_tick(now)
+
+    # The loop.
+
+    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
+        attempt = Attempt(job)
+        self._open[job.job_id] = (call, attempt)
+        try:
+            self.scheduler.offer(job, now)
+        except QueueFull as refusal:
+            self.refused += 1
+            del self._open[job.job_id]
+            again = now + (refusal.retry_after_s or 1.0)
+            self._world.events.at(again, lambda when, call: None if call.cancelled else self.ask(call, when), call)
+            return
+        self._ask_for_tick(now)
+        if self._controller is not None and not self._beating:
+            self._beating = True
+            self._world.events.at(now, self._beat)
+
+    def _ask_for_tick(self, now: float) -> None:
+        if not self._tick_due:
+            self._tick_due = True
+            self._world.events.at(now, self._tick)
+
+    def _tick(self, now: float, _: object) -> None:
+        self._tick_due = False
+        self._act(self.scheduler.tick(now), now)
+
+    def _act(self, tick: Tick, now: float) -> None:
+        for plan in tick.plans:
+            worker = int(plan.worker)
+            for job in plan.jobs:
+                call, attempt = self._open[job.job_id]
+                attempt.sent(plan, now)
+                if self._hop_s:
+                    self._world.events.at(now + self._hop_s, self._send, (call, worker))
+                else:
+                    self._world.send(call, worker, now)
+        for job in tick.evictions:
+            call, _ = self._open[job.job_id]
+            call.evicted = True
+            self._world.abort(call, now)
+        for job in tick.expired:
+            call, _ = self._open[job.job_id]
+            self._close(job.job_id, Failed(job.job_id, QueueTimeout("the deadline passed in the queue")), now)
+            self._world.give_up(call, now, "expired")
+        if tick.wake_at is not None and tick.wake_at != self._wake_at:
+            self._wake_at = tick.wake_at
+            self._world.events.at(tick.wake_at, self._wake, tick.wake_at)
+
+    def _send(self, now: float, what: tuple[Call, int]) -> None:
+        self._world.send(what[0], what[1], now)
+
+    def _wake(self, now: float, wake_at: float) -> None:
+        if self._wake_at == wake_at:
+            self._wake_at = None
+            self._ask_for_tick(now)
+
+    def _again(self, call: Call, attempt: Attempt, sequence: EngineSequence, now: float) -> None:
+        """A preempted attempt ends; the job is offered again with what it has written, and keeps its arrival."""
+        usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
+        job = attempt.job
+        self._close(call.job_id, Failed(call.job_id, WorkerLost("preempted"), usage), now)
+        call.evicted = False
+        call.sequence = None
+        if call.cancelled:
+            return
+        call.produced += sequence.produced
+        call.state = "new"
+        self._offer(call, replace(job, attempt=job.attempt + 1, footprint=self._estimate(call)), now)
+
+    def _close(self, job_id: str, end: End, now: float) -> None:
+        _, attempt = self._open.pop(job_id)
+        attempt.ended(end, now)
+        self.scheduler.progress(job_id, _ENDED, now)
+        if self._record is not None:
+            self._record(attempt.entry(now))
+
+    # Beliefs.
+
+    def _observe(self, worker: int, room: Room, now: float) -> None:
+        engine = self._world.engines[worker]
+        view = WorkerView(
+            worker=str(worker),
+            models=frozenset({MODEL}),
+            phase=Phase.READY,
+            room=room,
+            observed_at=now,
+            load=Load(engine.running, engine.waiting, engine.kv_tokens),
+            kv_capacity=engine.flags.kv_tokens,
+        )
+        self.scheduler.observe(view, now)
+
+    def _beat(self, now: float, _: object) -> None:
+        assert self._controller is not None
+        for worker, engine in enumerate(self._world.engines):
+            self._observe(worker, self._controller(worker, engine, now), now)
+        self._ask_for_tick(now)
+        self._beating = bool(self._open)
+        if self._beating:
+            self._world.events.at(now + self._beat_s, self._beat)
