@@ -176,7 +176,10 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"lanes": {"P0": {"gap_ms": -5}}}, "lanes.P0.gap_ms must be above 0"),
         ({"workers": []}, "workers is empty: nothing would run"),
         ({"workers": [VLLM, VLLM]}, "workers[1].name `gpu-a` is taken by an earlier worker"),
-        ({"workers": [{**VLLM, "url": "10.0.0.5:8000"}]}, "workers[0].url must be of the form http://HOST:PORT or https://HOST"),
+        (
+            {"workers": [{**VLLM, "url": "10.0.0.5:8000"}]},
+            "workers[0].url must be of the form http://HOST:PORT or https://HOST",
+        ),
         ({"workers": [{**VLLM, "max_sequences": 0}]}, "workers[0].max_sequences must be at least 1"),
         ({"workers": [{**VLLM, "prefill_tokens": 0}]}, "workers[0].prefill_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "chunk_tokens": 0}]}, "workers[0].chunk_tokens must be at least 1"),

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ingress": CORE
     | {"msgspec", "uvicorn", "httptools", "inferry._version"}
     | {f"inferry.{name}" for name in ("dispatch.gateway", "observe", "ingress")},
+    "sim": CORE | {"msgspec"} | {f"inferry.{name}" for name in ("admission", "scheduling", "streams", "ledger", "sim")},
     "adapters": CORE | {"msgspec", "inferry.adapters"},
     "adapters/workers/http1": {"httptools"},
     "adapters/workers/embedded": {"inferry.engine"},

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from inferry import config as configuration
 from inferry._version import __version__
 from inferry.ledger_cli import ledger_app
+from inferry.plan_cli import plan_app
 
 app = typer.Typer(
     name="inferry",
@@ -31,6 +32,7 @@ def _ledger_url(path: Path | None) -> str:
 
 
 app.add_typer(ledger_app(_ledger_url), name="ledger")
+app.add_typer(plan_app, name="plan")
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")

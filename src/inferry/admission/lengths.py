@@ -132,7 +132,9 @@ class LengthModel:
             spread = spread.towards(hints.spread(question.hint), own / (own + hinted))
         budget = max(1, question.token_budget)
         expected = min(budget, tokens_of(spread.mean))
-        return Estimate(min(expected, tokens_of(spread.low)), expected, max(expected, min(budget, tokens_of(spread.high))))
+        return Estimate(
+            min(expected, tokens_of(spread.low)), expected, max(expected, min(budget, tokens_of(spread.high)))
+        )
 
     def is_short(self, job: InferenceJob) -> bool:
         """Whether the job belongs with the short ones. Means are pulled up by long tails: doubt makes a job long."""

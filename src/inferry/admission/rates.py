@@ -8,7 +8,7 @@ from math import exp
 
 from msgspec import Struct
 
-BUSY_MEMORY_S = 20.0
+BUSY_MEMORY_S = 10.0
 """Busy seconds after which a measurement of capacity counts for a third."""
 LOAD_MEMORY_S = 10.0
 """Seconds after which what a lane was given counts for a third."""

@@ -16,11 +16,12 @@ Before anything has been measured a wait is predicted as zero: nobody is refused
 One model serves one group of workers, and has one owner.
 """
 
+from collections.abc import Mapping
 from math import exp, inf, log
 
 from msgspec import Struct
 
-from inferry.admission.calibration import Coverage, Threshold
+from inferry.admission.calibration import Coverage, Threshold, weight_of
 from inferry.admission.rates import NOTHING, Capacity, Load, Work
 from inferry.domain.errors import DeadlineInfeasible, GatewayError
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
@@ -33,8 +34,8 @@ LONGEST_WAIT_S = 3600.0
 
 _LANES = len(Lane)
 _DEPTHS = 11
-from inferry.admission.calibration import EXP
-_WEIGHTS = [1.0, 1.0] + [(1.5 * 2**power + 1) ** -EXP for power in range(_DEPTHS - 2)]
+# One weight for all jobs of a depth: unequal ones would shift the quantile towards the jobs that count for more.
+_WEIGHTS = (1.0, 1.0, *(weight_of(1.5 * 2**power) for power in range(_DEPTHS - 2)))
 _SOFT_S = FLOOR_S / 5
 """Scores compare waits on a logarithmic scale that is linear below this."""
 _STEADY_SPREAD = 0.15
@@ -44,7 +45,7 @@ _LEAST_RATE = 0.02
 
 
 class Ahead(Struct, frozen=True):
-    """What a job offered now finds: work queued per lane (index: the lane), and whether there is room for it at once."""
+    """What a job offered now finds: work queued per lane (index: the lane), and whether it has room at once."""
 
     queued: tuple[Work, ...] = (NOTHING,) * _LANES
     in_flight: Work = NOTHING
@@ -66,24 +67,39 @@ class Wait(Struct, frozen=True, gc=False):
 
 
 class _Calibration:
-    """The thresholds of one lane and depth."""
+    """One quantile of one lane: what all queues share, and what each depth adds.
 
-    __slots__ = ("p50", "p90")
+    Jobs that find room are a case of their own: they wait for nothing that a queue could tell about, and below zero
+    there is nothing to follow.
+    """
 
-    def __init__(self) -> None:
-        self.p50 = Threshold(0.5, 0.0)
-        self.p90 = Threshold(0.9, 1.28)
+    __slots__ = ("_at", "_shared")
+
+    def __init__(self, level: float, first: float) -> None:
+        self._shared = Threshold(level, first)
+        self._at = [Threshold(level, first, lowest=0.0), *(Threshold(level, 0.0) for _ in range(_DEPTHS - 1))]
+
+    def value(self, depth: int) -> float:
+        own = self._at[depth].value
+        return self._shared.value + own if depth else own
+
+    def learn(self, was_within: bool, depth: int) -> None:
+        weight = _WEIGHTS[depth]
+        self._at[depth].learn(was_within, weight)
+        if depth:
+            self._shared.learn(was_within, weight)
 
 
 class WaitModel:
     """Predicts waits and learns from them. O(1) per call; no call waits or looks at a clock."""
 
-    def __init__(self, lanes: dict[Lane, LanePolicy]) -> None:
+    def __init__(self, lanes: Mapping[Lane, LanePolicy]) -> None:
         self._shares = [lanes[lane].share if lane in lanes else 0.0 for lane in Lane]
         self._capacity = Capacity()
         self._loads = [Load() for _ in Lane]
         self._errors = [[0.25, 0.25, 0.25] for _ in Lane]
-        self._calibrations = [[_Calibration() for _ in range(_DEPTHS)] for _ in Lane]
+        self._p50 = [_Calibration(0.5, 0.0) for _ in Lane]
+        self._p90 = [_Calibration(0.9, 1.28) for _ in Lane]
         self._judged = [0] * _LANES
         self._within = [0.0] * _LANES
 
@@ -100,21 +116,20 @@ class WaitModel:
             center = _weighted(by_currency, self._errors[lane])
         cv = self._capacity.step_cv
         spread = (_STEADY_SPREAD**2 + cv * cv / (jobs_ahead + 1)) ** 0.5
-        calibration = self._calibration(lane, depth)
-        p50 = _stretched(center, calibration.p50.value * spread)
-        p90 = _stretched(center, calibration.p90.value * spread)
+        p50 = _stretched(center, self._p50[lane].value(depth) * spread)
+        p90 = _stretched(center, self._p90[lane].value(depth) * spread)
         return Wait(p50, max(p50, p90), lane, center, by_currency, depth)
 
     def retry_after(self, lane: Lane, job: Work, ahead: Ahead, now: float, *, within_s: float = 0.0) -> float:
         """Seconds until a job like this one would wait no longer than `within_s`, as things go.
 
-        The backlog shrinks by what the capacity exceeds the arrivals; where nothing is known to exceed, by what the
-        present backlog takes, which spreads clients over it.
+        The backlog shrinks by what the capacity exceeds the load; where that seems to be nothing, half as fast as it is
+        worked off.
         """
         excess = self.predict(lane, job, ahead, now).p50_s - within_s
         rate = self._capacity.jobs_per_s
         load = sum(self._loads[higher].per_s(now) for higher in range(lane + 1)) / rate if rate else 0.0
-        # While a lane is backlogged its load is all it can get: that is not a sign of overload.
+        # While a lane is backlogged it gets all there is, so its load alone does not tell how much arrives.
         shrinking = max(0.5, 1 - load)
         return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, excess / shrinking))
 
@@ -142,10 +157,9 @@ class WaitModel:
             for currency, said in enumerate(predicted.by_currency):
                 off = log((actual_s + _SOFT_S) / (said + _SOFT_S))
                 errors[currency] += _ERROR_RATE * (min(off * off, 4.0) - errors[currency])
-        calibration = self._calibrations[lane][predicted.depth]
-        calibration.p50.learn(actual_s <= predicted.p50_s, _WEIGHTS[predicted.depth])
         held = actual_s <= predicted.p90_s
-        calibration.p90.learn(held, _WEIGHTS[predicted.depth])
+        self._p50[lane].learn(actual_s <= predicted.p50_s, predicted.depth)
+        self._p90[lane].learn(held, predicted.depth)
         if predicted.p90_s > FLOOR_S:
             self._judged[lane] += 1
             rate = max(1 / 1000, 1 / self._judged[lane])
@@ -175,14 +189,6 @@ class WaitModel:
             min(by_order[2] / left, by_share[2] * slower, LONGEST_WAIT_S),
         )
 
-    def _calibration(self, lane: Lane, depth: int) -> _Calibration:
-        """The thresholds for this depth; those of the next shallower one until there is something to go by."""
-        of_lane = self._calibrations[lane]
-        for nearest in range(depth, 0, -1):
-            if of_lane[nearest].p90.count >= 5:
-                return of_lane[nearest]
-        return of_lane[depth]
-
 
 def infeasible(job: InferenceJob, wait: Wait, service_s: float, now: float) -> GatewayError | None:
     """The refusal of a job that would more likely than not miss its deadline, or None.
@@ -203,7 +209,7 @@ def infeasible(job: InferenceJob, wait: Wait, service_s: float, now: float) -> G
 
 
 def _depth_of(jobs_ahead: float) -> int:
-    """1 for an empty queue without room; 2 from one job on, then 3, 4, 5 from 2, 8 and 32 jobs on."""
+    """0 is kept for jobs that find room; 1 is an empty queue without room, then one more for every doubling."""
     return min(_DEPTHS - 1, 1 + int(jobs_ahead).bit_length())
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
+from inferry.admission.lengths import LengthModel, Question
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.tokens import TokenRatios
@@ -11,7 +12,7 @@ from inferry.domain.errors import Draining, GatewayError, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
 from inferry.domain.plans import WorkerView
 from inferry.domain.ports import ModelCard, Tokenizer
-from inferry.domain.streams import Done
+from inferry.domain.streams import Done, FinishReason
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
@@ -43,6 +44,7 @@ class Gateway:
         self._metrics = metrics
         self._tokenizers = tokenizers or {}
         self._ratios = TokenRatios()
+        self._lengths = LengthModel()
         self._draining = False
         self._loop = DispatchLoop(
             scheduler=Scheduler(lanes),
@@ -65,6 +67,12 @@ class Gateway:
 
     def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
         return self._ratios.estimate(model, template, size)
+
+    def predict_output(
+        self, tenant: str, model: str, prompt_tokens: int, budget: int, template: str | None, hint: int | None
+    ) -> Estimate:
+        """How much a call will write, from what calls like it have written."""
+        return self._lengths.predict(Question(tenant, model, prompt_tokens, budget, template, hint))
 
     @property
     def is_ready(self) -> bool:
@@ -115,6 +123,10 @@ class Gateway:
         await asyncio.to_thread(self._recorder.close)  # it writes what is left
 
     def _learn(self, job: InferenceJob, done: Done) -> None:
+        predicted, prompt = job.footprint.output, job.footprint.prompt.expected
+        if not predicted.is_exact:
+            question = Question(job.tenant, job.route.model, prompt, job.token_budget, job.template_id, job.output_hint)
+            self._lengths.observe(question, predicted, done.usage.output_tokens, cut=done.finish is FinishReason.LENGTH)
         if not job.footprint.prompt.is_exact:
             size = len(job.payload.body)
             self._ratios.learn(job.route.model, job.template_id, size, done.usage.prompt_tokens)

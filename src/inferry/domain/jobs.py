@@ -120,6 +120,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
+    `output_hint` is how much the client expects to get.
     """
 
     job_id: str
@@ -140,6 +141,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     session: str | None = None
     template_id: str | None = None
     prefix: tuple[str, ...] = ()
+    output_hint: int | None = None
     deadline: float | None = None
     stream: bool = False
     resume: Resume = Resume.RESTART
@@ -151,8 +153,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
 
     `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
     voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
-    `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs may
-    be stopped for one of this lane; `preemptible` says whether this lane's may.
+    `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs
+    may be stopped for one of this lane; `preemptible` says whether this lane's may.
     `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
     """
 

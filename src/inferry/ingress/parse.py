@@ -36,8 +36,8 @@ from inferry.ingress.wire import Body, ChatBody, CompletionBody
 
 Api = Literal["chat", "completions"]
 
-EXPECTED_OUTPUT_TOKENS = 256
-"""What a job is expected to write when neither it nor its budget says less."""
+NOT_WORTH_PREDICTING = 32
+"""A job that may write no more than this is taken to write all of it."""
 UNBOUNDED_OUTPUT_TOKENS = 4096
 """Budget assumed for a call that names none, to an engine whose context is unknown."""
 COMPLETIONS_DEFAULT_TOKENS = 16
@@ -100,7 +100,12 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
     lane = _lane(headers, wire.service_tier)
     job_id = new_job_id()
     run_id = _identifier(headers, b"x-inferry-run-id") or job_id
-    expected = _whole_number(headers, b"x-inferry-expected-output-tokens")
+    hint = _whole_number(headers, b"x-inferry-expected-output-tokens")
+    tenant = _identifier(headers, b"x-inferry-tenant") or "default"
+    if budget <= NOT_WORTH_PREDICTING or wire.ignore_eos:
+        output = Estimate.exactly(budget)
+    else:
+        output = gateway.predict_output(tenant, card.name, prompt.expected, budget, template_id, hint)
     max_wait_ms = _whole_number(headers, b"x-inferry-max-wait-ms")
     deadline_ms = _whole_number(headers, b"x-inferry-deadline-ms")
     stream = bool(wire.stream)
@@ -109,7 +114,7 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
     return InferenceJob(
         job_id=job_id,
         request_id=_request_id(headers) or job_id,
-        tenant=_identifier(headers, b"x-inferry-tenant") or "default",
+        tenant=tenant,
         run_id=run_id,
         step_id=_identifier(headers, b"x-inferry-step-id") or job_id,
         parent_run=_identifier(headers, b"x-inferry-parent-run-id"),
@@ -118,11 +123,8 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
         lane=lane,
         route=route,
         batch_key=BatchKey(route, streaming=stream),
-        footprint=Footprint(
-            prompt,
-            Estimate.exactly(0),
-            Estimate(1, max(1, min(budget, EXPECTED_OUTPUT_TOKENS if expected is None else expected)), budget),
-        ),
+        footprint=Footprint(prompt, Estimate.exactly(0), output),
+        output_hint=hint,
         token_budget=budget,
         prompt_hash=_prompt_hash(wire),
         arrived_at=now,

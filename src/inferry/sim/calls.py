@@ -28,6 +28,8 @@ class Run(Struct, frozen=True, kw_only=True):
     cancel_after_s: float | None = None
 
 
+CallState = Literal["new", "sent", "over"]
+"""Over is over for its agent; the engine may still have to be rid of it."""
 Outcome = Literal["done", "failed", "cancelled", "expired"]
 
 
@@ -108,4 +110,4 @@ class Call:
         self.cancelled = False
         self.evicted = False
         self.lost = False
-        self.state = "new"
+        self.state: CallState = "new"

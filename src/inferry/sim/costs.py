@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 MODELS = Path(__file__).parent / "models"
+CROWD = 80
 DEFAULT_MODEL = MODELS / "h200-vllm-8b.json"
 
 
@@ -17,8 +18,11 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token, per decoding sequence, per KV token that decoding sequences read, and per pair of a prompt token and a token
     of context before it.
 
-    The server in front of the engine is one process: `request_s` and `request_token_s` are what it spends on a
-    request, one request after the other, before the engine hears of it. `reply_s` is what a token needs to the client.
+    The server in front of the engine is one process that does one thing after the other. It spends `request_s` and
+    `request_token_s` per prompt token on a request before the engine hears of it; `token_s` on every token it passes
+    on, and up to `crowded_token_s` more the more calls are open (half of it at eighty); and it loses
+    `computed_token_s` for every prompt token the engine computes meanwhile. `reply_s` is what a token needs on its way
+    to the client besides.
     """
 
     base_s: float
@@ -29,6 +33,9 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attention_pair_s: float = 0.0
     request_s: float = 0.0
     request_token_s: float = 0.0
+    token_s: float = 0.0
+    crowded_token_s: float = 0.0
+    computed_token_s: float = 0.0
     reply_s: float = 0.0
 
     def decode_s(self, sequences: int, kv_tokens: int) -> float:
@@ -38,6 +45,11 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """What computing prompt tokens adds to a step."""
         return self.prefill_step_s + self.prefill_token_s * tokens + self.attention_pair_s * pairs
+
+    def passing_s(self, tokens: int, open_calls: int) -> float:
+        """What the server spends on passing tokens on."""
+        crowded = open_calls * open_calls / (open_calls * open_calls + CROWD * CROWD)
+        return tokens * (self.token_s + self.crowded_token_s * crowded)
 
     def request_cost_s(self, prompt_tokens: int) -> float:
         return self.request_s + self.request_token_s * prompt_tokens
@@ -57,7 +69,9 @@ class EngineFlags(Struct, frozen=True, kw_only=True):
         if self.max_num_seqs < 1 or self.block_tokens < 1 or self.kv_tokens < self.block_tokens:
             raise ValueError("an engine needs at least one sequence and one block")
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens must be at least max_num_seqs: every sequence decodes in every step")
+            raise ValueError(
+                "max_num_batched_tokens must be at least max_num_seqs: every sequence decodes in every step"
+            )
 
     @property
     def blocks(self) -> int:

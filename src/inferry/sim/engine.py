@@ -16,6 +16,7 @@ from msgspec import Struct
 from inferry.sim.cache import BlockPool
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.lateness import LatenessSeries
+from inferry.sim.server import Server
 
 _WORTH_FORGETTING = 20_000
 
@@ -87,15 +88,17 @@ class Sequence:
 
 
 class First(Struct, frozen=True, gc=False):
-    """The sequence wrote its first token."""
+    """The sequence wrote its first token; the client has it at `heard_at`."""
 
     sequence: Sequence
+    heard_at: float
 
 
 class Finished(Struct, frozen=True, gc=False):
-    """The sequence is gone from the engine: complete, or aborted."""
+    """The sequence is gone from the engine: complete, or aborted. The client knows at `heard_at`."""
 
     sequence: Sequence
+    heard_at: float
 
 
 Happening = First | Finished
@@ -108,6 +111,8 @@ class Engine:
         self.costs = costs
         self.flags = flags
         self.pool = BlockPool(flags.blocks)
+        self.server = Server()
+        self.in_server = 0
         self.next_at: float | None = None
         self.busy_s = 0.0
         self.steps = 0
@@ -152,12 +157,27 @@ class Engine:
         """Tokens computed in the step under way."""
         return (len(self._decoding) + sum([n for _, n in self._chunks])) if self._under_way else 0
 
+    @property
+    def open_calls(self) -> int:
+        """Connections the server has to look after."""
+        return self.in_server + self._waiting_count + len(self._decoding) + len(self._prefilling)
+
     # What it is told.
+
+    def receive(self, prompt_tokens: int, now: float) -> float:
+        """A request reaches the server process; when it will be through. Then `submit` it, or `drop` it."""
+        self.in_server += 1
+        return self.server.accept(self.costs.request_cost_s(prompt_tokens), now)
+
+    def drop(self) -> None:
+        """A request that was received is not submitted after all."""
+        self.in_server -= 1
 
     def submit(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence. It can enter with the next step."""
         if sequence.prompt + sequence.output > self.flags.blocks * self.flags.block_tokens:
             raise ValueError(f"{sequence.key} can never fit the KV cache")
+        self.in_server = max(0, self.in_server - 1)
         self._orders += 1
         sequence._order = self._orders
         was_blocked = self._waiting_count > 0
@@ -165,14 +185,13 @@ class Engine:
         if not self._under_way:
             # Not at once: what is submitted at the same instant enters the same step.
             self.next_at = now
-        elif self._under_way > 1 and self.running < self.flags.max_num_seqs:
-            if not was_blocked or (self._by_priority and self._head() is sequence):
-                self._cut_short(now)
+        elif self._under_way > 1 and self.running < self.flags.max_num_seqs and self._goes_first(sequence, was_blocked):
+            self._cut_short(now)
 
     def abort(self, sequence: Sequence, now: float) -> bool:
-        """Stop a sequence. True: it is gone. False: it goes with the end of the step, as a Finished."""
+        """Stop a sequence. True: it is gone at once, unheard. False: a Finished says, or has said, that it is gone."""
         if sequence.ended_at is not None or sequence.aborted:
-            return sequence.ended_at is not None
+            return False
         sequence.aborted = True
         if sequence not in self._decoding and sequence not in self._prefilling:
             sequence.ended_at = now
@@ -214,11 +233,15 @@ class Engine:
         decoding = len(self._decoding)
         if decoding:
             self.pool.take(self._crossings_in(count))
-        for series in self._series.values():
+        if count > 1 and self._series:
             # Inside identical steps lateness is convex, so that its maximum is at one of the ends.
-            if count > 1:
-                series.add(self.steps + 1, self._began_at + self._span(1))
-            series.add(self.steps + count, now)
+            first_end = self._began_at + self._span(1)
+            heard = first_end + self._passing_s(first_end)
+            for series in self._series.values():
+                series.add(self.steps + 1, heard)
+        heard = now + self._passing_s(now)
+        for series in self._series.values():
+            series.add(self.steps + count, heard)
         self.steps += count
         self._kv_read += count * decoding
         self.computed_tokens += decoding * count
@@ -228,27 +251,34 @@ class Engine:
             sequence.computed += tokens
             self.computed_tokens += tokens
             if sequence.computed == sequence.target:
-                self._start_decoding(sequence, now, happened)
+                self._start_decoding(sequence, now, heard, happened)
         completions = self._completions
         while completions and completions[0][0] <= self.steps:
             sequence = heappop(completions)[2]
             if sequence in self._decoding and sequence._decoding_since is not None:
-                self._finish(sequence, now, happened)
+                self._leave(sequence)
+                sequence.ended_at = now
+                happened.append(Finished(sequence, heard))
         if self._doomed:
             for sequence in self._doomed:
                 if sequence.ended_at is None:
                     self._leave(sequence)
                     sequence.ended_at = now
-                    happened.append(Finished(sequence))
+                    happened.append(Finished(sequence, heard))
             self._doomed = []
         return happened
 
-    def _start_decoding(self, sequence: Sequence, now: float, happened: list[Happening]) -> None:
+    def _passing_s(self, now: float) -> float:
+        """From the end of a step until its tokens are with their clients: the server passes on one after the other."""
+        tokens = len(self._decoding) + len(self._chunks)
+        return self.server.delay_s(now) + self.costs.passing_s(tokens, self.open_calls) / 2 + self.costs.reply_s
+
+    def _start_decoding(self, sequence: Sequence, now: float, heard: float, happened: list[Happening]) -> None:
         """Its last prompt token is computed, which gave one token of output."""
         del self._prefilling[sequence]
         if sequence.gap_s is not None and sequence.gap_s not in self._series:
             series = self._series[sequence.gap_s] = LatenessSeries(sequence.gap_s)
-            series.add(self.steps, now)
+            series.add(self.steps, heard)
         self._decoding[sequence] = None
         self._kv_read += sequence.computed
         sequence._decoding_since = self.steps
@@ -257,14 +287,9 @@ class Engine:
         self._crossings[(sequence.computed - self.steps) % self.flags.block_tokens] += 1
         if sequence.first_at is None:
             sequence.first_at = now
-            happened.append(First(sequence))
+            happened.append(First(sequence, heard))
         done_after = self.steps + sequence.output - sequence.produced
         heappush(self._completions, (done_after, sequence._order, sequence))
-
-    def _finish(self, sequence: Sequence, now: float, happened: list[Happening]) -> None:
-        self._leave(sequence)
-        sequence.ended_at = now
-        happened.append(Finished(sequence))
 
     def _leave(self, sequence: Sequence) -> None:
         """Give back all it holds; count what it wrote."""
@@ -332,17 +357,27 @@ class Engine:
                 self._begin_steps(now)
             else:
                 self.next_at = None
+                self.server.flow(0.0, now)
                 self._forget()
             return
         self._began_at = now
         self._under_way = 1
         if chunks:
             decode = self.costs.decode_s(len(self._decoding), self._kv_read)
-            self.next_at = now + decode + self.costs.prefill_s(sum([n for _, n in chunks]), pairs)
+            prompt_tokens = sum([n for _, n in chunks])
+            self.next_at = now + decode + self.costs.prefill_s(prompt_tokens, pairs)
+            work_s = self.costs.computed_token_s * prompt_tokens
+            self._flow(work_s + self.costs.passing_s(len(self._decoding) + len(chunks), self.open_calls), now)
             return
         if self._fast_forward and not preempted:
             self._under_way = self._steps_alike()
         self.next_at = now + self._span(self._under_way)
+        self._flow(self.costs.passing_s(len(self._decoding) * self._under_way, self.open_calls), now)
+
+    def _flow(self, work_s: float, now: float) -> None:
+        """The steps that begin now bring so much work to the server until they end."""
+        if work_s and self.next_at is not None and self.next_at > now:
+            self.server.flow(work_s / (self.next_at - now), now)
 
     def _admit(self, sequence: Sequence, hit: int) -> None:
         self._prefilling[sequence] = None
@@ -416,6 +451,10 @@ class Engine:
             self.next_at = self._began_at + self._span(steps)
 
     # The waiting queue and preemption.
+
+    def _goes_first(self, sequence: Sequence, others_wait: bool) -> bool:
+        """Whether a sequence that was just queued is the next to be admitted."""
+        return not others_wait or (self._by_priority and self._head() is sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         priority = sequence.priority if self._by_priority else 0

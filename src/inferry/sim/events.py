@@ -20,6 +20,11 @@ class Events:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def next_at(self) -> float | None:
+        """When the next action is due."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, when: float, action: Action, what: Any = None) -> None:
         self._number += 1
         heappush(self._heap, (when if when > self.now else self.now, self._number, action, what))

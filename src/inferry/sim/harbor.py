@@ -99,9 +99,7 @@ def _ticket(
     if shape.random() < 0.2:
         step("escalate", (*context, draft, fresh(50)), shape.randint(40, 120))
     walks_away = shape.uniform(0.2, 4) if shape.random() < 0.03 else None
-    return Run(
-        run_id=f"run-{number}", tenant=tenant, lane=lane, at=at, steps=tuple(steps), cancel_after_s=walks_away
-    )
+    return Run(run_id=f"run-{number}", tenant=tenant, lane=lane, at=at, steps=tuple(steps), cancel_after_s=walks_away)
 
 
 def simple_harbor(
@@ -139,9 +137,7 @@ def simple_harbor(
     for number in range(int(digests * scale)):
         body = (system["digest"], tokens(3600))
         step = Step("digest", body, 300)
-        runs.append(
-            Run(run_id=f"digest-{number}", tenant="digest", lane=Lane.P2, at=draw.uniform(0, 3), steps=(step,))
-        )
+        runs.append(Run(run_id=f"digest-{number}", tenant="digest", lane=Lane.P2, at=draw.uniform(0, 3), steps=(step,)))
     return runs
 
 

@@ -13,9 +13,11 @@ from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine, First
 from inferry.sim.engine import Sequence as EngineSequence
 from inferry.sim.events import Events
-from inferry.sim.prompts import block_hashes, length
+from inferry.sim.prompts import Piece, block_hashes, length
 
 PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
+HashMemo = dict[tuple[int, int, tuple[Piece, ...]], tuple[int, ...]]
+"""Block hashes that were computed before; worlds that play the same runs may share it."""
 HARBOR_GAPS_S = {Lane.P0: 0.030, Lane.P1: 0.050, Lane.P2: 0.5}
 
 
@@ -49,6 +51,7 @@ class World:
         gaps_s: Mapping[Lane, float] = HARBOR_GAPS_S,
         loses: Callable[[Call], bool] | None = None,
         fast_forward: bool = True,
+        hashes: HashMemo | None = None,
     ) -> None:
         self.events = Events()
         self.costs = costs
@@ -59,12 +62,11 @@ class World:
         self._door = door
         self._gaps_s = dict(gaps_s)
         self._loses = loses
-        self._server_free_at = [0.0] * workers
         self._due: list[float | None] = [None] * workers
         self._calls = 0
         self._current: dict[str, Call] = {}
         self._salts: dict[str, int] = {}
-        self._reply_s = costs.reply_s
+        self._hashes = hashes
         door.open(self)
 
     def play(
@@ -99,9 +101,7 @@ class World:
         call = self._current.pop(run.run_id, None)
         if call is None:
             return
-        self.runs.append(
-            RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True)
-        )
+        self.runs.append(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
         if call.state != "over":
             call.cancelled = True
             self._row(call, now, "cancelled")
@@ -120,9 +120,7 @@ class World:
             return  # it walks away during the tool
         self._current.pop(run.run_id, None)
         self.runs.append(
-            RunRow(
-                run.run_id, run.lane, run.tenant, run.at, ended - run.at, len(run.steps), outcome == "done", False
-            )
+            RunRow(run.run_id, run.lane, run.tenant, run.at, ended - run.at, len(run.steps), outcome == "done", False)
         )
 
     def _row(self, call: Call, now: float, outcome: Outcome) -> None:
@@ -133,7 +131,7 @@ class World:
         if isinstance(sequence, EngineSequence):
             cached = sequence.cached_tokens
             if outcome == "done":
-                late = sequence.late_s + self._reply_s - call.at
+                late = sequence.late_s - call.at
                 produced = call.step.output
         self.rows.append(
             CallRow(
@@ -166,9 +164,7 @@ class World:
         if self._loses is not None and self._loses(call):
             self.events.at(now, self._reset, call)
             return
-        ready = max(now, self._server_free_at[worker]) + self.costs.request_cost_s(call.prompt)
-        self._server_free_at[worker] = ready
-        self.events.at(ready, self._enter, call)
+        self.events.at(self.engines[worker].receive(call.prompt, now), self._enter, call)
 
     def abort(self, call: Call, now: float) -> None:
         """Close the call's connection; the door hears `ended` once the engine is rid of it."""
@@ -176,6 +172,8 @@ class World:
         if not isinstance(sequence, EngineSequence):
             call.lost = True  # still in the server process, which will notice
             return
+        if sequence.ended_at is not None:
+            return  # complete, and the news is on its way
         assert call.worker is not None
         if self.engines[call.worker].abort(sequence, now):
             self.events.at(now, self._ended, call)
@@ -195,14 +193,15 @@ class World:
     def _enter(self, now: float, call: Call) -> None:
         if call.lost:
             call.lost = False
+            assert call.worker is not None
+            self.engines[call.worker].drop()
             self._door.ended(call, now)
             return
         run = call.run
         flags = self.flags
         blocks: tuple[int, ...] = ()
         if flags.prefix_caching:
-            salt = self._salts.setdefault(run.tenant, len(self._salts) + 1)
-            blocks = block_hashes(call.step.prompt, flags.block_tokens, salt)
+            blocks = self._block_hashes(run.tenant, call.step.prompt)
         sequence = EngineSequence(
             call.job_id,
             call.prompt + call.produced,
@@ -217,6 +216,17 @@ class World:
         self.engines[call.worker].submit(sequence, now)
         self._watch(call.worker)
 
+    def _block_hashes(self, tenant: str, prompt: tuple[Piece, ...]) -> tuple[int, ...]:
+        salt = self._salts.setdefault(tenant, len(self._salts) + 1)
+        memo = self._hashes
+        if memo is None:
+            return block_hashes(prompt, self.flags.block_tokens, salt)
+        key = (self.flags.block_tokens, salt, prompt)
+        found = memo.get(key)
+        if found is None:
+            found = memo[key] = block_hashes(prompt, self.flags.block_tokens, salt)
+        return found
+
     def _watch(self, worker: int) -> None:
         """Be there when the engine's next step ends."""
         due = self.engines[worker].next_at
@@ -229,12 +239,12 @@ class World:
         if engine.next_at is None or engine.next_at > now:
             return  # the steps were cut short and have ended before, or go on
         self._due[worker] = None
-        reply_s = self._reply_s
         for happened in engine.advance(now):
             call = happened.sequence.tag
+            assert isinstance(call, Call)
             heard = self._heard_first if isinstance(happened, First) else self._ended
-            if reply_s:
-                self.events.at(now + reply_s, heard, call)
+            if happened.heard_at > now:
+                self.events.at(happened.heard_at, heard, call)
             else:
                 heard(now, call)
         self._watch(worker)

@@ -1,0 +1,149 @@
+"""Output lengths: what is expected, learned, forgotten and measured."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from admission.questions import a_question, taught
+from inferry.admission import lengths
+from inferry.admission.lengths import LengthModel, expected_remaining
+from inferry.domain.jobs import Estimate
+from support.builders import a_job
+
+
+def test_before_any_history_longer_prompts_mean_somewhat_longer_answers() -> None:
+    model = LengthModel()
+    short, long = (model.predict(a_question(prompt=size)) for size in (64, 16_384))
+    assert short.expected < long.expected < 8 * short.expected
+    assert short.low < short.expected < short.high
+
+
+def test_a_template_with_history_is_known_by_it() -> None:
+    model = taught(a_question(template="label"), [3] * 50)
+    told = model.predict(a_question(template="label"))
+    assert told.expected <= 4
+    assert told.high <= 5
+
+
+def test_a_new_template_leans_on_its_tenant_and_a_new_tenant_on_the_model() -> None:
+    model = taught(a_question(tenant="a", template="x"), [1000] * 100)
+    for other in (a_question(tenant="a", template="new"), a_question(tenant="b"), a_question(tenant="b", template="x")):
+        assert 800 < model.predict(other).expected < 1300
+
+
+def test_what_a_template_wrote_long_ago_is_forgotten() -> None:
+    model = taught(a_question(template="t"), [2000] * 300 + [50] * 900)
+    told = model.predict(a_question(template="t"))
+    assert told.expected < 100
+    assert told.high < 100
+
+
+def test_nothing_is_expected_beyond_the_budget() -> None:
+    model = taught(a_question(template="t"), [1000] * 50)
+    assert model.predict(a_question(template="t", budget=100, hint=900)) == Estimate(100, 100, 100)
+
+
+def test_answers_cut_by_their_limit_are_known_to_be_longer() -> None:
+    model = LengthModel()
+    rng = random.Random(1)
+    for _ in range(600):
+        whole, limit = round(rng.lognormvariate(6, 0.4)), rng.choice((200, 400, 4000))
+        question = a_question(template="t", budget=limit)
+        model.observe(question, model.predict(question), min(whole, limit), cut=whole >= limit)
+    told = model.predict(a_question(template="t", budget=100_000))
+    assert told.expected == pytest.approx(437, rel=0.2)  # the mean of what they would have written
+
+
+def test_when_every_answer_was_cut_more_is_expected_than_was_seen() -> None:
+    model = taught(a_question(template="t"), [64] * 50, cut=True)
+    assert model.predict(a_question(template="t", budget=4096)).expected > 90
+
+
+def test_good_hints_are_followed_and_bad_ones_ignored() -> None:
+    rng = random.Random(2)
+    model = LengthModel()
+    for _ in range(300):
+        written = round(rng.lognormvariate(5.5, 1.2)) + 1
+        for tenant, hint in (("good", written * 2), ("bad", rng.choice((1, 4096)))):
+            question = a_question(tenant=tenant, hint=hint, budget=100_000)
+            model.observe(question, model.predict(question), written, cut=False)
+    good = model.predict(a_question(tenant="good", hint=40, budget=100_000)).expected
+    assert good == pytest.approx(20, rel=0.3), "this tenant always hints twice what it needs"
+    bad = [model.predict(a_question(tenant="bad", hint=hint, budget=100_000)).expected for hint in (4, 4096)]
+    assert bad[1] / bad[0] < 8
+    errors = model.hint_error("good"), model.hint_error("bad")
+    assert errors[0] is not None
+    assert errors[1] is not None
+    assert errors[0] < 0.2 < 1 < errors[1]
+    assert model.hint_error("unheard of") is None
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_four_in_five_lengths_are_within_low_and_high(seed: int) -> None:
+    rng = random.Random(seed)
+    model = LengthModel()
+    kinds = [(f"t{number}", rng.uniform(1, 7), rng.uniform(0.1, 0.9)) for number in range(12)]
+    for _ in range(4000):
+        template, mean, spread = rng.choice(kinds)
+        question = a_question(template=template, budget=100_000)
+        model.observe(question, model.predict(question), round(rng.lognormvariate(mean, spread)) or 1, cut=False)
+    assert model.accuracy.jobs == 4000
+    assert 0.76 <= model.accuracy.coverage <= 0.93
+    assert model.accuracy.mean_abs_log_error < 0.55
+
+
+def test_names_that_clients_make_up_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "MOST_TENANTS", 4)
+    monkeypatch.setattr(lengths, "MOST_TEMPLATES", 3)
+    monkeypatch.setattr(lengths, "MOST_MODELS", 2)
+    model = taught(a_question(tenant="quiet", template="kept"), [7] * 50)
+    for number in range(100):
+        question = a_question(tenant="loud", template=f"made-up-{number}", model=f"m{number % 5}")
+        model.observe(question, model.predict(question), 500, cut=False)
+    assert len(model._tenants) <= 4
+    assert len(model._models) <= 2
+    assert len(model._tenants["loud"].templates) <= 3
+    assert model.predict(a_question(tenant="quiet", template="kept")).expected <= 9, "neighbours forget nothing"
+
+
+def test_short_and_long_jobs_are_told_apart_by_what_they_are_expected_to_write() -> None:
+    model = LengthModel(short_tokens=100)
+    assert model.is_short(a_job(output=100))
+    assert not model.is_short(a_job(output=101))
+
+
+def test_a_job_that_outlives_its_expectation_is_expected_to_go_on() -> None:
+    output = Estimate(10, 100, 500)
+    assert expected_remaining(output, 40, 1000) == 60
+    assert expected_remaining(output, 300, 1000) == 150
+    assert expected_remaining(output, 999, 1000) == 1
+
+
+@given(
+    written=st.lists(st.tuples(st.integers(0, 2**21), st.booleans()), max_size=60),
+    prompt=st.integers(0, 10**6),
+    budget=st.integers(1, 10**6),
+    hint=st.none() | st.integers(0, 10**12),
+)
+def test_estimates_are_ordered_and_within_the_budget_whatever_was_seen(
+    written: list[tuple[int, bool]], prompt: int, budget: int, hint: int | None
+) -> None:
+    model = LengthModel()
+    question = a_question(template="t", prompt=prompt, budget=budget, hint=hint)
+    for tokens, cut in written:
+        model.observe(question, model.predict(question), tokens, cut=cut)
+    told = model.predict(question)
+    assert 1 <= told.low <= told.expected <= told.high <= budget
+
+
+def test_many_observations_do_not_overflow_the_weights() -> None:
+    from inferry.admission.sketch import LengthSketch
+
+    sketch = LengthSketch()
+    for number in range(100_000):
+        sketch.add(20, number % 2 == 0)
+    spread = sketch.spread()
+    assert spread is not None
+    assert spread.low <= spread.mean <= spread.high < 10

@@ -1,0 +1,76 @@
+"""Two thousand small worlds in which workers die, stall and fall silent, and every law of scheduling holds."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.trials import World, play, trace
+
+# Seeds that ever failed, always run first. 75 found a lane that was overtaken twice in a row.
+ONCE_FAILED = (75,)
+SEEDS = 2_000
+BATCH = 250
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_a_seed_that_once_failed_holds_every_law(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_law_holds_whatever_fails(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        try:
+            play(seed)
+        except Exception as failure:
+            raise AssertionError(f"seed {seed}: {failure}") from failure
+
+
+def test_the_seeds_reach_every_kind_of_trouble() -> None:
+    worlds = [World(seed) for seed in range(200)]
+    assert {fault.kind.value for world in worlds for fault in world.faults.workers} == {"death", "stall", "drain"}
+    assert {fault.kind.value for world in worlds for fault in world.faults.jobs.values()} == {
+        "reset",
+        "silence",
+        "duplicate",
+        "late",
+        "disconnect",
+    }
+    outcomes: dict[str, int] = {}
+    attempts = 0
+    for seed in range(200):
+        for event in play(seed).log:
+            if event[0] == "end":
+                outcomes[event[3]] = outcomes.get(event[3], 0) + 1
+            elif event[0] == "offer" and event[3] > 1:
+                attempts += 1
+    assert {"done", "failed", "cancelled", "expired"} <= set(outcomes)
+    assert attempts > 50
+
+
+def test_the_same_seed_gives_the_same_trace_byte_for_byte() -> None:
+    for seed in range(50):
+        assert trace(seed) == trace(seed)
+
+
+def test_a_trace_does_not_depend_on_the_process_that_makes_it() -> None:
+    code = (
+        "import hashlib; from simulation.trials import trace;"
+        "print(hashlib.sha256(b''.join(trace(s) for s in range(20))).hexdigest())"
+    )
+    tests = str(Path(__file__).parents[1])
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONPATH": tests, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for salt in ("1", "2")
+    }
+    assert digests == {hashlib.sha256(b"".join(trace(s) for s in range(20))).hexdigest()}
