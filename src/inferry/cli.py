@@ -14,6 +14,7 @@ from inferry import config as configuration
 from inferry._version import __version__
 from inferry.ledger_cli import ledger_app
 from inferry.plan_cli import plan_app
+from inferry.sim_cli import simulate
 
 app = typer.Typer(
     name="inferry",
@@ -33,6 +34,7 @@ def _ledger_url(path: Path | None) -> str:
 
 app.add_typer(ledger_app(_ledger_url), name="ledger")
 app.add_typer(plan_app, name="plan")
+app.command()(simulate)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")

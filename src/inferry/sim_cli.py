@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import msgspec
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -150,21 +151,23 @@ def _play(world: World, runs: Sequence[Run], name: str) -> None:
 
 
 def _table(reports: Sequence[Report]) -> Table:
-    table = Table(title=None)
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, justify in (
         ("arm", "left"),
         ("lane", "left"),
         ("planned", "right"),
         ("kept", "right"),
-        ("first token p50", "right"),
-        ("p95", "right"),
+        ("ttft p50", "right"),
+        ("ttft p95", "right"),
         ("gap p95", "right"),
         ("step p95", "right"),
         ("all done", "right"),
         ("output/s", "right"),
         ("busy", "right"),
     ):
-        table.add_column(heading, justify="left" if justify == "left" else "right", no_wrap=justify == "right")
+        table.add_column(
+            heading, justify="left" if justify == "left" else "right", no_wrap=justify == "right", min_width=4
+        )
     for one in reports:
         for number, (name, lane) in enumerate(one.lanes.items()):
             shared = (f"{one.wall_s:,.1f} s", f"{one.output_rate:,.0f}", f"{one.utilisation:.0%}")

@@ -25,8 +25,8 @@ from inferry.domain.plans import (
     WorkerView,
 )
 from inferry.scheduling.packing import Use
-from inferry.scheduling.scheduler import Scheduler
 from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view
 
 WORKERS = ("u", "v", "w")

@@ -130,16 +130,29 @@ def test_output_nobody_reported_is_charged_at_the_end() -> None:
 
 def test_a_prompt_that_was_cached_is_paid_back() -> None:
     scheduler = a_scheduler(a_view(sequences=1))
-    offer(scheduler, a_job("a0", tenant="a", tokens=1_000), *(a_job(f"b{n}", tenant="b", tokens=100) for n in range(9)))
+    offer(scheduler, a_job("a0", tenant="a", tokens=1_000))
+    offer(scheduler, *(a_job(f"b{n}", tenant="b", tokens=100) for n in range(20)))
     offer(scheduler, *(a_job(f"a{n}", tenant="a", tokens=100) for n in range(1, 9)))
     assert sent(scheduler.tick(0.0)) == ["a0"]
     scheduler.progress("a0", FirstToken(prompt_tokens=1), 0.0)
     assert scheduler.service() == {"a": 1}
     end(scheduler, "a0")
     # It had been put behind by a thousand tokens; what it is owed back, its next jobs do not pay.
-    order = drain(scheduler, 17)
-    assert Counter(name[0] for name in order) == {"a": 8, "b": 9}
-    assert scheduler.service() == {"a": 801, "b": 900}
+    order = drain(scheduler, 19)
+    assert Counter(name[0] for name in order[:10]) == {"b": 10}
+    assert Counter(name[0] for name in order[10:])["a"] == 8
+
+
+def test_a_long_stream_in_flight_earns_nothing_for_what_comes_after_it() -> None:
+    scheduler = a_scheduler(a_view(sequences=2))
+    offer(scheduler, a_job("stream", tenant="b"), *(a_job(f"a{n}", tenant="a") for n in range(40)))
+    assert sent(scheduler.tick(0.0)) == ["stream", "a0"]
+    for n in range(20):
+        end(scheduler, f"a{n}")
+        scheduler.tick(0.0)
+    offer(scheduler, *(a_job(f"b{n}", tenant="b") for n in range(10)))
+    end(scheduler, "a20")
+    assert Counter(name[0] for name in drain(scheduler, 10)) == {"a": 5, "b": 5}
 
 
 def test_idle_time_earns_nothing() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from simulation.trials import World, play, trace
 
-# Seeds that ever failed, always run first. 75 found a lane that was overtaken twice in a row.
-ONCE_FAILED = (75,)
+# Seeds that ever failed, always run first. 75 and 415: a lane overtaken twice before anybody of it was served.
+ONCE_FAILED = (75, 415)
 SEEDS = 2_000
 BATCH = 250
 

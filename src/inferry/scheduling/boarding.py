@@ -10,7 +10,7 @@ from inferry.scheduling.flows import order
 from inferry.scheduling.kin import Kin, mates
 from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.packing import Draft, WorkerState, write_down
-from inferry.scheduling.passing import Passing
+from inferry.scheduling.passing import passers
 from inferry.scheduling.placing.loads import close
 from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.quantum import QUANTUM_TOKENS
@@ -103,9 +103,8 @@ class Boarding:
 
     def _let_pass(self) -> bool:
         """Let smaller jobs pass heads that no worker has room for; say whether somebody went."""
-        passing = Passing(self._walk)
         for head, workers in self._blocked:
-            for ticket, worker in passing.by(head, workers):
+            for ticket, worker in passers(head, workers):
                 self._send(ticket, worker, in_turn=False)
                 return True
         return False

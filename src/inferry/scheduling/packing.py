@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
-from inferry.scheduling.pacing import Pace, is_live
-from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.scheduling.pacing import Beat, Pace, is_live
 from inferry.scheduling.tickets import Ticket
 
 _MAX_WAIT = ReleaseReason.MAX_WAIT
@@ -72,7 +71,7 @@ class WorkerState:
         self.closed_in = 0
         self.load: float | None = 0.0
 
-    def believe(self, view: WorkerView | None, burst: int = QUANTUM_TOKENS) -> None:
+    def believe(self, view: WorkerView | None, beat: Beat) -> None:
         """Replace the view; what this gateway has in flight is counted on."""
         own = self._own()
         self.view = view
@@ -87,9 +86,10 @@ class WorkerState:
             rate = view.room.prefill_tokens_per_s
             if rate is None:
                 self.pace = None
+            elif self.pace is None:
+                self.pace = Pace(beat, rate)
             else:
-                self.pace = self.pace or Pace(burst)
-                self.pace.rate = rate
+                self.pace.change(rate)
         self.load = None
 
     def own_use(self) -> Use:
@@ -124,13 +124,13 @@ class WorkerState:
             return False
         return self.pace is None or not self.live or self.pace.allows(ticket.prefill_tokens, fill)
 
-    def takes_somebody(self) -> bool:
+    def takes_somebody(self, fill: float) -> bool:
         """Whether the smallest of jobs could go there."""
         return (
             not self.pads
-            and self.sequences < self.sequence_limit
-            and self.kv_tokens < self.kv_limit
-            and self.prefill_tokens < self.prefill_limit
+            and self.sequences < self.sequence_limit * fill
+            and self.kv_tokens < self.kv_limit * fill
+            and self.prefill_tokens < self.prefill_limit * fill
         )
 
     def is_full_for(self, ticket: Ticket, fill: float) -> bool:

@@ -18,28 +18,23 @@ _LOOKAHEAD = 4
 _NO_WALK = -1
 
 
-class Passing:
-    __slots__ = ("_walk",)
-
-    def __init__(self, walk: int) -> None:
-        self._walk = walk
-
-    def by(self, head: Ticket, workers: Sequence[WorkerState]) -> Iterator[tuple[Ticket, WorkerState]]:
-        """Who may pass the head, and onto which of the workers that it closed."""
-        left = QUANTUM_TOKENS * len(workers) - head.passed
-        if len(workers) < 2 or left <= 0 or head.queue.size == 1:
-            return
-        kept = min(workers, key=_load)
-        open_workers = [worker for worker in workers if worker is not kept and worker.takes_somebody()]
-        if not open_workers:
-            return
-        fill = head.queue.line.fill
-        for ticket in head.queue.behind(head, _LOOKAHEAD):
-            if ticket.kv_tokens <= left:
-                worker = least_loaded(open_workers, ticket, _NO_WALK, fill)
-                if worker is not None:
-                    head.passed += ticket.kv_tokens
-                    yield ticket, worker
+def passers(head: Ticket, workers: Sequence[WorkerState]) -> Iterator[tuple[Ticket, WorkerState]]:
+    """Who may pass the head, and onto which of the workers that it closed."""
+    left = QUANTUM_TOKENS * len(workers) - head.passed
+    if len(workers) < 2 or left <= 0 or head.queue.size == 1:
+        return
+    fill = head.queue.line.fill
+    open_workers = [worker for worker in workers if worker.takes_somebody(fill)]
+    if not open_workers:
+        return
+    kept = min(workers, key=_load)
+    open_workers = [worker for worker in open_workers if worker is not kept]
+    for ticket in head.queue.behind(head, _LOOKAHEAD):
+        if ticket.kv_tokens <= left:
+            worker = least_loaded(open_workers, ticket, _NO_WALK, fill)
+            if worker is not None:
+                head.passed += ticket.kv_tokens
+                yield ticket, worker
 
 
 def _load(worker: WorkerState) -> float:

@@ -10,7 +10,7 @@ from heapq import nlargest
 from itertools import islice
 
 from inferry.domain.jobs import Resume
-from inferry.scheduling.lanes import Line
+from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.tickets import PROMISED, READY, Ticket
 
@@ -19,17 +19,21 @@ MAX_PREEMPTIONS = 3
 _PER_TICK = 64
 _WORKERS = 4
 _JOBS_PER_WORKER = 32
+# Looking in vain is the dearest thing a tick can do, so a head that found nobody looks again only every so many walks.
+_PATIENCE = 8
 
 
 class Preemption:
     """Decides evictions, and keeps the promises they were made for."""
 
-    __slots__ = ("_lines", "_promising")
+    __slots__ = ("_in_vain", "_lines", "_promising", "_walks")
 
     def __init__(self, lines: Sequence[Line]) -> None:
         preemptible = {line.lane for line in lines if line.policy.preemptible}
         self._lines = [line for line in lines if preemptible.intersection(line.policy.may_preempt)]
         self._promising: dict[WorkerState, None] = {}
+        self._in_vain: dict[Queue, tuple[Ticket, int]] = {}
+        self._walks = 0
 
     def kept(self) -> Sequence[Ticket]:
         """Promised jobs whose room is free by now, in the order of their promises."""
@@ -64,11 +68,18 @@ class Preemption:
     def decide(self) -> list[Ticket]:
         """Whom to stop for the heads that are blocked now."""
         evicted: list[Ticket] = []
+        if not self._lines:
+            return evicted
+        self._walks += 1
         for line in self._lines:
             for queue in tuple(line.waiting):
                 while len(evicted) < _PER_TICK and (head := queue.head()) is not None:
+                    asked, walk = self._in_vain.get(queue, (None, 0))
+                    if asked is head and self._walks < walk + _PATIENCE:
+                        break
                     found = _make_room(head, line)
                     if found is None:
+                        self._in_vain[queue] = head, self._walks
                         break
                     worker, victims = found
                     for victim in victims:

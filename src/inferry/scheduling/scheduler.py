@@ -19,6 +19,7 @@ from inferry.scheduling.boarding import Boarding
 from inferry.scheduling.due import Agenda
 from inferry.scheduling.fairness import Weights, weigher
 from inferry.scheduling.lanes import Line, Queue
+from inferry.scheduling.pacing import Beat
 from inferry.scheduling.packing import Use, WorkerState
 from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.placing.routes import Route, changes_routes, serves
@@ -51,10 +52,9 @@ class Scheduler:
         weight_of = weigher(weights or {})
         self._lines = tuple(Line(lane, lanes[lane], (groups or {}).get(lane), weight_of) for lane in sorted(lanes))
         self._line_of = [next((line for line in self._lines if line.lane is lane), None) for lane in Lane]
-        self._burst_tokens = burst_tokens
+        self._beat = Beat(burst_tokens)
         self._tickets: dict[str, Ticket] = {}
         self._workers: dict[str, WorkerState] = {}
-        self._paced: list[WorkerState] = []
         self._holding: dict[Queue, None] = {}
         self._agenda = Agenda()
         self._billing = Billing()
@@ -66,7 +66,6 @@ class Scheduler:
         # What the next tick has to look at. Without either flag only time can have changed anything.
         self._stirred = False
         self._calmed = False
-        self._paced_until: float | None = None
 
     # What the owner tells it.
 
@@ -116,11 +115,10 @@ class Scheduler:
         if changes or old is None or old.room != view.room or old.foreign != view.foreign:
             self._take_back_promises(worker)
             self._stirred = self._calmed = True
-        worker.believe(view, self._burst_tokens)
+        self._beat.now = now
+        worker.believe(view, self._beat)
         if changes:
             self._refresh_routes()
-        if old is None or old.room != view.room:
-            self._paced = [state for state in self._workers.values() if state.pace is not None]
 
     def forget(self, worker: str) -> None:
         """Plan nothing more for the worker. What is in flight there stays counted until it has ended."""
@@ -128,7 +126,7 @@ class Scheduler:
         if state is None or state.view is None:
             return
         self._take_back_promises(state)
-        state.believe(None)
+        state.believe(None, self._beat)
         self._placement.forget(state)
         if not state.sequences:
             del self._workers[worker]
@@ -172,15 +170,17 @@ class Scheduler:
         expired = self._settle_what_is_due(now) if self._agenda.has_come(now) else ()
         if self._calmed:
             self._end_needless_holds()
-        if self._paced_until is not None and self._paced_until <= now:
+        retry_at = self._beat.retry_at
+        if retry_at is not None and retry_at <= now:
             self._stirred = True
         plans: tuple[BatchPlan, ...] = ()
         evictions: tuple[InferenceJob, ...] = ()
         if self._stirred:
             plans, evictions = self._fill_workers(now)
-        wake_at, paced_until = self._agenda.next(), self._paced_until
-        if paced_until is not None and (wake_at is None or paced_until < wake_at):
-            wake_at = paced_until
+            retry_at = self._beat.retry_at
+        wake_at = self._agenda.next()
+        if retry_at is not None and (wake_at is None or retry_at < wake_at):
+            wake_at = retry_at
         return Tick(plans, evictions, expired, wake_at)
 
     # What it shows.
@@ -288,20 +288,13 @@ class Scheduler:
 
     def _fill_workers(self, now: float) -> tuple[tuple[BatchPlan, ...], tuple[InferenceJob, ...]]:
         self._stirred = False
-        for worker in self._paced:
-            if worker.pace is not None:
-                worker.pace.refill(now)
+        self._beat.start(now)
         drafts = self._boarding.fill_workers(self._preemption.kept())
         evicted = self._preemption.decide()
-        self._paced_until = self._next_refill(now) if self._paced else None
         first = self._plans + 1
         self._plans += len(drafts)
         plans = tuple([draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first)])
         return plans, tuple([ticket.job for ticket in evicted])
-
-    def _next_refill(self, now: float) -> float | None:
-        due = [worker.pace.full_enough_at(now) for worker in self._paced if worker.pace is not None and worker.live]
-        return min((at for at in due if at is not None), default=None)
 
     def _take_back_promises(self, worker: WorkerState) -> None:
         if worker.promised:
@@ -318,5 +311,4 @@ class Scheduler:
             line.first_seen = None
             for route in line.routes.values():
                 route.refresh(self._workers.values())
-        self._paced = [worker for worker in self._workers.values() if worker.pace is not None]
         self._stirred = self._calmed = True

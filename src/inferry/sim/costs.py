@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 MODELS = Path(__file__).parent / "models"
-CROWD = 80
+CROWD = 75
 DEFAULT_MODEL = MODELS / "h200-vllm-8b.json"
 
 
@@ -20,7 +20,7 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     The server in front of the engine is one process that does one thing after the other. It spends `request_s` and
     `request_token_s` per prompt token on a request before the engine hears of it; `token_s` on every token it passes
-    on, and up to `crowded_token_s` more the more calls are open (half of it at eighty); and it loses
+    on, and up to `crowded_token_s` more the more calls are open (half of it at 75); and it loses
     `computed_token_s` for every prompt token the engine computes meanwhile. `reply_s` is what a token needs on its way
     to the client besides.
     """
@@ -48,7 +48,7 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def passing_s(self, tokens: int, open_calls: int) -> float:
         """What the server spends on passing tokens on."""
-        crowded = open_calls * open_calls / (open_calls * open_calls + CROWD * CROWD)
+        crowded = open_calls**4 / (open_calls**4 + CROWD**4)
         return tokens * (self.token_s + self.crowded_token_s * crowded)
 
     def request_cost_s(self, prompt_tokens: int) -> float:

@@ -12,7 +12,7 @@ from zlib import crc32
 from inferry.scheduling.packing import WorkerState
 
 SLACK = 0.25
-_SLOTS = 1024
+_SLOTS = 512
 _NEAREST = 4
 
 

@@ -1,10 +1,11 @@
 """The least loaded worker that has room."""
 
 from collections.abc import Sequence
-from math import inf
 
 from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.tickets import Ticket
+
+_FULL = 1.0
 
 
 def least_loaded(workers: Sequence[WorkerState], ticket: Ticket, walk: int, fill: float) -> WorkerState | None:
@@ -12,7 +13,8 @@ def least_loaded(workers: Sequence[WorkerState], ticket: Ticket, walk: int, fill
 
     Workers that are closed in this walk take nobody.
     """
-    best, least = None, inf
+    # A worker that is full in any currency is not even worth asking.
+    best, least = None, _FULL
     for worker in workers:
         if worker.closed_in != walk:
             load = worker.load

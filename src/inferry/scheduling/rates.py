@@ -1,0 +1,77 @@
+"""What an engine's time goes into, learned from outside: a step, an output token, a prompt token.
+
+Every busy second of an engine that batches continuously was spent on steps, on the sequences that each of them decoded,
+and on prompt tokens: busy = base * steps + token * output tokens + prompt * prompt tokens. All four sums can be seen
+from outside, so the three costs follow by least squares. Older sums count for less.
+"""
+
+from math import exp
+
+SMOOTH_S = 1.0
+"""Prompt tokens are counted when they are done, not while they are computed; over a second that evens out."""
+MEMORY_S = 20.0
+_SWEEPS = 12
+
+
+class StepCosts:
+    """Seconds per step, per output token and per prompt token. None of them is ever negative."""
+
+    __slots__ = ("_moments", "_seen", "_smooth", "_spent", "base_s", "prompt_s", "token_s")
+
+    def __init__(self) -> None:
+        self.base_s = self.token_s = self.prompt_s = 0.0
+        self._smooth = [0.0, 0.0, 0.0, 0.0]
+        self._moments = [[0.0] * 3 for _ in range(3)]
+        self._spent = [0.0] * 3
+        self._seen = [False] * 3
+
+    @property
+    def known(self) -> bool:
+        """Whether prompts have been seen to cost something."""
+        return self.prompt_s > 0
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """How fast an engine that does nothing else computes prompts. Only for costs that are known."""
+        return 1.0 / self.prompt_s
+
+    def step_s(self, sequences: float) -> float:
+        """A step that decodes so many sequences and computes no prompts."""
+        return self.base_s + self.token_s * sequences
+
+    def add(self, elapsed_s: float, busy_s: float, steps: float, tokens: float, prompt_tokens: float) -> None:
+        """In `elapsed_s` the engine was busy for `busy_s` and did all that."""
+        keep = exp(-elapsed_s / SMOOTH_S)
+        new = (steps, tokens, prompt_tokens, busy_s)
+        *done, busy = self._smooth = [old * keep + one for old, one in zip(self._smooth, new, strict=True)]
+        if busy <= 0:
+            return
+        keep = exp(-elapsed_s / MEMORY_S)
+        for i, count in enumerate(done):
+            row = self._moments[i]
+            for j, other in enumerate(done):
+                row[j] = row[j] * keep + count * other
+            self._spent[i] = self._spent[i] * keep + count * busy
+        costs = [self.base_s, self.token_s, self.prompt_s]
+        self._guess_what_is_new(costs, done, busy)
+        self._descend(costs)
+        self.base_s, self.token_s, self.prompt_s = costs
+
+    def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
+        """Something seen for the first time is taken to cost its part of the time; the sums will tell."""
+        present = sum(count > 0 for count in done)
+        for i, count in enumerate(done):
+            if count > 0 and not self._seen[i]:
+                self._seen[i] = True
+                costs[i] = busy / count / present
+
+    def _descend(self, costs: list[float]) -> None:
+        """A few sweeps of coordinate descent from what was believed before.
+
+        Where the sums leave it open how time divides, the old belief stays.
+        """
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(self._moments):
+                if row[i] > 0:
+                    rest = self._spent[i] - sum([row[j] * costs[j] for j in range(3)])
+                    costs[i] = max(0.0, costs[i] + rest / row[i])
