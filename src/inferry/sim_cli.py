@@ -155,8 +155,7 @@ def _table(reports: Sequence[Report]) -> Table:
     for heading, justify in (
         ("arm", "left"),
         ("lane", "left"),
-        ("planned", "right"),
-        ("kept", "right"),
+        ("kept %", "right"),
         ("ttft p50", "right"),
         ("ttft p95", "right"),
         ("gap p95", "right"),
@@ -165,17 +164,16 @@ def _table(reports: Sequence[Report]) -> Table:
         ("output/s", "right"),
         ("busy", "right"),
     ):
-        table.add_column(
-            heading, justify="left" if justify == "left" else "right", no_wrap=justify == "right", min_width=4
-        )
+        # The arm's name is the one thing that may take several lines.
+        width = 14 if heading == "arm" else None
+        table.add_column(heading, justify="left" if justify == "left" else "right", no_wrap=not width, width=width)
     for one in reports:
         for number, (name, lane) in enumerate(one.lanes.items()):
             shared = (f"{one.wall_s:,.1f} s", f"{one.output_rate:,.0f}", f"{one.utilisation:.0%}")
             table.add_row(
                 one.arm if not number else "",
                 name,
-                f"{lane.planned:,}",
-                f"{lane.attainment:.1%}",
+                f"{100 * lane.attainment:.1f}",
                 _seconds(lane.ttft_p50),
                 _seconds(lane.ttft_p95),
                 _seconds(lane.gap_p95),
