@@ -17,11 +17,11 @@ BEAT_S = 0.2
 """Costs and trim move once in a beat: long enough for several steps of any engine, short against a promise."""
 QUIET_S = 1.0
 """A lane that has had nothing in flight for this long is quiet. Agents pause less between two steps."""
-AHEAD = 0.5
-"""The part of a first-token promise that prompts ahead may use; queueing and surprises have the rest."""
+AHEAD = 0.25
+"""The part of a first-token promise that prompts ahead may use; waiting in the gateway and surprises have the rest."""
 AHEAD_WHEN_QUIET = 0.8
-GAP_AIM = 0.95
-"""The part of the gap promise that the mean gap is steered to."""
+GAP_AIM = 0.8
+"""The part of the gap promise that the mean gap is steered to: prompts come in lumps, and a lump must fit as well."""
 DECODE_PART = 0.75
 """The part of a gap that decoding alone may take; the rest is for prompts."""
 LEAST_PREFILL = 0.2
@@ -35,8 +35,8 @@ OPEN_BY = 0.02
 LEAST_TRIM = 0.3
 FIRST_TOKEN_DANGER = 0.7
 """A first token that took this part of its promise on the worker is a warning: waiting before it is not in that."""
-GAP_DANGER = 1.05
-GAP_CALM = 0.9
+GAP_DANGER = 1.0
+GAP_CALM = 0.85
 
 
 class Promise(Struct, frozen=True, gc=False):
@@ -47,12 +47,11 @@ class Promise(Struct, frozen=True, gc=False):
 class _Flow:
     """What one lane has on the worker."""
 
-    __slots__ = ("busy_at", "decoding", "gap_s", "gap_weight", "prefill_tokens", "prefilling", "promise")
+    __slots__ = ("busy_at", "decoding", "gap_s", "gap_weight", "prefilling", "promise")
 
     def __init__(self, promise: Promise | None) -> None:
         self.promise = promise
         self.prefilling = 0
-        self.prefill_tokens = 0
         self.decoding = 0
         self.busy_at = -inf
         self.gap_s = 0.0
@@ -87,9 +86,7 @@ class RoomController:
     def sent(self, prefill_tokens: int, lane: Lane, now: float) -> None:
         """A job went to the worker, with so many prompt tokens to compute as the gateway counts them."""
         self._pass(now)
-        flow = self._flows[lane]
-        flow.prefilling += 1
-        flow.prefill_tokens += prefill_tokens
+        self._flows[lane].prefilling += 1
         weight = 0.1 if self._typical_prompt else 1.0
         self._typical_prompt += weight * (prefill_tokens - self._typical_prompt)
 
@@ -98,7 +95,6 @@ class RoomController:
         self._pass(now)
         flow = self._flows[lane]
         flow.prefilling -= 1
-        flow.prefill_tokens -= prefill_tokens
         flow.decoding += 1
         self._prompt_tokens += prefill_tokens
         if flow.promise is not None:
@@ -117,15 +113,14 @@ class RoomController:
         flow.gap_s += total_s
         flow.gap_weight += count
 
-    def ended(self, lane: Lane, now: float, unfinished_prefill_tokens: int | None = None) -> None:
-        """The job is over, well or not. If it never had a first token, say what `sent` was told."""
+    def ended(self, lane: Lane, now: float, *, had_first_token: bool = True) -> None:
+        """A job that was sent is over, well or not."""
         self._pass(now)
         flow = self._flows[lane]
-        if unfinished_prefill_tokens is None:
+        if had_first_token:
             flow.decoding -= 1
         else:
             flow.prefilling -= 1
-            flow.prefill_tokens -= unfinished_prefill_tokens
 
     def observe(self, load: Load) -> None:
         """What the worker says of itself, if it says anything."""
@@ -169,13 +164,8 @@ class RoomController:
         token_s = self.costs.prompt_s + (step_s / self._chunk_tokens if self._chunk_tokens else 0.0)
         ttft_s = min(promise.ttft_s for promise in awake or everyone)
         slack_s = ttft_s - self._typical_prompt * token_s - step_s
-        part = AHEAD if awake else AHEAD_WHEN_QUIET
-        return self._within(part * slack_s / token_s + self._first_in_line_tokens(), limit)
-
-    def _first_in_line_tokens(self) -> int:
-        """Prompts of the strictest lane in flight. The bound is there for their sake, so they do not use it up."""
-        flows = [flow for flow in self._live if flow.prefill_tokens]
-        return min(flows, key=lambda flow: flow.promise.ttft_s if flow.promise else inf).prefill_tokens if flows else 0
+        part = AHEAD * self.trim if awake else AHEAD_WHEN_QUIET
+        return self._within(part * slack_s / token_s, limit)
 
     def _sequences(self, promises: list[Promise]) -> int | None:
         """As many as can decode without prompts taking their part of the gap.

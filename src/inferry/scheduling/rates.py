@@ -10,11 +10,14 @@ from math import exp
 SMOOTH_S = 1.0
 """Prompt tokens are counted when they are done, not while they are computed; over a second that evens out."""
 MEMORY_S = 20.0
+FALLS_TO = 0.5
+"""No cost falls faster than to this part in one go: a moment that misleads must not make anything look free."""
+_LEAST_S = 1e-9
 _SWEEPS = 12
 
 
 class StepCosts:
-    """Seconds per step, per output token and per prompt token. None of them is ever negative."""
+    """Seconds per step, per output token and per prompt token; zero for what was never seen, else positive."""
 
     __slots__ = ("_moments", "_seen", "_smooth", "_spent", "base_s", "prompt_s", "token_s")
 
@@ -54,14 +57,18 @@ class StepCosts:
             self._spent[i] = self._spent[i] * keep + count * busy
         costs = [self.base_s, self.token_s, self.prompt_s]
         self._guess_what_is_new(costs, done, busy)
+        before = tuple(costs)
         self._descend(costs)
-        self.base_s, self.token_s, self.prompt_s = costs
+        self.base_s, self.token_s, self.prompt_s = [
+            max(new, old * FALLS_TO, _LEAST_S) if seen else 0.0
+            for new, old, seen in zip(costs, before, self._seen, strict=True)
+        ]
 
     def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
         """Something seen for the first time is taken to cost its part of the time; the sums will tell."""
-        present = sum(count > 0 for count in done)
+        present = sum(count >= 1 for count in done)
         for i, count in enumerate(done):
-            if count > 0 and not self._seen[i]:
+            if count >= 1 and not self._seen[i]:
                 self._seen[i] = True
                 costs[i] = busy / count / present
 
@@ -72,6 +79,6 @@ class StepCosts:
         """
         for _ in range(_SWEEPS):
             for i, row in enumerate(self._moments):
-                if row[i] > 0:
+                if self._seen[i] and row[i] >= 1:
                     rest = self._spent[i] - sum([row[j] * costs[j] for j in range(3)])
                     costs[i] = max(0.0, costs[i] + rest / row[i])
