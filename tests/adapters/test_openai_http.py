@@ -1,6 +1,7 @@
 """The HTTP worker against a server that misbehaves in every way seen so far, and some imagined ones."""
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from typing import Any
 
@@ -258,6 +259,48 @@ def test_a_body_keeps_its_prompt_byte_for_byte() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","prompt":"a","\\u0073tream":false}',
+        b'{"model":"m","prompt":"a","stream":false,"stream_options":{"x":1e999}} ',
+        b'{"model":"m","prompt":"stream"}\n',
+    ],
+)
+def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> None:
+    sent = json.loads(streaming_body(body))
+    assert sent["stream"] is True
+    assert sent["stream_options"]["include_usage"] is True
+
+
+def test_one_lost_job_does_not_take_the_server_from_everybody() -> None:
+    async def broken(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    async def scenario() -> None:
+        async with Upstream(broken) as up:
+            worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url), SystemClock())
+            await worker.start()
+            plan = BatchPlan(
+                plan_id=1, worker="up", jobs=(a_job("j", body=BODY),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
+            )
+            items: list[Item] = []
+            await worker.run(plan, items.append)
+            assert worker.view().phase is Phase.READY
+            await worker.run(plan, items.append)
+            await worker.run(plan, items.append)
+            assert worker.view().phase is Phase.DOWN
+            await worker.close()
+
+    run(scenario())
+
+
+def test_counts_that_cannot_be_are_not_believed() -> None:
+    end = against(says(chunk("a"), chunk("b", "stop"), usage(10**25, 2), DONE))[-1]
+    assert isinstance(end, Done | Failed)
+    assert end.usage.prompt_tokens <= 10**9
 
 
 def test_stream_options_of_the_client_are_kept() -> None:

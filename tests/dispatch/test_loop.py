@@ -248,7 +248,7 @@ def test_no_job_is_taken_for_a_model_whose_workers_are_down() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             house.worker.phase = Phase.DOWN
-            house.pool.suspect("scripted")
+            house.pool.look_at("scripted")
             while house.gateway.is_ready:
                 await asyncio.sleep(0)
             with pytest.raises(NoWorker):

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,6 +151,52 @@ def test_a_taken_port_is_a_clear_error(process: Process) -> None:
     assert second.returncode == 2
     assert "cannot serve" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_frozen_engine_does_not_keep_clients_from_being_told(tmp_path: Path, tiny_model: Path) -> None:
+    process = Process(tmp_path, tiny_model, grace_s=0.2)
+    stream = process.stream(16_000)
+    next(iter(stream))
+    (engine,) = process.children()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        process.popen.send_signal(signal.SIGTERM)
+        with pytest.raises(Exception, match="shut down"):
+            list(stream)
+        assert process.popen.wait(timeout=30) == 0
+    finally:
+        process.popen.kill()
+        process.popen.wait()
+        if os.path.exists(f"/proc/{engine}"):
+            os.kill(engine, signal.SIGKILL)
+        stream.close()
+    log = process.log_path.read_text()
+    assert "Traceback" not in log
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_at_once(process: Process) -> None:
+    begin = time.monotonic()
+    status, _, answer = post(process.url, "/v1/completions", {"model": "tiny", "prompt": "hello world " * 1_000_000})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert time.monotonic() - begin < 5
+
+
+def test_a_long_prompt_is_tokenised_without_stopping_everybody(process: Process) -> None:
+    worst = 0.0
+    done = threading.Event()
+
+    def ask() -> None:
+        post(process.url, "/v1/completions", {"model": "tiny", "prompt": "hello world " * 100_000, "max_tokens": 1})
+        done.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not done.is_set():
+        begin = time.monotonic()
+        assert get(process.url, "/health")[0] == 200
+        worst = max(worst, time.monotonic() - begin)
+    asking.join()
+    assert worst < 0.5
 
 
 HOLDER = """

@@ -55,6 +55,15 @@ WRONG: list[tuple[str, str, Any, dict[str, str], int, str, str | None]] = [
     ("several prompts", COMPLETIONS, {"model": "m", "prompt": ["a", "b"]}, {}, 400, "unsupported_feature", "prompt"),
     ("temperature out of range", CHAT, chat(temperature=3), {}, 400, "invalid_request", "temperature"),
     ("top_p of zero", CHAT, chat(top_p=0), {}, 400, "invalid_request", "top_p"),
+    ("a top_k no engine has", CHAT, chat(top_k=2**63), {}, 400, "invalid_request", "top_k"),
+    ("stop tokens beyond any vocabulary", CHAT, chat(stop_token_ids=[2**70]), {}, 400, "invalid_request",
+     "stop_token_ids"),
+    ("a stop string without end", CHAT, chat(stop="x" * 5000), {}, 400, "invalid_request", "stop"),
+    ("structured output that mentions text", CHAT, chat(response_format={"type": "json_schema", "json_schema": {
+     "name": "a", "schema": {"properties": {"text": {"type": "string"}}}}}), {}, 400, "unsupported_feature",
+     "response_format"),
+    ("log probabilities of none", COMPLETIONS, {"model": "m", "prompt": "a", "logprobs": 0}, {}, 400,
+     "unsupported_feature", "logprobs"),
     ("too many stops", CHAT, chat(stop=["x"] * 40), {}, 400, "invalid_request", "stop"),
     ("tools the worker cannot do", CHAT, chat(tools=[{"type": "function"}]), {}, 400, "unsupported_feature", "tools"),
     ("n above one", CHAT, chat(n=2), {}, 400, "unsupported_feature", "n"),
@@ -142,6 +151,23 @@ def test_a_64_mb_body_is_answered_and_not_kept(scripted: ScriptedGateway) -> Non
             answer = b""
     assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
     assert_it_still_serves(scripted)
+
+
+def test_headers_have_a_size(scripted: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=10) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 1_000_000)
+        try:
+            answer = read_all(sock)
+        except ConnectionResetError:
+            answer = b"HTTP/1.1 431"  # it closed before all of it was sent
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert_it_still_serves(scripted)
+
+
+def test_a_deadline_that_passed_is_not_retried_by_openais_clients(scripted: ScriptedGateway) -> None:
+    status, headers, answer = post(scripted.url, CHAT, chat(), {"x-inferry-deadline-ms": "0"})
+    assert (status, answer["error"]["code"]) == (408, "queue_timeout")
+    assert headers["x-should-retry"] == "false"
 
 
 def test_nonsense_instead_of_http_is_refused(scripted: ScriptedGateway) -> None:

@@ -61,6 +61,11 @@ class Gateway:
     def cards(self) -> dict[str, ModelCard]:
         return self._pool.cards()
 
+    @property
+    def knows_its_models(self) -> bool:
+        """Has every worker said what it serves?"""
+        return all(view.models for view in self._pool.views())
+
     def tokenizer(self, model: str) -> Tokenizer | None:
         """The model's tokenizer where its ids are what every worker of the model wants."""
         return self._tokenizers.get(model)
@@ -113,9 +118,13 @@ class Gateway:
         self._draining = True
         await self._loop.wait_idle()
 
-    def abandon(self) -> None:
-        """The grace is over: end what is left, and tell its clients."""
-        self._loop.cancel_all(Draining("the gateway shut down before the call was done", retry_after_s=RETRY_AFTER_S))
+    def abandon(self, *, at_once: bool = False) -> None:
+        """The grace is over: end what is left and tell its clients, as workers confirm it or at once."""
+        error = Draining("the gateway shut down before the call was done", retry_after_s=RETRY_AFTER_S)
+        if at_once:
+            self._loop.end_all(error)
+        else:
+            self._loop.cancel_all(error)
 
     async def close(self) -> None:
         await self._pool.close()

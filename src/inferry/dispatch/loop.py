@@ -115,6 +115,13 @@ class DispatchLoop:
         for job_id in self._demux.job_ids():
             self.cancel(job_id, error)
 
+    def end_all(self, error: GatewayError) -> None:
+        """End what is left, without waiting for workers to confirm."""
+        for job_id in self._demux.job_ids():
+            stream = self._demux.get(job_id)
+            if stream is not None:
+                self._end(stream, Failed(job_id, error), self._now())
+
     async def wait_idle(self) -> None:
         """Until every job that got in has ended."""
         await self._idle.wait()
@@ -123,10 +130,7 @@ class DispatchLoop:
         """Stop ticking. Jobs that have not ended by now end with an error."""
         if self._timer is not None:
             self._timer.cancel()
-        for job_id in self._demux.job_ids():
-            stream = self._demux.get(job_id)
-            if stream is not None:
-                self._end(stream, Failed(job_id, InternalError("the gateway stopped")), self._now())
+        self.end_all(InternalError("the gateway stopped"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -246,7 +250,7 @@ class DispatchLoop:
             if self._on_done is not None:
                 self._on_done(job, end)
         elif isinstance(end.error, WorkerLost) and attempt.plan is not None:
-            self._pool.suspect(attempt.plan.worker)
+            self._pool.look_at(attempt.plan.worker)
         if not len(self._demux):
             self._idle.set()
 

@@ -44,7 +44,6 @@ class Pool:
         self._views = {name: self._unready(worker) for name, worker in self._workers.items()}
         self._cards = self._known_cards()
         self._looks = {name: asyncio.Event() for name in self._workers}
-        self._suspects: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._probes = 0
         self.on_view: Callable[[str], None] = lambda worker: None
@@ -75,9 +74,10 @@ class Pool:
     def is_ready(self) -> bool:
         return any(view.phase is Phase.READY for view in self._views.values())
 
-    def suspect(self, name: str) -> None:
-        """A job was lost on this worker: look at it now, and have it generate again before it counts as ready."""
-        self._suspects.add(name)
+    def look_at(self, name: str) -> None:
+        """A job was lost on this worker: look at it now. Whether it is down is for the worker to say: one lost job may
+        be the job's own fault, and must not take the worker from everybody else.
+        """
         self._looks[name].set()
 
     # -- what the pool does ------------------------------------------------------------------------------------------
@@ -96,12 +96,13 @@ class Pool:
         await self._until_it_works(worker, "start", worker.start)
         while True:
             await self._until_it_works(worker, "generate", lambda: self._probe(worker))
-            self._suspects.discard(worker.name)
             log.info("worker %s is ready: %s", worker.name, ", ".join(sorted(worker.view().models)))
-            while worker.view().phase is Phase.READY and worker.name not in self._suspects:
+            while worker.view().phase is Phase.READY:
                 self._believe(worker.view())
                 await self._pause(worker, LOOK_EVERY_S)
-            log.warning("worker %s is in doubt", worker.name)
+            log.warning(
+                "worker %s is %s: it has to generate before it gets work", worker.name, worker.view().phase.value
+            )
             self._believe(self._unready(worker))
 
     async def _until_it_works(self, worker: Worker, what: str, attempt: Callable[[], Awaitable[None]]) -> None:

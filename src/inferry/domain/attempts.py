@@ -88,9 +88,11 @@ class Attempt:
             raise IllegalTransition(f"{self.job.job_id}: no account before the end")
         job, end = self.job, self.end
         usage = end.usage
-        if not isinstance(end, Done) and usage.output_tokens < self.output_tokens:
-            # The worker broke off without an account: what was delivered is what is known.
-            usage = Usage(usage.prompt_tokens, usage.cached_tokens, self.output_tokens, usage.gpu_seconds)
+        if not isinstance(end, Done) and self.first_token_at is not None:
+            # It broke off without an account: the prompt was computed, and what was delivered is what is known.
+            prompt = usage.prompt_tokens or job.footprint.prompt.expected
+            output = max(usage.output_tokens, self.output_tokens)
+            usage = Usage(prompt, usage.cached_tokens, output, usage.gpu_seconds)
         error: GatewayError | None = None if isinstance(end, Done) else end.error
         return LedgerEntry(
             job_id=job.job_id,

@@ -56,6 +56,9 @@ class Worker(Protocol):
 class Tokenizer(Protocol):
     """Text to token ids and back, for models whose tokenizer is at hand. Thread-safe."""
 
+    longest_token_bytes: int
+    """No token stands for more bytes of text: what is longer than that many times a context cannot fit it."""
+
     def encode(self, text: str) -> list[int]: ...
 
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:

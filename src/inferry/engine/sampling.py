@@ -68,7 +68,8 @@ def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
     """Zero all but the `top_k` heaviest tokens, and of those all that the heavier ones need not to reach `top_p`."""
     ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(weights.shape[-1]).unsqueeze(0)
-    kept = torch.tensor([[sequence.sampling.top_k or weights.shape[-1]] for sequence in sequences])
+    vocabulary = weights.shape[-1]
+    kept = torch.tensor([[min(sequence.sampling.top_k or vocabulary, vocabulary)] for sequence in sequences])
     ordered = ordered * (places < kept)
     before = ordered.cumsum(dim=-1) - ordered
     wanted = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)

@@ -35,6 +35,7 @@ class HfTokenizer:
         }
         bos = self._special.get("bos_token")
         self._bos_id: int | None = None if bos is None else self._fast.token_to_id(bos)
+        self.longest_token_bytes = max((len(token.encode()) for token in self._fast.get_vocab()), default=1)
         source = _template_source(model_dir, config)
         self._template = None if source is None else _environment().from_string(source)
 
@@ -43,7 +44,7 @@ class HfTokenizer:
         return int(self._fast.get_vocab_size())
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._fast.encode(text, add_special_tokens=True).ids
+        ids = self._encode(text, add_special_tokens=True)
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
@@ -66,7 +67,11 @@ class HfTokenizer:
 
     def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
         # The template writes BOS itself where the model wants one.
-        ids: list[int] = self._fast.encode(self.render_chat(messages), add_special_tokens=False).ids
+        return self._encode(self.render_chat(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The batch call, for one text: unlike `encode` it lets other threads run meanwhile.
+        ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

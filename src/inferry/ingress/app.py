@@ -51,6 +51,9 @@ class App:
         self._gateway = gateway
         self._metrics = metrics
         self._limits = limits
+        self._answering = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
         self._posts: dict[str, Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
         self._gets: dict[str, Handler] = {
             "/": self._index,
@@ -73,7 +76,9 @@ class App:
             pass
         except GatewayError as error:
             await self._refuse(error, scope, send)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "handler is closed" in str(error):
+                return  # uvloop's word for a client that left while it was being written to
             log.exception("a request failed")
             try:
                 await self._refuse(InternalError("the gateway failed to handle the request"), scope, send)
@@ -91,7 +96,18 @@ class App:
             self._metrics.refused(error.code)
             raise
         stream = self._gateway.submit(job)
-        await respond(stream, job, self._gateway, receive, send, self._limits.heartbeat_s)
+        self._answering += 1
+        self._all_answered.clear()
+        try:
+            await respond(stream, job, self._gateway, receive, send, self._limits.heartbeat_s)
+        finally:
+            self._answering -= 1
+            if not self._answering:
+                self._all_answered.set()
+
+    async def wait_until_answered(self) -> None:
+        """Until every accepted call has been answered to its last byte, or its client has gone."""
+        await self._all_answered.wait()
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = self._limits.max_body_bytes

@@ -18,6 +18,13 @@ _WHOLE_NAMES = {"chat.completion.chunk": "chat.completion"}
 
 def collect_events(raw: bytes, usage_event: bytes) -> bytes:
     """One JSON body from complete server-sent events."""
+    try:
+        return _collect(raw, usage_event)
+    except (AttributeError, TypeError, KeyError, ValueError):
+        raise WorkerLost("the worker sent events that do not make an answer") from None
+
+
+def _collect(raw: bytes, usage_event: bytes) -> bytes:
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for line in (raw + usage_event).split(b"\n"):
@@ -47,11 +54,14 @@ def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
             case "delta":
                 _fold_message(choice.setdefault("message", {}), value or {})
             case "text":
-                choice["text"] = choice.get("text", "") + (value or "")
+                # Pieces are kept as a list until the end: adding to a growing text would cost its square.
+                choice.setdefault("text", []).append(value or "")
             case "logprobs" if value is not None:
                 _extend_lists(choice, "logprobs", value)
             case "token_ids" if value is not None:
-                choice["token_ids"] = [*(choice.get("token_ids") or []), *value]
+                if not isinstance(choice.get("token_ids"), list):
+                    choice["token_ids"] = []
+                choice["token_ids"].extend(value)
             case _ if value is not None or key not in choice:
                 choice[key] = value
 
@@ -64,16 +74,18 @@ def _fold_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
         elif key == "role" or not isinstance(value, str):
             message.setdefault(key, value)
         else:  # content, reasoning, refusal: whatever comes in pieces of text
-            message[key] = (message.get(key) or "") + value
+            if not isinstance(message.get(key), list):
+                message[key] = []
+            message[key].append(value)
 
 
 def _fold_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
     call = calls.setdefault(piece.get("index", 0), {})
     for key, value in piece.items():
         if key == "function":
-            function = call.setdefault("function", {"name": "", "arguments": ""})
+            function = call.setdefault("function", {"name": [], "arguments": []})
             for name, text in (value or {}).items():
-                function[name] = (function.get(name) or "") + (text or "")
+                function.setdefault(name, []).append(text or "")
         elif key != "index" and value is not None:
             call[key] = value
 
@@ -91,10 +103,17 @@ def _extend_lists(choice: dict[str, Any], key: str, value: dict[str, Any]) -> No
 
 
 def _whole(choice: dict[str, Any]) -> dict[str, Any]:
+    if "text" in choice:
+        choice["text"] = "".join(choice["text"])
     message = choice.get("message")
     if message is not None:
         calls = message.get("tool_calls")
+        for key, value in message.items():
+            if key != "tool_calls" and isinstance(value, list):
+                message[key] = "".join(value)
         if isinstance(calls, dict):
+            for call in calls.values():
+                call["function"] = {name: "".join(texts) for name, texts in call.get("function", {}).items()}
             message["tool_calls"] = [calls[index] for index in sorted(calls)]
             message["content"] = message.get("content") or None
         message.setdefault("role", "assistant")

@@ -6,7 +6,8 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from inferry.domain.errors import (
     GatewayError,
     InvalidRequest,
     ModelNotFound,
+    NoWorker,
     UnknownLane,
     UnsupportedFeature,
 )
@@ -31,7 +33,7 @@ from inferry.domain.jobs import (
     RouteKey,
     Sampling,
 )
-from inferry.domain.ports import ModelCard
+from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.ingress.wire import Body, ChatBody, CompletionBody
 
 Api = Literal["chat", "completions"]
@@ -45,12 +47,18 @@ COMPLETIONS_DEFAULT_TOKENS = 16
 INLINE_TOKENIZE_BYTES = 8192
 """Longer prompts are tokenised off the event loop."""
 MOST_STOPS = 16
+LONGEST_STOP = 1024
+MOST_STOP_TOKENS = 256
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
 
 _TIERS = {"auto": Lane.P1, "default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 _PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
+# Few threads: several long prompts at once must not take the processors from everybody else.
+_tokenising = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 # Job ids are the ledger's key, so they must differ between gateways and between lives of one gateway.
@@ -88,6 +96,8 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
     wire = _decode(api, body)
     card = gateway.cards().get(wire.model)
     if card is None:
+        if not gateway.knows_its_models:
+            raise NoWorker("some workers are still to say which models they serve", retry_after_s=2.0)
         raise ModelNotFound(f"the model `{_shown(wire.model)}` is not served here", param="model")
     asked = _check_ranges(wire)
     for feature, param in _features(api, wire):
@@ -194,15 +204,19 @@ def _check_ranges(wire: ChatBody | CompletionBody) -> int | None:
             raise InvalidRequest(f"`{field}` must be between {low:g} and {high:g}, got {value:g}", param=field)
     if wire.top_p == 0.0:
         raise InvalidRequest("`top_p` must be above 0", param="top_p")
-    if wire.top_k is not None and wire.top_k < -1:
-        raise InvalidRequest("`top_k` must be -1 or 0 (no limit) or above", param="top_k")
+    if wire.top_k is not None and not -1 <= wire.top_k <= LARGEST_ID:
+        raise InvalidRequest(f"`top_k` must be -1 or 0 (no limit), or at most {LARGEST_ID}", param="top_k")
     if wire.n is not None and not 1 <= wire.n <= 128:
         raise InvalidRequest(f"`n` must be between 1 and 128, got {wire.n}", param="n")
     if wire.seed is not None and not -(2**63) <= wire.seed < 2**63:
         raise InvalidRequest("`seed` must fit 64 bits", param="seed")
+    ids = wire.stop_token_ids or ()
+    if len(ids) > MOST_STOP_TOKENS or not all(0 <= token <= LARGEST_ID for token in ids):
+        raise InvalidRequest(f"`stop_token_ids` takes up to {MOST_STOP_TOKENS} token ids", param="stop_token_ids")
     stops = wire.stop
-    if isinstance(stops, list) and (len(stops) > MOST_STOPS or not all(stops)):
-        raise InvalidRequest(f"`stop` takes up to {MOST_STOPS} strings, none of them empty", param="stop")
+    stops = [stops] if isinstance(stops, str) and stops else stops or []
+    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+        raise InvalidRequest(f"`stop` takes up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", param="stop")
     return limit
 
 
@@ -219,9 +233,9 @@ def _features(api: Api, wire: ChatBody | CompletionBody) -> Iterator[tuple[str, 
         yield "min_p", "min_p"
     if wire.min_tokens:
         yield "min_tokens", "min_tokens"
-    if _is_given(wire.response_format) and b'"text"' not in bytes(wire.response_format):  # type: ignore[arg-type]
+    if wire.response_format is not None and wire.response_format.type != "text":
         yield "structured_outputs", "response_format"
-    if wire.logprobs not in (None, False):
+    if wire.logprobs is not None and wire.logprobs is not False:
         yield "logprobs", "logprobs"
     if isinstance(wire, ChatBody):
         for param in ("tools", "functions"):
@@ -246,7 +260,7 @@ def _is_given(raw: Raw | UnsetType) -> bool:
 def _sampling(wire: Body, budget: int) -> Sampling:
     stop = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ())
     return Sampling(
-        temperature=1.0 if wire.temperature is None else wire.temperature,
+        temperature=1.0 if wire.temperature is None else 0.0 if wire.temperature < GREEDY_BELOW else wire.temperature,
         top_p=1.0 if wire.top_p is None else wire.top_p,
         top_k=wire.top_k if wire.top_k is not None and wire.top_k > 0 else None,
         seed=wire.seed,
@@ -274,13 +288,17 @@ async def _prompt(
         if tokenizer is None:
             return None, gateway.estimate_prompt(card.name, template_id, len(body))
         messages = _messages(body)
-        ids = await _off_loop(len(body), tokenizer.encode_chat, messages)
+        size = sum(len(str(message["content"]).encode()) for message in messages)
+        _refuse_what_cannot_fit(size, tokenizer, card, "messages")
+        ids = await _off_loop(size, tokenizer.encode_chat, messages)
     else:
         prompt = _completion_prompt(wire.prompt)
         if isinstance(prompt, str):
             if tokenizer is None:
                 return None, gateway.estimate_prompt(card.name, template_id, len(body))
-            ids = await _off_loop(len(prompt), tokenizer.encode, prompt)
+            size = len(prompt.encode())
+            _refuse_what_cannot_fit(size, tokenizer, card, "prompt")
+            ids = await _off_loop(size, tokenizer.encode, prompt)
         else:
             ids = prompt
             largest = LARGEST_ID if card.vocab_size is None else card.vocab_size - 1
@@ -291,18 +309,28 @@ async def _prompt(
     return tuple(ids), Estimate.exactly(len(ids))
 
 
-async def _off_loop(size: int, encode: Any, text: Any) -> list[int]:
+def _refuse_what_cannot_fit(size: int, tokenizer: Tokenizer, card: ModelCard, param: str) -> None:
+    """Before any time is spent on tokenising it."""
+    at_least = size // tokenizer.longest_token_bytes
+    if card.context_tokens is not None and at_least > card.context_tokens:
+        raise ContextLengthExceeded(
+            f"the prompt has at least {at_least} tokens; the context of `{card.name}` is {card.context_tokens} tokens",
+            param=param,
+        )
+
+
+async def _off_loop(size: int, encode: Callable[[Any], list[int]], text: Any) -> list[int]:
     if size <= INLINE_TOKENIZE_BYTES:
-        ids: list[int] = encode(text)
-    else:
-        ids = await asyncio.get_running_loop().run_in_executor(None, encode, text)
-    return ids
+        return encode(text)
+    return await asyncio.get_running_loop().run_in_executor(_tokenising, encode, text)
 
 
 def _messages(body: bytes) -> list[dict[str, object]]:
     """The messages with text contents, as a chat template wants them."""
     try:
         messages = _messages_decoder.decode(_raw_messages_decoder.decode(body).messages)
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
     except msgspec.ValidationError as error:
         wrong = _wrong_shape(error)
         param = f"messages{wrong.param or ''}"

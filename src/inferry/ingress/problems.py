@@ -33,6 +33,9 @@ def error_body(error: GatewayError) -> bytes:
 
 def error_headers(error: GatewayError) -> Headers:
     headers: Headers = [(b"content-type", b"application/json")]
+    if error.status == 408:
+        # The deadline was the client's own: sent again, it would start anew. OpenAI's clients retry 408 unless told.
+        headers.append((b"x-should-retry", b"false"))
     if error.status in (429, 503):
         seconds = error.retry_after_s if error.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))

@@ -7,30 +7,51 @@ import resource
 import signal
 import socket
 from collections.abc import Generator
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from inferry.dispatch.gateway import Gateway
+from inferry.ingress.app import App
 
 log = logging.getLogger(__name__)
 
 AFTER_ABANDON_S = 2.0
 """Once the grace is over: time for clients to be told."""
+LARGEST_HEADERS = 65_536
+MOST_PIPELINED = 16
+
+_HEADERS_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: 132\r\n\r\n"
+    b'{"error":{"message":"the headers are larger than 65536 bytes","type":"invalid_request_error","param":null,'
+    b'"code":"invalid_request"}}'
+)
 
 
-class IdleBoundedProtocol(HttpToolsProtocol):
-    """uvicorn bounds the silence between two requests; this bounds the silence before one is there.
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP with what it leaves open bounded.
 
-    A connection that sends nothing, or stops within its headers, is closed after the keep-alive timeout.
+    A connection that sends nothing, stops within its headers, or trickles something that is no request is closed after
+    the keep-alive timeout. Headers have a size. A connection is read on while requests are pipelined behind the one
+    being answered, because only reading shows that the client has left.
     """
 
     _headers_due: asyncio.TimerHandle | None = None
+    _header_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        self._header_bytes += len(data)
+        super().data_received(data)
+        if self._headers_due is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_headers()  # more came, but nothing that began a request
+        if self._headers_due is not None and self._header_bytes > LARGEST_HEADERS:
+            self.transport.write(_HEADERS_TOO_LARGE)
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         self._expect_headers()
@@ -39,16 +60,22 @@ class IdleBoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_expecting()
         super().on_headers_complete()
+        if len(self.pipeline) > MOST_PIPELINED:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_expecting()
         super().connection_lost(exc)
 
     def _expect_headers(self) -> None:
-        if self._headers_due is None:
+        if self._headers_due is None and not self.transport.is_closing():
+            self._header_bytes = 0
             self._headers_due = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
     def _stop_expecting(self) -> None:
+        self._header_bytes = 0
         if self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None
@@ -107,7 +134,7 @@ class StopSignals:
 
 
 async def serve(
-    app: Any,
+    app: App,
     gateway: Gateway,
     sock: socket.socket,
     stop: StopSignals,
@@ -118,7 +145,7 @@ async def serve(
     """Serve until told to stop, then drain: refuse new work, finish what was accepted, leave."""
     config = uvicorn.Config(
         app,
-        http=IdleBoundedProtocol,
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -136,22 +163,30 @@ async def serve(
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.drain.is_set():
-            await _drain(gateway, stop.hurry, drain_grace_s)
+            await _drain(app, gateway, stop.hurry, drain_grace_s)
         server.should_exit = True
         await serving
     finally:
         stopping.cancel()
 
 
-async def _drain(gateway: Gateway, hurry: asyncio.Event, grace_s: float) -> None:
+async def _drain(app: App, gateway: Gateway, hurry: asyncio.Event, grace_s: float) -> None:
+    """Refuse new work; return when every accepted call has been answered to its last byte, or the grace is over."""
     log.info("draining: no new work, up to %.0f s for what is running (signal again to stop now)", grace_s)
     loop = asyncio.get_running_loop()
-    draining, hurrying = loop.create_task(gateway.drain()), loop.create_task(hurry.wait())
+
+    async def answered() -> None:
+        await gateway.drain()
+        await app.wait_until_answered()
+
+    draining, hurrying = loop.create_task(answered()), loop.create_task(hurry.wait())
     try:
         done, _ = await asyncio.wait({draining, hurrying}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if draining not in done:
-            log.warning("the grace is over: ending what is left")
+            log.warning("ending what is left%s", "" if hurrying in done else ": the grace is over")
             gateway.abandon()
+            await asyncio.wait({draining}, timeout=AFTER_ABANDON_S)
+            gateway.abandon(at_once=True)  # workers that do not answer must not keep clients from being told
             await asyncio.wait({draining}, timeout=AFTER_ABANDON_S)
     finally:
         draining.cancel()

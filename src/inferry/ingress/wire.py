@@ -13,6 +13,10 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
+class ResponseFormat(Struct):
+    type: str
+
+
 class MessageShape(Struct):
     """A chat message: its role is checked, its content is left alone."""
 
@@ -45,7 +49,7 @@ class Body(Struct, kw_only=True):
     repetition_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int | None = None
-    response_format: Raw | UnsetType = UNSET
+    response_format: ResponseFormat | None = None
 
 
 class ChatBody(Body, kw_only=True):

@@ -43,6 +43,8 @@ from inferry.engine.messages import (
 
 logger = logging.getLogger(__name__)
 
+_LOOK_EVERY_S = 1.0
+
 
 class EngineFailed(RuntimeError):
     """The engine process ended before it was ready; the message says what it said last."""
@@ -70,6 +72,7 @@ class EmbeddedWorker:
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
+        silence_s: float = 60.0,
     ) -> None:
         self._name = name
         self._model_dir = model_dir
@@ -81,6 +84,8 @@ class EmbeddedWorker:
         self._prefill_tokens = prefill_tokens or 4 * self._config.chunk_tokens
         self._default_output_tokens = default_output_tokens
         self._backoff_s = (restart_backoff_s, restart_backoff_max_s)
+        self._silence_s = silence_s
+        self._heard_at = 0.0
         self._created = int(self._clock.wall())
         self._phase = Phase.STARTING
         self._ready: Ready | None = None
@@ -158,11 +163,13 @@ class EmbeddedWorker:
             live.assembler = self._make_assembler(sampling.stop)
             self._live[live.key] = self._by_job[job.job_id] = live
             requests.append(Request(live.key, list(job.payload.prompt_ids or ()), _for_engine(sampling), job.lane))
-        if requests:
-            self._send(Add(requests))
         try:
+            if requests:
+                self._heard_at = self._clock.now()
+                self._send(Add(requests))
             await crowd.gone
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancelled, or something that cannot be sent: either way nobody waits for these any more.
             self._forget(crowd)
             raise
 
@@ -200,7 +207,14 @@ class EmbeddedWorker:
                 async with EngineLink.open(self._model_dir, self._config, self._receive) as link:
                     self._phase = Phase.STARTING
                     self._link = link
-                    await asyncio.shield(link.gone)
+                    self._heard_at = self._clock.now()
+                    while not link.gone.done():
+                        await asyncio.wait({link.gone}, timeout=_LOOK_EVERY_S)
+                        if self._has_fallen_silent():
+                            reason = f"the engine said nothing for {self._silence_s:g} s"
+                            logger.error("worker %s: %s, ending it", self._name, reason)
+                            link.process.kill()
+                            break
                     reason = link.last_words or reason
             except OSError as error:
                 reason = f"the engine process cannot be started: {error}"
@@ -225,7 +239,12 @@ class EmbeddedWorker:
         if self._link is not None:
             self._link.send(message)
 
+    def _has_fallen_silent(self) -> bool:
+        """Whether jobs wait for an engine that neither works nor ends, such as one that was stopped."""
+        return bool(self._live or self._aborts) and self._clock.now() - self._heard_at > self._silence_s
+
     def _receive(self, body: bytes) -> None:
+        self._heard_at = self._clock.now()
         match decode_from_engine(body):
             case StepDone(tokens, ends, stats):
                 for key, token in tokens:

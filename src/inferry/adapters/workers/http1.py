@@ -127,8 +127,7 @@ class Connection(asyncio.Protocol):
             return
         exchange = self._exchange
         if exchange is None:
-            if not self._is_over:
-                self.close()  # nobody asked
+            self.close()  # nobody asked
             return
         if self._body:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -181,7 +181,6 @@ class OpenAIHttpWorker:
                 try:
                     connection = await self._http.connect()
                 except (OSError, TimeoutError) as error:
-                    self._failures += 1
                     call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
                     break
                 if call.end is not None:  # given up while connecting
@@ -189,8 +188,11 @@ class OpenAIHttpWorker:
                     break
                 request = self._http.request("POST", PATHS[payload.api], lines, streaming_body(payload.body))
                 await call.send(connection, request)
+            # Several losses in a row, with nothing good in between, are the server's fault and not a job's.
             if isinstance(call.end, Done):
                 self._failures = 0
+            elif call.end is not None and isinstance(call.end.error, WorkerLost):
+                self._failures += 1
             if call.end is not None:
                 call.emit(call.end)
         finally:
@@ -202,8 +204,12 @@ class OpenAIHttpWorker:
         try:
             connection = await self._http.connect()
             connection.start(answer, self._http.request("GET", path, "", b""))
-            async with asyncio.timeout(self._settings.silence_timeout_s):
-                return await answer.complete
+            try:
+                async with asyncio.timeout(self._settings.silence_timeout_s):
+                    return await answer.complete
+            except TimeoutError:
+                connection.close()
+                raise
         except (OSError, TimeoutError) as error:
             raise WorkerLost(f"cannot reach it: {type(error).__name__}") from None
 
@@ -341,15 +347,17 @@ class _WholeAnswer:
 
 def streaming_body(body: bytes) -> bytes:
     """The client's body with streaming and usage switched on. The prompt is copied, never decoded."""
-    if b'"stream' not in body:  # quotes inside strings are escaped, so neither key is there
-        return b'{"stream":true,"stream_options":{"include_usage":true},' + body[body.index(b"{") + 1 :]
+    if b'"stream' not in body:  # quotes inside strings are escaped, so neither key is there in plain writing
+        # Last, because the last of two equal keys counts, should one be there in disguise.
+        return body.rstrip()[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'
     fields = _fields_decoder.decode(body)
     fields["stream"] = Raw(b"true")
-    options: dict[str, object] = {}
+    options: dict[str, Raw] = {}
     given = fields.get("stream_options")
     if given is not None and bytes(given) != b"null":
-        options = msgspec.json.decode(given)
-    fields["stream_options"] = Raw(msgspec.json.encode(options | {"include_usage": True}))
+        options = _fields_decoder.decode(given)
+    options["include_usage"] = Raw(b"true")
+    fields["stream_options"] = Raw(msgspec.json.encode(options))
     return msgspec.json.encode(fields)
 
 

@@ -9,6 +9,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from inferry.domain.streams import FinishReason, Usage
 
+MOST_TOKENS = 10**9
+
 _MORE = b'"finish_reason":null'
 _ROLE = b'"role":"assistant"'
 _SILENT = (b'"content":""', b'"content":null', b'"delta":{"role":"assistant"}')
@@ -112,7 +114,8 @@ class EventScanner:
             details = said.usage.prompt_tokens_details
             cached = (details.cached_tokens if details is not None else None) or 0
             output = said.usage.completion_tokens
-            self.usage = Usage(said.usage.prompt_tokens, cached, self.tokens if output is None else output)
+            output = self.tokens if output is None else output
+            self.usage = Usage(_sane(said.usage.prompt_tokens), _sane(cached), _sane(output))
             if not said.choices:
                 self.usage_event = event + b"\n\n"
         for choice in said.choices:
@@ -130,6 +133,11 @@ def _says_something(choice: _Choice) -> bool:
     if delta is None:
         return bool(choice.text)
     return bool(delta.content or delta.reasoning or delta.reasoning_content) or _is_there(delta.tool_calls)
+
+
+def _sane(count: int) -> int:
+    """A count of tokens that can be one: what an upstream says is not to break the ledger."""
+    return min(max(count, 0), MOST_TOKENS)
 
 
 def _is_there(raw: Raw | UnsetType) -> bool:
