@@ -229,7 +229,13 @@ def test_a_variable_wins_over_the_file_and_leaves_its_neighbours() -> None:
     assert raw == {"server": {"port": 1, "host": "::1"}}, "what was given is not changed"
 
 
-@pytest.mark.parametrize("name", ["INFERRY_HOME", "INFERRY_PORT", "SERVER__PORT", "OTHER_SERVER__PORT", "PATH"])
+def test_a_variable_that_would_set_nothing_is_an_error() -> None:
+    hint = "the environment variable INFERRY_PORT sets nothing; did you mean INFERRY_SERVER__PORT?"
+    assert error_of({}, {"INFERRY_PORT": "1"}) == hint
+    assert error_of({}, {"INFERRY_LOG_LEVEL": "debug"}) == "the environment variable INFERRY_LOG_LEVEL sets nothing"
+
+
+@pytest.mark.parametrize("name", ["INFERRY_HOME", "SERVER__PORT", "OTHER_SERVER__PORT", "PATH"])
 def test_a_variable_that_is_not_ours_is_left_alone(name: str) -> None:
     assert parse({}, {name: "1"}) == Config()
 

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from inferry import config as configuration
@@ -59,8 +60,8 @@ def _options(
 @app.command()
 def serve(
     config_file: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [config: server.host].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on [config: server.port].")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (config: server.host).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (config: server.port).")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
@@ -71,7 +72,7 @@ def serve(
     except configuration.ConfigError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(f"cannot serve: {error}")
+        _fail(f"cannot serve on {host or config.server.host}: {error}")
 
 
 @app.command("check-config")
@@ -138,10 +139,13 @@ def _set_up_logging(level: str) -> None:
         _fail(f"--log-level must be one of {', '.join(known)}")
     handler: logging.Handler
     if sys.stderr.isatty():
-        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        handler = RichHandler(
+            console=Console(stderr=True, soft_wrap=True), show_path=False, highlighter=NullHighlighter()
+        )
         logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
     else:
         logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(max(known[level], logging.WARNING))  # it announces what is said already
 
 
 def main() -> None:

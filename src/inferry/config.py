@@ -22,6 +22,9 @@ from msgspec import UNSET, Struct, UnsetType
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 
 ENV_PREFIX = "INFERRY_"
+NOT_KEYS = frozenset({"INFERRY_HOME"})
+"""Environment variables of the same family that are read elsewhere."""
+LEAST_KV_TOKENS = 64
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -124,8 +127,9 @@ class VllmWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Most calls in flight to this server."""
     kv_tokens: int | None = None
     """Most KV tokens the calls in flight may be expected to need; null does not bound it."""
-    prefill_tokens: int | None = None
-    """Most prompt tokens sent and still without a first token; null does not bound it."""
+    prefill_tokens: int | None = 4096
+    """Most prompt tokens sent and still without a first token, those expected in its prefix cache not counted; this is
+    what first tokens of live calls wait behind. null does not bound it."""
     connect_timeout_s: float = 5.0
     """How long a connection may take."""
     silence_timeout_s: float = 120.0
@@ -203,11 +207,17 @@ def _lane_policy(lane: Lane, override: LaneConfig) -> LanePolicy:
 
 
 def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. Names without a section are not ours."""
+    """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. A name that sets nothing is an error."""
     raw = dict(raw)
     for name, text in env.items():
-        if not name.startswith(ENV_PREFIX) or ("__" not in name and name != ENV_PREFIX + "LEDGER"):
+        if not name.startswith(ENV_PREFIX) or name in NOT_KEYS:
             continue
+        if "__" not in name and name != ENV_PREFIX + "LEDGER":
+            leaf = name.removeprefix(ENV_PREFIX)
+            hint = (
+                f"; did you mean {ENV_PREFIX}SERVER__{leaf}?" if leaf.lower() in ServerConfig.__struct_fields__ else ""
+            )
+            raise ConfigError(f"the environment variable {name} sets nothing{hint}")
         *parents, leaf = name.removeprefix(ENV_PREFIX).split("__")
         # Lanes are the only upper-case keys.
         parents = [part if part in Lane.__members__ else part.lower() for part in parents]
@@ -292,15 +302,15 @@ def _impossible(config: Config) -> Iterator[str]:
         if worker.name in seen:
             yield f"{where}.name `{worker.name}` is taken by an earlier worker"
         seen.add(worker.name)
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < LEAST_KV_TOKENS:
+            yield f"{where}.kv_tokens must be at least {LEAST_KV_TOKENS}"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
         counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "default_output_tokens")
         yield from _outside(where, worker, 1, math.inf, *counts)
         yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s")
-        if isinstance(worker, VllmWorkerConfig):
-            url = urlsplit(worker.url)
-            if url.scheme not in ("http", "https") or not url.hostname:
-                yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
+        if isinstance(worker, VllmWorkerConfig) and not _is_address(worker.url):
+            yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
     if not config.ledger.startswith("sqlite:///"):
         yield "ledger must be a URL of the form sqlite:///PATH"
 
@@ -318,6 +328,16 @@ def _not_above_zero(where: str, struct: Struct, *names: str) -> Iterator[str]:
         value = getattr(struct, name, None)
         if value is not None and not (value > 0 and math.isfinite(value)):
             yield f"{where}.{name} must be above 0"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
+    except ValueError:
+        return False
 
 
 def _plain(message: str) -> str:

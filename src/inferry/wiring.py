@@ -1,5 +1,6 @@
 """The composition root: configuration in, objects out. The only module that imports adapters."""
 
+import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ def _worker(config: WorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Token
 
 def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
     try:
+        if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
+            raise ModuleNotFoundError("no torch", name="torch")
         from inferry.adapters.workers.embedded import EmbeddedWorker
         from inferry.engine.config import EngineConfig
         from inferry.engine.tiny import ensure_tiny_model
@@ -94,7 +97,8 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         from inferry.streams.assembler import Assembler
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"worker `{config.name}` is of kind embedded, which needs {error.name}: pip install 'inferry[engine]'"
+            f"worker `{config.name}` is of kind embedded, which needs {error.name}: install the `engine` extra "
+            "(pip install 'inferry[engine]', in a clone pip install '.[engine]')"
         ) from None
     if config.model is None:
         directory = ensure_tiny_model(model_home() / BUILT_IN_MODEL)

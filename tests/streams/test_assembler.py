@@ -17,6 +17,7 @@ class ByteTokenizer:
     """A byte-level vocabulary in which token i stands for a piece of bytes, as byte-level BPE does."""
 
     def __init__(self, pieces: Sequence[bytes] = ()) -> None:
+        self.longest_token_bytes = max(map(len, pieces), default=1)
         self._pieces = list(pieces)
         self.decoded_tokens = 0
 

@@ -9,12 +9,12 @@ import shutil
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = "1"
 _MARKER = "inferry-tiny.json"
@@ -93,6 +93,8 @@ def _write(directory: Path) -> None:
     _write_json(
         directory / "generation_config.json", {"bos_token_id": _BOS, "eos_token_id": _EOS, "pad_token_id": _PAD}
     )
+    from safetensors.torch import save_file
+
     save_file(_make_weights(_speakable(tokenizer)), str(directory / "model.safetensors"), metadata={"format": "pt"})
     _write_json(directory / _MARKER, {"version": VERSION})
 
@@ -152,11 +154,13 @@ def _speakable(tokenizer: Any) -> list[bool]:
     ]
 
 
-def _make_weights(speakable: list[bool]) -> dict[str, Tensor]:
+def _make_weights(speakable: list[bool]) -> "dict[str, Tensor]":
     """Random, but scaled: every layer moves the residual stream, and the best logit stands clear of the second."""
+    import torch  # here, because the gateway needs this module but, once the model is made, no torch
+
     generator = torch.Generator().manual_seed(20_260_101)
 
-    def normal(rows: int, columns: int, scale: float) -> Tensor:
+    def normal(rows: int, columns: int, scale: float) -> "Tensor":
         return torch.randn(rows, columns, generator=generator) * scale
 
     weights = {"model.embed_tokens.weight": normal(_VOCABULARY, _HIDDEN, 1.0), "model.norm.weight": torch.ones(_HIDDEN)}

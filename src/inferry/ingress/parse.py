@@ -133,7 +133,7 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
         lane=lane,
         route=route,
         batch_key=BatchKey(route, streaming=stream),
-        footprint=Footprint(prompt, Estimate.exactly(0), output),
+        footprint=Footprint(prompt, gateway.estimate_cached(card.name, tenant, run_id, prompt), output),
         output_hint=hint,
         token_budget=budget,
         prompt_hash=_prompt_hash(wire),
