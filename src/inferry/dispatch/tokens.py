@@ -43,7 +43,7 @@ class TokenRatios:
 
 
 class CachedShares:
-    """The part of a prompt that engines have found cached, per model and tenant, for first and for later calls of a run.
+    """The part of a prompt that engines found cached, per model and tenant, for first and for later calls of a run.
 
     An engine that does not report cached tokens teaches a share of zero, and then whole prompts count.
     """
