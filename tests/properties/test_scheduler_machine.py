@@ -551,5 +551,6 @@ def test_however_much_p0_arrives_p2_gets_its_share(
             running += plan.jobs
             for job in plan.jobs:
                 admitted[job.lane] += job.footprint.prefill_tokens
-        assert abs(admitted[Lane.P2] - rate * admitted[Lane.P0]) <= QUANTUM_TOKENS
+        # It may get more where there is room for everybody, but never less.
+        assert admitted[Lane.P2] >= rate * admitted[Lane.P0] - QUANTUM_TOKENS
         scheduler.progress(running.pop(0).job_id, Ended(), 0.0)
