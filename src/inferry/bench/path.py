@@ -20,7 +20,7 @@ from typing import Any
 
 from inferry.bench.serving import a_gateway, a_process, cpu_seconds, free_port, wait_for
 
-ROUNDS = 5
+ROUNDS = 3
 SECONDS = 3.0
 GAP_US = 20_000
 STREAMS = 512
