@@ -24,7 +24,7 @@ from inferry.domain.jobs import (
 from inferry.domain.plans import Ended, FirstToken, Phase, Room, Whereabouts, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 
-REPETITIONS = 7
+REPETITIONS = 21
 JOBS = 6_400
 BURST = 64
 BACKLOGS = (1_000, 10_000, 100_000)
@@ -39,15 +39,16 @@ _LANES: Mapping[Lane, LanePolicy] = {
 
 
 def measure() -> dict[str, object]:
-    """Medians over several repetitions, on whatever machine this is."""
+    """Medians over several repetitions, and the fastest: on a shared machine neighbours only ever add."""
     return {
         "us_per_job": {
-            f"{workers} workers, {name}": {
-                state: _median(partial(_drain, workers, burst, standing))
+            f"{workers} workers, {how}": {
+                name: value
                 for state, standing in (("idle", 0), ("half full", 128))
+                for name, value in _spread(state, partial(_drain, workers, burst, standing)).items()
             }
             for workers in (4, 64)
-            for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
+            for how, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
         },
         "us_per_tick_blocked": {f"{backlog} jobs": _blocked(backlog) for backlog in BACKLOGS},
     }
@@ -143,6 +144,11 @@ def _job(job_id: str, tokens: int = 500, lane: Lane = Lane.P1, deadline: float |
         deadline=deadline,
         payload=_PAYLOAD,
     )
+
+
+def _spread(name: str, once: Callable[[], float]) -> dict[str, float]:
+    times = [once() for _ in range(REPETITIONS)]
+    return {name: round(statistics.median(times), 2), f"{name}, fastest": round(min(times), 2)}
 
 
 def _median(once: Callable[[], float]) -> float:
