@@ -9,8 +9,8 @@ BENCHES = {
     "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
     "engine": "the embedded engine: batched against one by one, one call against transformers",
     "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
-    "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",
     "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
+    "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",
 }
 
 
