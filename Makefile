@@ -8,13 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test venv check bench docs clean
+.PHONY: help serve test venv check bench docs mutants clean
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG)"
 	@echo "make test    lint, types, import rules and every test"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them)"
+	@echo "make mutants break the scheduler in named ways; every one must be caught"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make venv    the virtual environment with everything for development"
 
@@ -47,6 +48,9 @@ test: check
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants/run.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.docs

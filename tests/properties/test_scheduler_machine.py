@@ -25,8 +25,8 @@ from inferry.domain.plans import (
     WorkerView,
 )
 from inferry.scheduling.packing import Use
+from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
-from inferry.scheduling.shares import QUANTUM_TOKENS
 from support.builders import a_job, a_policy, a_view
 
 WORKERS = ("u", "v", "w")
@@ -91,6 +91,8 @@ class Known:
     prefilling: bool = True
     passed: list[int] = field(default_factory=list)
     """Prompt tokens of lower-lane jobs that went before it while it was the first of its lane and route."""
+    passed_by: int = 0
+    """Tokens of later jobs of its own lane and route that went to workers it waits for."""
 
     @property
     def order(self) -> tuple[Lane, float, int]:
@@ -353,7 +355,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     if other.order < known.order and eligible(view, other.job):
                         by_share = other.job.lane < job.lane and self.lanes[job.lane].share > 0
                         as_company = view.pads and (plan.jobs[0] is not job or len(plan.jobs) > 1)
-                        assert by_share or as_company
+                        passes = other.job.lane is job.lane and other.job.route == job.route
+                        if not by_share and not as_company and passes:
+                            other.passed_by += job.footprint.peak_kv_tokens
+                            assert other.passed_by <= QUANTUM_TOKENS * len(self.able(other))
+                            assert self.able(other) - {plan.worker for plan in tick.plans}, "one worker is kept for it"
+                        else:
+                            assert by_share or as_company
 
     def check_quantum(self, tick: Tick, queued_before: list[Known]) -> None:
         """The first of a lane and route is overtaken by one quantum of lower lanes at most, or by one larger job."""
@@ -416,6 +424,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             sum(known.job.footprint.peak_kv_tokens for known in here),
             sum(known.job.footprint.prefill_tokens for known in here if known.prefilling),
         )
+
+    def able(self, known: Known) -> set[str]:
+        return {name for name, view in self.views.items() if eligible(view, known.job)}
 
     def hold_end(self, job: InferenceJob) -> float:
         policy = self.lanes[job.lane]

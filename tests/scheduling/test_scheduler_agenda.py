@@ -4,8 +4,8 @@ import itertools
 
 from inferry.domain.jobs import Lane
 from inferry.scheduling.due import Agenda
-from inferry.scheduling.lanes import Line, Queue
-from inferry.scheduling.placement import Route
+from inferry.scheduling.lanes import Line
+from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.tickets import Ticket
 from support.builders import a_job, a_policy
 
@@ -14,7 +14,7 @@ _numbers = itertools.count()
 
 def a_ticket() -> Ticket:
     job = a_job()
-    return Ticket(job, next(_numbers), Queue(Line(Lane.P1, a_policy()), Route(job.route, ())))
+    return Line(Lane.P1, a_policy()).ticket_for(job, next(_numbers), Route(job.route, ()))
 
 
 def test_tickets_come_in_order_of_time_and_not_before() -> None:

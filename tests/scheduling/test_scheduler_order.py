@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from inferry.domain.jobs import Lane
+from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
-from inferry.scheduling.shares import QUANTUM_TOKENS
 from scheduling.scheduler_harness import a_scheduler, end, first_token, offer, places, sent
 from support.builders import a_job, a_policy, a_view
 

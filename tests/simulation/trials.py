@@ -10,7 +10,7 @@ from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import BatchPlan, Phase, Room, Tick, WorkerView
 from inferry.domain.streams import Done, End
-from inferry.scheduling.shares import QUANTUM_TOKENS
+from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.sim.faults import draw_faults
 from inferry.sim.trial import Trial, Watcher
 from support.builders import a_job, a_policy, a_view

@@ -66,6 +66,8 @@ class ReleaseReason(enum.Enum):
     """The group held for company was full."""
     WINDOW = "window"
     """The coalescing window of the oldest job held was over."""
+    SIBLING = "sibling"
+    """Jobs of one run or template that begin alike were ready at the same time and went together."""
     MAX_WAIT = "max_wait"
     """The job had been held for all it allows and went alone."""
     DEADLINE = "deadline"

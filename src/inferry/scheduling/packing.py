@@ -1,6 +1,7 @@
 """Who goes together: what a worker has room for, and how jobs that go to it at once become plans.
 
-Room is counted in three currencies: sequences, KV tokens at their predicted peak, and prompt tokens in prefill.
+Room is counted in three currencies that are held until given back: sequences, KV tokens at their predicted peak, and
+prompt tokens in prefill. The fourth, prompt tokens per second, is `pacing`'s.
 """
 
 from math import inf
@@ -9,6 +10,7 @@ from msgspec import Struct
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
+from inferry.scheduling.pacing import Beat, Pace, is_live
 from inferry.scheduling.tickets import Ticket
 
 _MAX_WAIT = ReleaseReason.MAX_WAIT
@@ -27,6 +29,10 @@ class WorkerState:
 
     `load` is what `weigh` found, or None since something changed. The state outlives its view while jobs are in flight,
     so that a worker that comes back is not overfilled.
+
+    `pace` is there only when the view names a rate, and binds only while `live` sequences decode. `stoppable` are the
+    jobs of preemptible lanes, latest last; what of them is `leaving` is counted until it has ended. `promised` are jobs
+    that wait for that: they are counted here as well, so that nobody else takes their room.
     """
 
     __slots__ = (
@@ -34,18 +40,29 @@ class WorkerState:
         "drafts",
         "kv_limit",
         "kv_tokens",
+        "leaving_kv_tokens",
+        "leaving_sequences",
+        "live",
         "load",
         "name",
+        "pace",
         "pads",
         "prefill_limit",
         "prefill_tokens",
+        "promised",
         "sequence_limit",
         "sequences",
+        "stoppable",
         "view",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.pace: Pace | None = None
+        self.live = 0
+        self.stoppable: dict[Ticket, None] = {}
+        self.leaving_sequences = self.leaving_kv_tokens = 0
+        self.promised: dict[Ticket, None] = {}
         self.view: WorkerView | None = None
         self.pads = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
@@ -54,9 +71,9 @@ class WorkerState:
         self.closed_in = 0
         self.load: float | None = 0.0
 
-    def believe(self, view: WorkerView | None) -> None:
+    def believe(self, view: WorkerView | None, beat: Beat) -> None:
         """Replace the view; what this gateway has in flight is counted on."""
-        own = self.own_use()
+        own = self._own()
         self.view = view
         self.sequences, self.kv_tokens, self.prefill_tokens = own.sequences, own.kv_tokens, own.prefill_tokens
         if view is not None:
@@ -66,9 +83,23 @@ class WorkerState:
             self.sequence_limit = _limit(view.room.sequences)
             self.kv_limit = _limit(view.room.kv_tokens)
             self.prefill_limit = _limit(view.room.prefill_tokens)
+            rate = view.room.prefill_tokens_per_s
+            if rate is None:
+                self.pace = None
+            elif self.pace is None:
+                self.pace = Pace(beat, rate)
+            else:
+                self.pace.change(rate)
         self.load = None
 
     def own_use(self) -> Use:
+        """What was sent there and has not ended."""
+        own = self._own()
+        for ticket in self.promised:
+            own = Use(own.sequences - 1, own.kv_tokens - ticket.kv_tokens, own.prefill_tokens - ticket.prefill_tokens)
+        return own
+
+    def _own(self) -> Use:
         foreign = None if self.view is None else self.view.foreign
         if foreign is None:
             return Use(self.sequences, self.kv_tokens, self.prefill_tokens)
@@ -89,7 +120,29 @@ class WorkerState:
         if used + ticket.prefill_tokens > limit * fill and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
-        return used + ticket.kv_tokens <= limit * fill or (not used and limit > 0)
+        if used + ticket.kv_tokens > limit * fill and (used or limit <= 0):
+            return False
+        return self.pace is None or not self.live or self.pace.allows(ticket.prefill_tokens, fill)
+
+    def takes_somebody(self, fill: float) -> bool:
+        """Whether the smallest of jobs could go there."""
+        return (
+            not self.pads
+            and self.sequences < self.sequence_limit * fill
+            and self.kv_tokens < self.kv_limit * fill
+            and self.prefill_tokens < self.prefill_limit * fill
+        )
+
+    def is_full_for(self, ticket: Ticket, fill: float) -> bool:
+        """Whether sequences or KV keep the job out: what only the end of another job can change."""
+        if self.sequences >= self.sequence_limit * fill:
+            return True
+        used, limit = self.kv_tokens, self.kv_limit
+        return used + ticket.kv_tokens > limit * fill and (used > 0 or limit <= 0)
+
+    def has_prefill_room(self, ticket: Ticket, fill: float) -> bool:
+        used, limit = self.prefill_tokens, self.prefill_limit
+        return used + ticket.prefill_tokens <= limit * fill or (not used and limit > 0)
 
     def takes(self, ticket: Ticket, fill: float) -> bool:
         """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
@@ -118,17 +171,37 @@ class WorkerState:
         self.sequences += 1
         self.kv_tokens += ticket.kv_tokens
         self.prefill_tokens += ticket.prefill_tokens
+        if self.pace is not None and self.live:
+            self.pace.spend(ticket.prefill_tokens)
+        self.load = None
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Undo `take` for a job that was never sent."""
+        del self.promised[ticket]
+        self.sequences -= 1
+        self.kv_tokens -= ticket.kv_tokens
+        self.prefill_tokens -= ticket.prefill_tokens
         self.load = None
 
     def free_prefill(self, ticket: Ticket) -> None:
         self.prefill_tokens -= ticket.prefill_tokens
         ticket.prefill_tokens = 0
+        ticket.decoding = True
+        if is_live(ticket.job.lane):
+            self.live += 1
         self.load = None
 
     def free(self, ticket: Ticket) -> None:
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
         self.prefill_tokens -= ticket.prefill_tokens
+        if ticket.decoding and is_live(ticket.job.lane):
+            self.live -= 1
+        if ticket.leaving:
+            self.leaving_sequences -= 1
+            self.leaving_kv_tokens -= ticket.kv_tokens
+        if self.stoppable:
+            self.stoppable.pop(ticket, None)
         self.load = None
 
 
@@ -166,9 +239,10 @@ class Draft:
         )
 
 
-def board(ticket: Ticket, worker: WorkerState, drafts: list[Draft]) -> None:
-    """Count the job on the worker and write it into the draft that takes it, or into a new one."""
-    worker.take(ticket)
+def write_down(ticket: Ticket, drafts: list[Draft]) -> None:
+    """Write a job that its worker has taken into the draft that takes it, or into a new one."""
+    worker = ticket.worker
+    assert worker is not None
     for draft in worker.drafts:
         if draft.takes(ticket):
             draft.jobs.append(ticket.job)

@@ -3,7 +3,7 @@
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import ReleaseReason
 from inferry.scheduling.lanes import Line, Queue
-from inferry.scheduling.placement import Route
+from inferry.scheduling.placing.routes import Route
 
 
 def holds(line: Line, route: Route) -> bool:

@@ -2,41 +2,65 @@
 
 One owner calls it, from one thread, with the time of its own clock; it never waits and never looks at a clock itself.
 All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
-`tick`. The opinions live next door: `release` says when, `boarding` who is next, `shares` what lower lanes are owed,
-`packing` who goes together, `placement` where.
+`tick`. The opinions live next door: `release` says when, `boarding` who is next, `fairness` whose turn it is, `shares`
+what lower lanes are owed, `packing` and `kin` who goes together, `placing` where, `pacing` how fast, `preemption` who
+has to leave.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, ReleaseReason, Tick, Whereabouts, WorkerView
+from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, ReleaseReason, Tick, Whereabouts, WorkerView
 from inferry.scheduling import release
+from inferry.scheduling.billing import Billing
 from inferry.scheduling.boarding import Boarding
 from inferry.scheduling.due import Agenda
+from inferry.scheduling.fairness import Weights, weigher
 from inferry.scheduling.lanes import Line, Queue
+from inferry.scheduling.pacing import Beat
 from inferry.scheduling.packing import Use, WorkerState
-from inferry.scheduling.placement import Route, changes_routes, serves
-from inferry.scheduling.tickets import GONE, HELD, PLANNED, READY, Ticket
+from inferry.scheduling.placing.place import Placement
+from inferry.scheduling.placing.routes import Route, changes_routes, serves
+from inferry.scheduling.preemption import Preemption
+from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.scheduling.tickets import GONE, HELD, PLANNED, PROMISED, Ticket
 
 _IMMEDIATE = ReleaseReason.IMMEDIATE
 
 
 class Scheduler:
-    """Queues jobs and plans them onto workers, inside each worker's room."""
+    """Queues jobs and plans them onto workers, inside each worker's room.
 
-    def __init__(self, lanes: Mapping[Lane, LanePolicy]) -> None:
+    `weights` say how much of a lane a tenant gets beside the others, 1 unless it is named. `groups` name the worker
+    groups a lane may use, best first; any for lanes not named. `burst_tokens` is how many prompt tokens may go to a
+    worker at once while its prefill rate binds.
+    """
+
+    def __init__(
+        self,
+        lanes: Mapping[Lane, LanePolicy],
+        weights: Weights | None = None,
+        *,
+        groups: Mapping[Lane, tuple[str, ...]] | None = None,
+        burst_tokens: int = QUANTUM_TOKENS,
+    ) -> None:
         for lane, policy in lanes.items():
             if not (0 <= policy.share < 1 and 0 <= policy.reserve < 1):
                 raise ValueError(f"{lane.name}: share and reserve are at least 0 and less than 1")
-        self._lines = tuple(Line(lane, lanes[lane]) for lane in sorted(lanes))
+        weight_of = weigher(weights or {})
+        self._lines = tuple(Line(lane, lanes[lane], (groups or {}).get(lane), weight_of) for lane in sorted(lanes))
         self._line_of = [next((line for line in self._lines if line.lane is lane), None) for lane in Lane]
+        self._beat = Beat(burst_tokens)
         self._tickets: dict[str, Ticket] = {}
         self._workers: dict[str, WorkerState] = {}
-        self._routes: dict[RouteKey, Route] = {}
         self._holding: dict[Queue, None] = {}
         self._agenda = Agenda()
-        self._boarding = Boarding(self._lines, self._agenda)
+        self._billing = Billing()
+        self._placement = Placement()
+        self._boarding = Boarding(self._lines, self._agenda, self._billing, self._placement)
+        self._preemption = Preemption(self._lines)
         self._offers = 0
         self._plans = 0
         # What the next tick has to look at. Without either flag only time can have changed anything.
@@ -62,9 +86,10 @@ class Scheduler:
             line.drain.begin(now)
         line.depth += 1
         self._offers += 1
-        route = self._routes.get(job.route) or self._new_route(job.route)
-        queue = line.queue_for(job, route)
-        ticket = self._tickets[job_id] = Ticket(job, self._offers, queue)
+        route = line.routes.get(job.route)
+        if route is None:
+            route = line.routes[job.route] = Route(job.route, self._workers.values(), line.groups)
+        ticket = self._tickets[job_id] = line.ticket_for(job, self._offers, route)
         if release.holds(line, route):
             self._hold(ticket)
         else:
@@ -86,32 +111,52 @@ class Scheduler:
         if worker is None:
             worker = self._workers[view.worker] = WorkerState(view.worker)
         old = worker.view
-        worker.believe(view)
-        if changes_routes(old, view):
-            self._refresh_routes()
-        if old is None or old.room != view.room or old.foreign != view.foreign:
+        changes = changes_routes(old, view)
+        if changes or old is None or old.room != view.room or old.foreign != view.foreign:
+            self._take_back_promises(worker)
             self._stirred = self._calmed = True
+        self._beat.now = now
+        worker.believe(view, self._beat)
+        if changes:
+            self._refresh_routes()
 
     def forget(self, worker: str) -> None:
         """Plan nothing more for the worker. What is in flight there stays counted until it has ended."""
         state = self._workers.get(worker)
         if state is None or state.view is None:
             return
-        state.believe(None)
+        self._take_back_promises(state)
+        state.believe(None, self._beat)
+        self._placement.forget(state)
         if not state.sequences:
             del self._workers[worker]
         self._refresh_routes()
 
-    def progress(self, job_id: str, step: FirstToken | Ended, now: float) -> None:
-        """The job's prefill, or all it used, is free again. Late and repeated messages change nothing."""
+    def progress(
+        self, job_id: str, step: FirstToken | Produced | Ended, now: float, attempt: int | None = None
+    ) -> None:
+        """The job's prefill, or all it used, is free again, or it has written something.
+
+        Late and repeated messages change nothing, nor do those of another attempt where the caller names it.
+        """
         ticket = self._tickets.get(job_id)
-        if ticket is None or (worker := ticket.worker) is None:
+        if ticket is None or ticket.stage is not PLANNED or (worker := ticket.worker) is None:
+            return
+        if attempt is not None and attempt != ticket.job.attempt:
+            return
+        if isinstance(step, Produced):
+            # Who comes next may be another by now, but nobody has more room: the next walk is soon enough.
+            self._billing.produced(ticket, step.tokens)
             return
         self._stirred = True
         if isinstance(step, FirstToken):
-            worker.free_prefill(ticket)
+            if not ticket.decoding:
+                worker.free_prefill(ticket)
+                self._billing.prefilled(ticket, step.prompt_tokens)
             return
         worker.free(ticket)
+        self._billing.ended(ticket, step)
+        ticket.run.ended()
         del self._tickets[job_id]
         if not worker.sequences:
             self._calmed = True
@@ -125,8 +170,18 @@ class Scheduler:
         expired = self._settle_what_is_due(now) if self._agenda.has_come(now) else ()
         if self._calmed:
             self._end_needless_holds()
-        plans = self._fill_workers(now) if self._stirred else ()
-        return Tick(plans, (), expired, self._agenda.next())
+        retry_at = self._beat.retry_at
+        if retry_at is not None and retry_at <= now:
+            self._stirred = True
+        plans: tuple[BatchPlan, ...] = ()
+        evictions: tuple[InferenceJob, ...] = ()
+        if self._stirred:
+            plans, evictions = self._fill_workers(now)
+            retry_at = self._beat.retry_at
+        wake_at = self._agenda.next()
+        if retry_at is not None and (wake_at is None or retry_at < wake_at):
+            wake_at = retry_at
+        return Tick(plans, evictions, expired, wake_at)
 
     # What it shows.
 
@@ -141,6 +196,10 @@ class Scheduler:
     def depths(self) -> dict[Lane, int]:
         """Queued jobs by lane."""
         return {line.lane: line.depth for line in self._lines}
+
+    def service(self) -> Mapping[str, int]:
+        """Tokens served to every tenant since the start, as far as they are known."""
+        return MappingProxyType(self._billing.served)
 
     def use(self, worker: str) -> Use:
         """What this gateway's jobs in flight take up on the worker."""
@@ -181,7 +240,7 @@ class Scheduler:
             self._agenda.put(ticket, deadline)
         elif ticket.due is not None:
             self._agenda.drop(ticket)
-        if ticket.queue.push(ticket):
+        if ticket.queue.push(ticket, self._placement.warmth(ticket) if ticket.job.prefix else 0):
             self._stirred = True
 
     def _leave_queue(self, ticket: Ticket) -> None:
@@ -189,9 +248,16 @@ class Scheduler:
             self._let_go(ticket)
             ticket.stage = GONE
         else:
-            ticket.queue.strike(ticket)
             self._stirred = True
+            if ticket.stage is PROMISED:
+                self._preemption.cancel(ticket)
+                ticket.stage = GONE
+            else:
+                was_head = ticket.queue.head() is ticket
+                ticket.stage = GONE
+                ticket.queue.remove(ticket, was_head)
         self._agenda.drop(ticket)
+        ticket.run.ended()
         ticket.queue.line.depth -= 1
         del self._tickets[ticket.job.job_id]
 
@@ -199,7 +265,7 @@ class Scheduler:
         """End the holds and the jobs whose time has come, in order of time; return the jobs that expired."""
         expired = []
         while (ticket := self._agenda.pop(now)) is not None:
-            if ticket.stage is READY:
+            if ticket.stage is not HELD:
                 self._leave_queue(ticket)
                 expired.append(ticket.job)
             elif ticket.reason is ReleaseReason.MAX_WAIT:
@@ -220,26 +286,29 @@ class Scheduler:
 
     # Planning.
 
-    def _fill_workers(self, now: float) -> tuple[BatchPlan, ...]:
+    def _fill_workers(self, now: float) -> tuple[tuple[BatchPlan, ...], tuple[InferenceJob, ...]]:
         self._stirred = False
-        drafts = self._boarding.fill_workers()
+        self._beat.start(now)
+        drafts = self._boarding.fill_workers(self._preemption.kept())
+        evicted = self._preemption.decide()
         first = self._plans + 1
         self._plans += len(drafts)
-        return tuple([draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first)])
+        plans = tuple([draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first)])
+        return plans, tuple([ticket.job for ticket in evicted])
+
+    def _take_back_promises(self, worker: WorkerState) -> None:
+        if worker.promised:
+            self._stirred = True
+            for ticket in self._preemption.take_back(worker):
+                ticket.queue.push(ticket)
 
     # Routes.
-
-    def _new_route(self, key: RouteKey) -> Route:
-        route = self._routes[key] = Route(key, self._workers.values())
-        return route
 
     def _refresh_routes(self) -> None:
         """Workers came, went or changed their kind. Rare, so it is also when unused routes and queues are dropped."""
         for line in self._lines:
             line.prune()
             line.first_seen = None
-        used = {queue.route.key: queue.route for line in self._lines for queue in line.queues.values()}
-        for route in used.values():
-            route.refresh(self._workers.values())
-        self._routes = used
+            for route in line.routes.values():
+                route.refresh(self._workers.values())
         self._stirred = self._calmed = True

@@ -3,15 +3,14 @@
 A waiting lane earns credit as higher lanes are admitted: a share s of all prompt tokens is s / (1 - s) of theirs. Every
 job of the lane that goes pays with it. Once the credit covers its first job, that job goes before its betters. Credit
 is capped at a quantum and no head of a higher lane is overtaken by more than a quantum, which is therefore what a live
-job may have to wait for. A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not
-split here.
+job may have to wait for.
+A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not split here.
 """
 
 from collections.abc import Iterator, Sequence
 
 from inferry.scheduling.lanes import Line, Queue
-
-QUANTUM_TOKENS = 2048
+from inferry.scheduling.quantum import QUANTUM_TOKENS
 
 
 class Shares:

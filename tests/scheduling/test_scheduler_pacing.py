@@ -1,0 +1,98 @@
+"""Prompt tokens per second while live sequences decode."""
+
+import pytest
+
+from inferry.domain.jobs import Lane
+from inferry.scheduling.scheduler import Scheduler
+from scheduling.scheduler_harness import end, first_token, offer, sent
+from support.builders import a_job, a_policy, a_view
+
+
+def paced(rate: float | None = 1_000.0, burst: int = 500, reserve: float = 0.0) -> Scheduler:
+    lanes = dict.fromkeys((Lane.P0, Lane.P1), a_policy()) | {Lane.P2: a_policy(reserve=reserve)}
+    scheduler = Scheduler(lanes, burst_tokens=burst)
+    scheduler.observe(a_view("w", prefill_tokens_per_s=rate), 0.0)
+    return scheduler
+
+
+def decoding(scheduler: Scheduler, lane: Lane = Lane.P0) -> Scheduler:
+    """With one sequence that writes."""
+    offer(scheduler, a_job("live", tokens=10, lane=lane))
+    assert sent(scheduler.tick(0.0)) == ["live"]
+    first_token(scheduler, "live")
+    return scheduler
+
+
+def test_prompts_are_sent_no_faster_than_the_rate_while_a_live_sequence_decodes() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)))
+    assert sent(scheduler.tick(0.0)) == ["0", "1"]
+    tick = scheduler.tick(0.1)
+    assert sent(tick) == []
+    assert tick.wake_at is not None
+    assert tick.wake_at == pytest.approx(0.25)
+    tick = scheduler.tick(tick.wake_at)
+    assert sent(tick) == ["2"]
+    assert tick.wake_at == pytest.approx(0.5)
+
+
+def test_the_bucket_holds_one_burst_however_long_it_was_quiet() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)), now=100.0)
+    assert sent(scheduler.tick(100.0)) == ["0", "1"]
+
+
+def test_a_prompt_larger_than_the_burst_goes_when_the_bucket_is_full_and_leaves_a_debt() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, a_job("large", tokens=1_500), a_job("next", tokens=100))
+    assert sent(scheduler.tick(0.0)) == ["large"]
+    assert scheduler.tick(0.0).wake_at == pytest.approx(1.1)
+    assert sent(scheduler.tick(1.09)) == []
+    assert sent(scheduler.tick(1.1)) == ["next"]
+
+
+@pytest.mark.parametrize("lane", [Lane.P0, Lane.P1, Lane.P2])
+def test_only_live_sequences_are_protected(lane: Lane) -> None:
+    scheduler = decoding(paced(), lane)
+    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)))
+    assert len(sent(scheduler.tick(0.0))) == (6 if lane is Lane.P2 else 2)
+
+
+def test_the_rate_binds_no_more_when_the_last_live_sequence_has_ended() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)))
+    scheduler.tick(0.0)
+    end(scheduler, "live")
+    tick = scheduler.tick(0.0)
+    assert (len(sent(tick)), tick.wake_at) == (4, None)
+
+
+def test_without_a_rate_nothing_binds() -> None:
+    scheduler = decoding(paced(rate=None))
+    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)))
+    assert len(sent(scheduler.tick(0.0))) == 6
+
+
+def test_lower_lanes_leave_part_of_the_bucket_to_their_betters() -> None:
+    scheduler = decoding(paced(reserve=0.5))
+    offer(scheduler, *(a_job(f"low-{n}", tokens=250, lane=Lane.P2) for n in range(3)))
+    assert sent(scheduler.tick(0.0)) == ["low-0"]
+    offer(scheduler, a_job("high", tokens=250, lane=Lane.P0))
+    assert sent(scheduler.tick(0.0)) == ["high"]
+    assert sent(scheduler.tick(0.25)) == []
+    assert sent(scheduler.tick(0.5)) == ["low-1"]
+
+
+def test_a_new_rate_holds_from_now_on() -> None:
+    scheduler = decoding(paced(rate=100.0))
+    offer(scheduler, *(a_job(f"{n}", tokens=500) for n in range(2)))
+    assert scheduler.tick(0.0).wake_at == pytest.approx(5.0)
+    scheduler.observe(a_view("w", prefill_tokens_per_s=1_000.0), 0.0)
+    assert scheduler.tick(0.0).wake_at == pytest.approx(0.5)
+
+
+def test_a_rate_of_nothing_lets_nobody_in_and_nobody_waits_for_it() -> None:
+    scheduler = decoding(paced(rate=0.0, burst=100))
+    offer(scheduler, a_job("1", tokens=100), a_job("2", tokens=100))
+    tick = scheduler.tick(0.0)
+    assert (sent(tick), tick.wake_at) == (["1"], None)
