@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"msgspec"}
     | {f"inferry.{name}" for name in ("admission", "scheduling", "streams", "ledger", "observe", "dispatch")},
     "ingress": CORE
-    | {"msgspec", "uvicorn", "httptools", "inferry._version"}
+    | {"msgspec", "httptools", "inferry._version"}
     | {f"inferry.{name}" for name in ("dispatch.gateway", "observe", "ingress")},
     "sim": CORE | {"msgspec"} | {f"inferry.{name}" for name in ("admission", "scheduling", "streams", "ledger", "sim")},
     "adapters": CORE | {"msgspec", "inferry.adapters"},

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 
 from inferry import config as configuration
 from inferry._version import __version__
+from inferry.calibrate_cli import calibrate
 from inferry.ledger_cli import ledger_app
 from inferry.plan_cli import plan_app
 from inferry.sim_cli import simulate
@@ -36,6 +37,7 @@ def _ledger_url(path: Path | None) -> str:
 app.add_typer(ledger_app(_ledger_url), name="ledger")
 app.add_typer(plan_app, name="plan")
 app.command()(simulate)
+app.command()(calibrate)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")
@@ -100,6 +102,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
             log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
             if host not in ("127.0.0.1", "::1", "localhost"):
                 log.warning("there is no authentication: whoever reaches %s can use it", address)
+            server.spare_the_collector()
             stop = server.StopSignals()
             with stop.installed():
                 await server.serve(
@@ -145,7 +148,6 @@ def _set_up_logging(level: str) -> None:
         logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
     else:
         logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(max(known[level], logging.WARNING))  # it announces what is said already
 
 
 def main() -> None:

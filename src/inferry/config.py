@@ -47,6 +47,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How long a connection may stay open without a request."""
     heartbeat_s: float = 15.0
     """A stream that has nothing to say for this long gets its headers and an SSE comment."""
+    max_unread_bytes: int = 8 * 1024 * 1024
+    """How far a client may fall behind its stream; one that leaves more unread is cut off and its call cancelled."""
     drain_grace_s: float = 30.0
     """After SIGTERM: how long accepted calls may still run before they are ended with an error."""
 
@@ -104,6 +106,8 @@ class EmbeddedWorkerConfig(
     """Room of the KV cache, in tokens."""
     chunk_tokens: int = 256
     """Most prompt tokens computed in one engine step: smaller keeps live token gaps short, larger prefills faster."""
+    room: Literal["adaptive", "fixed"] = "adaptive"
+    """How much of the engine is used: computed from what lanes promise and what it is seen to do, or always all."""
     threads: int | None = None
     """CPU threads of the engine; null picks."""
     default_output_tokens: int = 512
@@ -127,9 +131,17 @@ class VllmWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Most calls in flight to this server."""
     kv_tokens: int | None = None
     """Most KV tokens the calls in flight may be expected to need; null does not bound it."""
-    prefill_tokens: int | None = 4096
+    prefill_tokens: int | None = None
     """Most prompt tokens sent and still without a first token, those expected in its prefix cache not counted; this is
     what first tokens of live calls wait behind. null does not bound it."""
+    room: Literal["adaptive", "fixed"] = "adaptive"
+    """How much of the server is used: computed from what lanes promise and what it is seen to do, within the figures
+    above; or always all they allow."""
+    chunk_tokens: int | None = None
+    """What the server computes in one step (vLLM's `--max-num-batched-tokens`); null where it is not known."""
+    engine_priority: bool = True
+    """Tell the server each call's lane as its `priority`, where it takes that (vLLM's `--scheduling-policy priority`; it
+    is asked once at the start)."""
     connect_timeout_s: float = 5.0
     """How long a connection may take."""
     silence_timeout_s: float = 120.0
@@ -279,6 +291,7 @@ def _impossible(config: Config) -> Iterator[str]:
     """Everything that is of the right type and cannot be, as sentences."""
     server = config.server
     yield from _not_above_zero("server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s")
+    yield from _not_above_zero("server", server, "max_unread_bytes")
     yield from _outside("server", server, 0, 65_535, "port")
     yield from _outside("server", server, 0, math.inf, "drain_grace_s")
     for lane, policy in config.lane_policies().items():

@@ -1,4 +1,7 @@
-"""`inferry plan`: what a rate, a service time and a promise ask for. Analytic: a steady load, no simulation."""
+"""`inferry plan`: how many workers, by simulation of real work; or by formula, for a steady load.
+
+`fleet` is `plan_fleet`'s. Everything else here asks queueing formulas: a rate, a service time and a promise.
+"""
 
 import os
 from math import inf
@@ -10,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from inferry.admission import queueing
+from inferry.plan_fleet import fleet
 
-plan_app = typer.Typer(help="Size a fleet: waits, batches, utilisation, workers.", no_args_is_help=True)
+plan_app = typer.Typer(help="Size a fleet: by simulation, or by queueing formulas.", no_args_is_help=True)
+plan_app.command()(fleet)
 
 Rate = Annotated[float, typer.Option("--rate", metavar="N", help="Jobs that arrive per second.")]
 ServiceMs = Annotated[float, typer.Option("--service-ms", metavar="MS", help="How long a job holds a worker or slot.")]

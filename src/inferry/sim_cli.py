@@ -1,48 +1,94 @@
-"""`inferry simulate`: what a configuration would do with a workload, in virtual time."""
+"""`inferry simulate`: what configurations would do with a workload, in virtual time, side by side."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
-from rich.box import SIMPLE
+from msgspec import Struct
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from inferry import config as configuration
-from inferry.domain.jobs import Lane
-from inferry.domain.plans import Room
-from inferry.sim import costs as engines
-from inferry.sim.arrivals import UnknownTrace, read_trace
+from inferry.domain.jobs import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
-from inferry.sim.doors import Direct
-from inferry.sim.gateway import GatewayDoor
-from inferry.sim.harbor import harbor, simple_harbor
+from inferry.sim.costs import EngineModel
 from inferry.sim.page import html_page
-from inferry.sim.report import Report, report, to_json
-from inferry.sim.world import Door, World
+from inferry.sim.report import Comparison, compare, report
+from inferry.sim.world import World
+from inferry.sim_plots import can_draw, draw_pngs
+from inferry.sim_setup import (
+    Arm,
+    CannotSimulate,
+    Promise,
+    Workload,
+    arms_of,
+    check,
+    lanes_in,
+    load_config,
+    load_model,
+    promises_of,
+    runs_by_seed,
+    without_giants,
+)
+from inferry.sim_show import Play, comparison_table, console, fail, progress, promises_line
 
-_NONE = "–"  # noqa: RUF001 - what a person reads where there is no number
-_SCENARIOS: dict[str, Callable[..., list[Run]]] = {"harbor": harbor, "simple-harbor": simple_harbor}
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", help="A recorded trace, CSV or JSON lines, packed or not.", metavar="FILE")
+]
+Scenario = Annotated[str | None, typer.Option("--scenario", help="harbor or simple-harbor.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", help="How long arrivals last: 60 for a scenario, a trace's own length by default."),
+]
+Scale = Annotated[
+    float, typer.Option("--scale", help="So many times the load: more runs of a scenario, a trace played faster.")
+]
+Digests = Annotated[int, typer.Option("--digests", min=0, help="Batch jobs waiting at the start of the scenario.")]
+LaneParts = Annotated[
+    str, typer.Option("--lane", help="Lane of a trace's runs, or parts drawn by seed: P0=0.2,P1=0.5,P2=0.3.")
+]
+SessionGap = Annotated[
+    float, typer.Option("--session-gap-s", min=0.0, help="Sessions of a trace that has no times start this far apart.")
+]
+ModelFile = Annotated[
+    Path | None,
+    typer.Option("--model", "--engine", help="Engine model; none: the one shipped.", metavar="MODEL.json"),
+]
+PromiseOptions = Annotated[
+    list[str] | None,
+    typer.Option("--promise", help="Measure a lane against this instead: P0=500,30 (ms).", metavar="LANE=TTFT,GAP"),
+]
 
-Arm = tuple[str, Door, engines.EngineFlags]
+
+class Simulated(Struct, frozen=True, kw_only=True):
+    """What `--json` prints. `left_out` are runs with calls that no engine could hold."""
+
+    workload: str
+    model: str
+    seeds: tuple[int, ...]
+    scale: float
+    runs: int
+    left_out: int
+    promises: dict[str, Promise]
+    arms: tuple[Comparison, ...]
 
 
 def simulate(
-    trace: Annotated[Path | None, typer.Option(help="A recorded trace (.csv.gz or .jsonl.gz).", metavar="FILE")] = None,
-    scenario: Annotated[str | None, typer.Option(help="harbor or simple-harbor.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the scenario.")] = 7,
-    seconds: Annotated[float, typer.Option(help="How long the scenario's arrivals last.")] = 60.0,
-    scale: Annotated[float, typer.Option(help="More or less of the scenario.")] = 1.0,
-    digests: Annotated[int, typer.Option(help="Batch jobs waiting at the start of the scenario.")] = 300,
-    lane: Annotated[str, typer.Option(help="Lane of a trace's calls: P0, P1 or P2.")] = "P1",
-    engine: Annotated[
-        Path | None, typer.Option(help="Engine model; none: the one shipped.", metavar="MODEL.json")
+    trace: TraceFile = None,
+    scenario: Scenario = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Seed; give several for medians and ranges.  [default: 7]")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many engines.")] = 1,
+    seconds: Seconds = None,
+    scale: Scale = 1.0,
+    digests: Digests = 300,
+    lane: LaneParts = "P1",
+    session_gap_s: SessionGap = 1.0,
+    model_file: ModelFile = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many engines; none: as many as the configuration has.")
+    ] = None,
     config_files: Annotated[
         list[Path] | None,
         typer.Option("--config", "-c", help="A configuration to try; give several to compare.", metavar="FILE"),
@@ -50,170 +96,129 @@ def simulate(
     direct: Annotated[
         bool, typer.Option("--direct", help="Also without a gateway: both queues of the engine.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it.", metavar="OUT.html|OUT.png")] = None,
+    promise: PromiseOptions = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page and PNGs there (needs 'inferry[plots]').", metavar="DIR"),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Also write the page alone, which needs nothing.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Play a workload against a model of the engine, with the real scheduler, and compare configurations."""
-    if (trace is None) == (scenario is None):
-        _fail("name either a --trace or a --scenario")
-    if plot is not None and plot.suffix not in (".html", ".png"):
-        _fail("--plot wants a file that ends in .html or .png")
-    if plot is not None and plot.suffix == ".png":
-        _need_matplotlib()
-    runs = _from_trace(trace, lane) if trace is not None else _from_scenario(scenario, seed, seconds, scale, digests)
-    model = _model(engine)
+    if plots is not None and not can_draw():
+        fail("PNG plots need matplotlib: pip install 'inferry[plots]'; --html FILE writes a page without it")
+    try:
+        workload = check(
+            Workload(
+                trace=trace,
+                scenario=scenario,
+                seconds=seconds,
+                scale=scale,
+                digests=digests,
+                lanes=lanes_in(lane),
+                session_gap_s=session_gap_s,
+            )
+        )
+        model = load_model(model_file)
+        arms = arms_of(config_files or [], model, workers, direct)
+        # Arms are only comparable against the same promises: those of the first configuration.
+        promises = promises_of(
+            load_config(config_files[0]).lane_policies() if config_files else DEFAULT_LANES, promise or ()
+        )
+        played = runs_by_seed(workload, tuple(dict.fromkeys(seeds or [7])))
+    except CannotSimulate as error:
+        fail(str(error))
+    fitting = {seed: without_giants(runs, arms) for seed, runs in played.items()}
+    first = next(iter(fitting))
+    if not fitting[first]:
+        fail("no run fits the KV of every engine")
     rows: dict[str, Sequence[CallRow]] = {}
-    reports = []
-    for name, door, flags in _arms(config_files or [], model, direct):
-        world = World(door, model.costs, flags, workers=workers)
-        _play(world, runs, name)
-        reports.append(report(world, name))
-        rows[name] = world.rows
-    if as_json:
-        sys.stdout.write(to_json(reports).decode() + "\n")
-    else:
-        Console().print(_table(reports))
-    if plot is not None:
-        title = f"{scenario}, seed {seed}" if trace is None else trace.name
-        if plot.suffix == ".png":
-            _draw_png(plot, title, reports, rows)
-        else:
-            plot.write_text(html_page(title, reports, rows))
-        Console(stderr=True).print(f"drawn in {plot}", highlight=False)
-
-
-def _from_trace(path: Path, lane: str) -> list[Run]:
-    if lane not in Lane.__members__:
-        _fail("--lane must be P0, P1 or P2")
-    try:
-        return read_trace(path, Lane[lane])
-    except (OSError, EOFError, UnknownTrace, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
-        _fail(f"cannot read {path}: {error}")
-
-
-def _from_scenario(name: str | None, seed: int, seconds: float, scale: float, digests: int) -> list[Run]:
-    make = _SCENARIOS.get(name or "")
-    if make is None:
-        _fail(f"there is no scenario {name!r}; there are {', '.join(_SCENARIOS)}")
-    return make(seed, seconds=seconds, scale=scale, digests=digests)
-
-
-def _model(path: Path | None) -> engines.EngineModel:
-    try:
-        return engines.load_model(path or engines.DEFAULT_MODEL)
-    except OSError as error:
-        _fail(f"cannot read the engine model {path or engines.DEFAULT_MODEL}: {error.strerror}")
-    except msgspec.DecodeError as error:
-        _fail(f"{path} is no engine model: {error}")
-
-
-def _arms(files: Sequence[Path], model: engines.EngineModel, direct: bool) -> list[Arm]:
-    arms: list[Arm] = []
-    if direct:
-        for policy, words in (("fcfs", "first come first served"), ("priority", "engine priority")):
-            flags = msgspec.structs.replace(model.flags, policy=policy)
-            arms.append((f"direct, {words}", Direct(), flags))
-    wanted: Sequence[Path | None] = files or [None]
-    for file in wanted:
-        try:
-            config = configuration.load(file)
-        except configuration.ConfigError as error:
-            _fail(str(error))
-        name = "defaults" if file is None else file.stem
-        arms.append((name, GatewayDoor(config.lane_policies(), _room(config, model.flags)), model.flags))
-    return arms
-
-
-def _room(config: configuration.Config, flags: engines.EngineFlags) -> Room:
-    """What the gateway would use of each engine: the first HTTP worker's room, else all the engine has."""
-    for worker in config.workers:
-        if isinstance(worker, configuration.VllmWorkerConfig):
-            return Room(
-                min(worker.max_sequences or flags.max_num_seqs, flags.max_num_seqs),
-                worker.kv_tokens or flags.kv_tokens,
-                worker.prefill_tokens,
-            )
-    return Room(flags.max_num_seqs, flags.kv_tokens, None)
-
-
-def _play(world: World, runs: Sequence[Run], name: str) -> None:
-    """With a bar that moves in virtual time: arrivals are what is known of it beforehand."""
-    last = max((run.at for run in runs), default=0.0)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[clock]} virtual"),
-        TimeElapsedColumn(),
+    compared = []
+    with progress(len(arms) * len(fitting), "simulation") as play:
+        for arm in arms:
+            compared.append(_compare(arm, model, fitting, promises, play, rows))
+    result = Simulated(
+        workload=workload.name,
+        model=model.name,
+        seeds=tuple(fitting),
+        scale=scale,
+        runs=len(fitting[first]),
+        left_out=len(played[first]) - len(fitting[first]),
+        promises={lane.name: one for lane, one in promises.items()},
+        arms=tuple(compared),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=max(last, 1e-9), clock="0 s")
-        world.play(runs, watch=lambda now: progress.update(task, completed=min(now, last), clock=f"{now:,.0f} s"))
+    _print(result, promises, as_json)
+    _draw(result, rows, promises, plots, page)
 
 
-def _table(reports: Sequence[Report]) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading, justify in (
-        ("arm", "left"),
-        ("lane", "left"),
-        ("kept %", "right"),
-        ("ttft p50", "right"),
-        ("ttft p95", "right"),
-        ("gap p95", "right"),
-        ("step p95", "right"),
-        ("all done", "right"),
-        ("output/s", "right"),
-        ("busy", "right"),
-    ):
-        # The arm's name is the one thing that may take several lines.
-        width = 14 if heading == "arm" else None
-        table.add_column(heading, justify="left" if justify == "left" else "right", no_wrap=not width, width=width)
-    for one in reports:
-        for number, (name, lane) in enumerate(one.lanes.items()):
-            shared = (f"{one.wall_s:,.1f} s", f"{one.output_rate:,.0f}", f"{one.utilisation:.0%}")
-            table.add_row(
-                one.arm if not number else "",
-                name,
-                f"{100 * lane.attainment:.1f}",
-                _seconds(lane.ttft_p50),
-                _seconds(lane.ttft_p95),
-                _seconds(lane.gap_p95),
-                _seconds(lane.step_p95),
-                *(shared if not number else ("", "", "")),
-                end_section=number == len(one.lanes) - 1,
-            )
-    return table
+def _compare(
+    arm: Arm,
+    model: EngineModel,
+    runs: dict[int, list[Run]],
+    promises: dict[Lane, Promise],
+    play: Play,
+    rows: dict[str, Sequence[CallRow]],
+) -> Comparison:
+    """One arm with every seed. The calls of the first are kept for the plots."""
+    reports = []
+    gaps_s = {lane: one.gap_s for lane, one in promises.items()}
+    ttft_s = {lane: one.ttft_s for lane, one in promises.items()}
+    for seed, these in runs.items():
+        world = World(arm.door(), model.costs, arm.flags, gaps_s=gaps_s)
+        play(world, these, arm.name)
+        reports.append(report(world, arm.name, ttft_s, seed=seed))
+        rows.setdefault(arm.name, world.rows)
+    return compare(reports)
 
 
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return _NONE
-    return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.1f} s"
+def _print(result: Simulated, promises: dict[Lane, Promise], as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n")
+        return
+    out = console()
+    out.print(comparison_table(result.arms))
+    for note in _notes(result, promises):
+        out.print(note, soft_wrap=True)
 
 
-def _need_matplotlib() -> None:
+def _notes(result: Simulated, promises: dict[Lane, Promise]) -> list[str]:
+    lanes = sorted({name for arm in result.arms for name in arm.lanes})
+    seeds = f", seeds {', '.join(map(str, result.seeds))}" if len(result.seeds) > 1 else ""
+    workers = sorted({one.workers for arm in result.arms for one in arm.reports})
+    engines = " and ".join(f"{count}" for count in workers)
+    notes = [
+        f"{result.workload}: {result.runs:,} runs{seeds} on {engines} x {result.model}",
+        promises_line(promises, lanes),
+    ]
+    if result.left_out:
+        notes.append(f"{result.left_out:,} runs were left out: they have calls that do not fit the KV of every engine")
+    return notes
+
+
+def _draw(
+    result: Simulated,
+    rows: dict[str, Sequence[CallRow]],
+    promises: dict[Lane, Promise],
+    plots: Path | None,
+    page: Path | None,
+) -> None:
+    seed = (
+        f", seed {result.seeds[0]}" if len(result.seeds) == 1 and result.workload in ("harbor", "simple-harbor") else ""
+    )
+    title = f"{result.workload}{seed}"
+    promised_s = {lane: one.ttft_s for lane, one in promises.items()}
+    written = []
     try:
-        import matplotlib  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ModuleNotFoundError:
-        _fail("a .png needs matplotlib: pip install 'inferry[plots]'; an .html report needs nothing")
-
-
-def _draw_png(path: Path, title: str, reports: Sequence[Report], rows: dict[str, Sequence[CallRow]]) -> None:
-    from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
-
-    lanes = [lane for lane in Lane if any(lane.name in one.lanes for one in reports)]
-    figure = Figure(figsize=(5 * len(lanes), 4), layout="constrained")
-    figure.suptitle(title)
-    for number, lane in enumerate(lanes, 1):
-        axes = figure.add_subplot(1, len(lanes), number)
-        for one in reports:
-            values = sorted(row.ttft_s for row in rows[one.arm] if row.lane is lane and row.ttft_s is not None)
-            axes.plot(values, [(i + 1) / len(values) for i in range(len(values))], label=one.arm)
-        axes.set_xscale("log")
-        axes.set_xlabel(f"{lane.name}: seconds to the first token")
-        axes.legend(fontsize="small")
-    figure.savefig(path)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(2)
+        if plots is not None:
+            plots.mkdir(parents=True, exist_ok=True)
+            written += draw_pngs(plots, title, result.arms, rows, promised_s)
+        for path in (page, None if plots is None else plots / "index.html"):
+            if path is not None:
+                path.write_text(html_page(title, result.arms, rows, promised_s, _notes(result, promises)))
+                written.append(path)
+    except OSError as error:
+        fail(f"cannot write {error.filename}: {error.strerror}")
+    if written:
+        Console(stderr=True, soft_wrap=True).print(f"drawn in {', '.join(map(str, written))}", highlight=False)

@@ -65,6 +65,7 @@ def assemble(config: Config, workers: Sequence[Worker], tokenizers: dict[str, To
         max_body_bytes=config.server.max_body_bytes,
         body_timeout_s=config.server.body_timeout_s,
         heartbeat_s=config.server.heartbeat_s,
+        max_unread_bytes=config.server.max_unread_bytes,
     )
     return Service(App(gateway, metrics, limits), gateway, pool)
 
@@ -80,6 +81,9 @@ def _worker(config: WorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Token
                 group=config.group,
                 api_key=config.api_key,
                 room=Room(config.max_sequences, config.kv_tokens, config.prefill_tokens),
+                asks_for_priorities=config.engine_priority,
+                controlled=config.room == "adaptive",
+                chunk_tokens=config.chunk_tokens,
                 connect_timeout_s=config.connect_timeout_s,
                 silence_timeout_s=config.silence_timeout_s,
             )
@@ -125,6 +129,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         group=config.group,
         engine=engine,
         default_output_tokens=config.default_output_tokens,
+        controlled=config.room == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from inferry.adapters.workers.http1 import Client, Connection
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.domain.clock import SystemClock
 from inferry.domain.plans import BatchPlan, ReleaseReason
@@ -135,7 +136,7 @@ def test_a_request_whose_answer_had_begun_is_never_sent_again() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(ANSWER), True),
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + ANSWER, True),
         (b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER, True),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + ANSWER, False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + ANSWER.removesuffix(DONE), False),
         (b"SSH-2.0-OpenSSH_9.2\r\n", False),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", False),
         (b"", False),
@@ -150,6 +151,81 @@ def test_every_way_to_frame_an_answer(answer: bytes, is_good: bool) -> None:
 
     (end,), _ = calls(serve)
     assert isinstance(end, Done) == is_good
+
+
+class Impatient:
+    """Has enough with the first bytes of the body."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.bodies: list[bytes] = []
+
+    def on_head(self, status: int) -> None: ...
+
+    def on_body(self, body: bytes) -> None:
+        self.bodies.append(body)
+        self._connection.let_go()
+
+    def on_end(self) -> None:
+        self.bodies.append(b"end")
+
+    def on_lost(self, why: str) -> None:
+        self.bodies.append(b"lost")
+
+
+def test_a_connection_that_was_let_go_is_kept_if_its_answer_ends_soon() -> None:
+    async def scenario() -> None:
+        enough = asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+            await enough.wait()
+            writer.write(b"1\r\nb\r\n0\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {}, 5.0)
+        connection = await client.connect()
+        exchange = Impatient(connection)
+        connection.start(exchange, client.request(b"GET", b"/", b""))
+        while not exchange.bodies:
+            await asyncio.sleep(0)
+        assert client.free() is None
+        enough.set()
+        while (kept := client.free()) is None:
+            await asyncio.sleep(0)
+        assert kept is connection
+        assert exchange.bodies == [b"a"]
+        client.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_long_body_arrives_whole() -> None:
+    async def scenario() -> None:
+        got: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            got.set_result(await reader.readexactly(length))
+            writer.close()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {}, 5.0)
+        connection = await client.connect()
+        body = bytes(range(256)) * 20_000
+        connection.start(Impatient(connection), client.request(b"POST", b"/", b"", memoryview(body)[:-3], b"end"))
+        assert await got == body[:-3] + b"end"
+        client.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_what_a_server_sends_unasked_reaches_nobody() -> None:

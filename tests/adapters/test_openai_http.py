@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from inferry.adapters.workers.http1 import REST_S
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker, streaming_body
 from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import Lane
 from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
 from support import upstream
@@ -22,17 +24,21 @@ from support.upstream import DONE, Script, Upstream, begin, chunk, event, role, 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 
 
-async def call(up: Upstream, **settings: Any) -> list[Item]:
-    """One job against the server, from start to close."""
+async def ran(up: Upstream, **settings: Any) -> tuple[OpenAIHttpWorker, list[Item]]:
+    """A worker before the server, and what one job on it emitted."""
     worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url, **settings), SystemClock())
     items: list[Item] = []
-    try:
-        await worker.start()
-        job = a_job("j", body=BODY)
-        plan = BatchPlan(plan_id=1, worker="up", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
-        await worker.run(plan, items.append)
-    finally:
-        await worker.close()
+    await worker.start()
+    job = a_job("j", body=BODY)
+    plan = BatchPlan(plan_id=1, worker="up", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+    await worker.run(plan, items.append)
+    return worker, items
+
+
+async def call(up: Upstream, **settings: Any) -> list[Item]:
+    """One job against the server, from start to close."""
+    worker, items = await ran(up, **settings)
+    await worker.close()
     return items
 
 
@@ -125,6 +131,77 @@ def test_silence_with_an_open_connection_times_out() -> None:
     assert failure(against(script, silence_timeout_s=0.2)).code == "worker_timeout"
 
 
+def test_a_server_that_leaves_its_connection_open_after_done_does_not_keep_the_job_waiting() -> None:
+    async def lingering(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(chunk("a") + chunk("b", "stop") + usage(1, 2) + DONE)
+        await up.release.wait()
+        return response
+
+    async def scenario() -> None:
+        async with Upstream(lingering) as up:
+            async with asyncio.timeout(0.9 * REST_S):
+                worker, items = await ran(up)
+            assert isinstance(items[-1], Done)
+            await up.gone.wait()  # the connection is given up a little later
+            await worker.close()
+
+    run(scenario())
+
+
+def test_done_after_an_error_is_not_success_even_where_the_connection_stays_open() -> None:
+    async def lingering(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(chunk("a") + event({"error": {"message": "boom"}}) + DONE)
+        await up.release.wait()
+        return response
+
+    assert failure(against(lingering)).code == "worker_lost"
+
+
+@pytest.mark.parametrize("says_tokens", [True, False])
+def test_a_server_that_never_stops_talking_is_stopped(says_tokens: bool) -> None:
+    async def forever(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        while True:
+            await response.write((chunk("a") if says_tokens else b": still here\n\n") * 100)
+
+    async def scenario() -> None:
+        async with Upstream(forever) as up:
+            worker, items = await ran(up)
+            assert failure(items).code == "worker_lost"
+            assert sum(item.tokens for item in items if isinstance(item, Delta)) <= 1000
+            await up.gone.wait()
+            await worker.close()
+
+    run(scenario())
+
+
+def test_an_answer_of_exactly_the_tokens_asked_for_is_not_too_long() -> None:
+    budget = a_job(body=BODY).token_budget
+    pieces = chunk("a") * (budget - 1) + chunk("b", "length")
+    assert isinstance(against(says(pieces, usage(1, budget), DONE))[-1], Done)
+
+
+def test_a_sink_that_breaks_is_the_runners_to_hear_of() -> None:
+    def emit(item: Item) -> None:
+        raise RuntimeError("full")
+
+    async def scenario() -> None:
+        async with Upstream() as up:
+            worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url), SystemClock())
+            await worker.start()
+            plan = BatchPlan(
+                plan_id=1, worker="up", jobs=(a_job("j", body=BODY),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
+            )
+            with pytest.raises(RuntimeError, match="full"):
+                await worker.run(plan, emit)
+            assert worker.view().load.running == 0
+            await worker.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("status", "message", "code"),
     [
@@ -202,6 +279,34 @@ def test_the_upstream_gets_its_own_key_and_the_body_streamed() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("lane", "priority"), [(Lane.P0, -1), (Lane.P1, 0), (Lane.P2, 1)])
+def test_a_server_that_orders_its_queue_is_told_the_lane_whatever_the_client_wrote(lane: Lane, priority: int) -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url, asks_for_priorities=True), SystemClock())
+            await worker.start()
+            for body in (BODY, BODY[:-1] + b',"priority":-99}', BODY[:-1] + b',"priority":-99,"stream_options":null}'):
+                job = a_job("j", body=body, lane=lane)
+                plan = BatchPlan(plan_id=1, worker="up", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+                await worker.run(plan, lambda item: None)
+            assert [body["priority"] for body in up.bodies] == [priority] * 3
+            assert all(body["stream"] is True for body in up.bodies)
+            await worker.close()
+
+    run(scenario())
+
+
+def test_a_server_that_does_not_order_its_queue_is_not_told_the_lane() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            up.takes_priorities = False
+            items = await call(up, asks_for_priorities=True)
+            assert isinstance(items[-1], Done)
+            assert "priority" not in up.bodies[0]
+
+    run(scenario())
+
+
 def test_cancelling_closes_the_upstream_connection() -> None:
     async def forever(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)
@@ -250,9 +355,13 @@ def test_a_server_that_cannot_be_reached_is_down_until_it_answers() -> None:
     run(scenario())
 
 
+def streamed(body: bytes) -> bytes:
+    return b"".join(streaming_body(body, None, streams=False))
+
+
 def test_a_body_keeps_its_prompt_byte_for_byte() -> None:
     body = b'{"model":"m","stream":false,"messages":[ {"role":"user","content":"\\u00e9 \xc3\xa9"} ],"x":{"y": [1, 2]}}'
-    sent = streaming_body(body)
+    sent = streamed(body)
     assert b'[ {"role":"user","content":"\\u00e9 \xc3\xa9"} ]' in sent
     assert msgspec.json.decode(sent) == {
         **msgspec.json.decode(body),
@@ -270,7 +379,7 @@ def test_a_body_keeps_its_prompt_byte_for_byte() -> None:
     ],
 )
 def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> None:
-    sent = json.loads(streaming_body(body))
+    sent = json.loads(streamed(body))
     assert sent["stream"] is True
     assert sent["stream_options"]["include_usage"] is True
 
@@ -303,9 +412,27 @@ def test_counts_that_cannot_be_are_not_believed() -> None:
     assert end.usage.prompt_tokens <= 10**9
 
 
+@pytest.mark.parametrize(
+    ("body", "names", "streams"),
+    [
+        (b'{"model":"m","prompt":"a"}', (False, False), False),
+        (b'{"model":"m","prompt":"a","stream":true}', (True, False), True),
+        (b'{"model":"m","prompt":"a","stream":false}', (True, False), False),
+        (b'{"model":"m","prompt":"a","stream":true,"stream_options":null}\n', (True, True), True),
+        (b'{"model":"m","prompt":"a","stream_options":{"include_usage":false}}', (False, True), False),
+    ],
+)
+def test_a_body_whose_fields_are_known_names_none_of_them_twice(
+    body: bytes, names: tuple[bool, bool], streams: bool
+) -> None:
+    sent = b"".join(streaming_body(body, names, streams))
+    assert json.loads(sent) == {"model": "m", "prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
+    assert (sent.count(b'"stream"'), sent.count(b'"stream_options"')) == (1, 1)
+
+
 def test_stream_options_of_the_client_are_kept() -> None:
     body = b'{"stream_options":{"continuous_usage_stats":true}}'
-    sent = msgspec.json.decode(streaming_body(body))
+    sent = msgspec.json.decode(streamed(body))
     assert sent["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
 
 

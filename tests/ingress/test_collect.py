@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferry.domain.errors import WorkerLost
 from inferry.ingress.collect import collect_events
@@ -70,3 +72,41 @@ def test_long_answers_cost_what_they_are_long() -> None:
 
     seconds(1000)
     assert seconds(32_000) < 40 * max(seconds(2_000), 1e-3)
+
+
+# -- joined as bytes, or event by event: the same answer -------------------------------------------------------------
+
+TEXTS = st.lists(
+    st.text(max_size=6) | st.sampled_from(['"', "\\", '\\"', '"},"finish_reason":null}]}', "\n\n"]), max_size=12
+)
+
+
+def a_text(text: str, index: int = 0, **more: Any) -> bytes:
+    return event({"id": "1", "choices": [{"index": index, "delta": {"content": text, **more}, "finish_reason": None}]})
+
+
+@given(st.lists(st.tuples(TEXTS, st.integers(0, 1), st.booleans()), max_size=4), st.booleans())
+def test_however_events_follow_each_other_texts_are_whole(
+    runs: list[tuple[list[str], int, bool]], opens_with_role: bool
+) -> None:
+    events = [role()] if opens_with_role else []
+    said: dict[int, str] = {0: ""} if opens_with_role else {}
+    thought: dict[int, str] = {}
+    for texts, index, thinks in runs:
+        for text in texts:
+            events.append(a_text(text, index, **({"reasoning": text} if thinks else {})))
+            said[index] = said.get(index, "") + text
+            if thinks:
+                thought[index] = thought.get(index, "") + text
+    answer = collected(*events)
+    messages = {choice["index"]: choice["message"] for choice in answer["choices"]}
+    assert {index: message["content"] for index, message in messages.items()} == said
+    assert {index: message["reasoning"] for index, message in messages.items() if "reasoning" in message} == thought
+
+
+def test_characters_split_between_events_are_one_again() -> None:
+    halves = [
+        b'data: {"choices":[{"index":0,"delta":{"content":"\\ud83d"},"finish_reason":null}]}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"content":"\\ude00"},"finish_reason":null}]}\n\n',
+    ]
+    assert collected(*halves)["choices"][0]["message"]["content"] == "\U0001f600"

@@ -51,11 +51,73 @@ def test_a_prompt_larger_than_the_burst_goes_when_the_bucket_is_full_and_leaves_
     assert sent(scheduler.tick(1.1)) == ["next"]
 
 
-@pytest.mark.parametrize("lane", [Lane.P0, Lane.P1, Lane.P2])
-def test_only_live_sequences_are_protected(lane: Lane) -> None:
-    scheduler = decoding(paced(), lane)
-    offer(scheduler, *(a_job(f"{n}", tokens=250) for n in range(6)))
-    assert len(sent(scheduler.tick(0.0))) == (6 if lane is Lane.P2 else 2)
+@pytest.mark.parametrize(
+    ("decodes", "comes", "waits"),
+    [
+        (Lane.P0, Lane.P0, False),
+        (Lane.P0, Lane.P1, True),
+        (Lane.P0, Lane.P2, True),
+        (Lane.P1, Lane.P0, False),
+        (Lane.P1, Lane.P1, False),
+        (Lane.P1, Lane.P2, True),
+        (Lane.P2, Lane.P1, False),
+        (Lane.P2, Lane.P2, False),
+    ],
+)
+def test_the_rate_binds_lanes_below_the_best_that_decodes(decodes: Lane, comes: Lane, waits: bool) -> None:
+    scheduler = decoding(paced(), decodes)
+    offer(scheduler, *(a_job(f"{n}", tokens=250, lane=comes) for n in range(6)))
+    assert len(sent(scheduler.tick(0.0))) == (2 if waits else 6)
+
+
+def test_when_the_best_lane_has_stopped_decoding_the_next_one_is_protected() -> None:
+    scheduler = decoding(paced(), Lane.P0)
+    offer(scheduler, a_job("p1", tokens=10))
+    scheduler.tick(0.0)
+    first_token(scheduler, "p1")
+    end(scheduler, "live")
+    offer(scheduler, *(a_job(f"p1-{n}", tokens=250) for n in range(3)))
+    offer(scheduler, *(a_job(f"p2-{n}", tokens=250, lane=Lane.P2) for n in range(3)))
+    assert sent(scheduler.tick(0.0)) == ["p1-0", "p1-1", "p1-2"]
+
+
+def test_what_need_not_wait_spends_all_the_same_and_owes_a_second_at_most() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, *(a_job(f"live-{n}", tokens=250, lane=Lane.P0) for n in range(40)))
+    offer(scheduler, a_job("low", tokens=100, lane=Lane.P2))
+    tick = scheduler.tick(0.0)
+    assert len(sent(tick)) == 40
+    assert tick.wake_at == pytest.approx(1.1)
+    assert sent(scheduler.tick(tick.wake_at)) == ["low"]
+
+
+def test_a_better_lane_goes_past_one_that_waits_for_the_rate() -> None:
+    scheduler = decoding(paced())
+    offer(scheduler, *(a_job(f"low-{n}", tokens=250, lane=Lane.P2) for n in range(4)))
+    assert sent(scheduler.tick(0.0)) == ["low-0", "low-1"]
+    offer(scheduler, a_job("high", tokens=250, lane=Lane.P0))
+    assert sent(scheduler.tick(0.0)) == ["high"]
+
+
+def test_a_turn_that_waits_for_the_rate_keeps_the_worker_from_paced_lanes_only() -> None:
+    lanes = {Lane.P0: a_policy(), Lane.P1: a_policy(), Lane.P2: a_policy(share=0.5)}
+    scheduler = Scheduler(lanes, burst_tokens=500)
+    scheduler.observe(a_view("w", sequences=4, prefill_tokens_per_s=1_000.0), 0.0)
+    decoding(scheduler)
+    offer(scheduler, a_job("spends", tokens=500, lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == ["spends"]
+    offer(scheduler, a_job("first", tokens=400, lane=Lane.P0), a_job("second", tokens=400, lane=Lane.P0))
+    offer(scheduler, a_job("third", tokens=400, lane=Lane.P0))
+    offer(scheduler, a_job("paced", tokens=1, lane=Lane.P1), a_job("owed", tokens=300, lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == ["first", "second"]
+    end(scheduler, "first")
+    # The turn of P2 lacks nothing but pace, and that is nothing to a live job; P1 would spend what it waits for.
+    assert sent(scheduler.tick(0.001)) == ["third"]
+    end(scheduler, "second")
+    assert sent(scheduler.tick(0.002)) == []
+    wake_at = scheduler.tick(0.002).wake_at
+    assert wake_at is not None
+    assert sent(scheduler.tick(wake_at)) == ["owed"]
 
 
 def test_the_rate_binds_no_more_when_the_last_live_sequence_has_ended() -> None:

@@ -4,8 +4,10 @@ import pytest
 
 from inferry.domain.jobs import Lane
 from inferry.sim.calls import CallRow, RunRow
+from inferry.sim.costs import CostModel, EngineFlags
+from inferry.sim.engine import Engine
 from inferry.sim.lateness import LatenessSeries
-from inferry.sim.report import attains, jain, lane_report, quantile
+from inferry.sim.report import LaneReport, Report, Tally, attains, compare, jain, lane_report, quantile, seconds_alone
 
 
 def a_row(
@@ -14,9 +16,12 @@ def a_row(
     late_s: float | None = 0.1,
     outcome: str = "done",
     produced: int = 11,
+    tenant: str = "t",
+    lane: Lane = Lane.P0,
+    at: float = 0.0,
 ) -> CallRow:
     assert outcome in ("done", "failed", "cancelled", "expired")
-    return CallRow("r", "s", "t", Lane.P0, 100, 11, 0.0, ttft_s, end_s, late_s, outcome, produced)  # type: ignore[arg-type]
+    return CallRow("r", "s", tenant, lane, 100, 11, at, ttft_s, end_s, late_s, outcome, produced)  # type: ignore[arg-type]
 
 
 def a_run(planned: int = 1, *, ok: bool = True, cancelled: bool = False, latency_s: float = 1.0) -> RunRow:
@@ -74,3 +79,64 @@ def test_lateness_over_any_suffix_is_the_maximum_over_its_tokens() -> None:
     for begin in range(1, len(ends) + 1):
         by_hand = max(ends[s - 1] - 0.2 * (s - begin) for s in range(begin, len(ends) + 1))
         assert series.worst_since(begin, begin) == pytest.approx(by_hand)
+
+
+COSTS = CostModel(base_s=0.01, prefill_token_s=0.001, sequence_s=0.0, kv_token_s=0.0)
+
+
+def a_report(rows: list[CallRow], ttft_s: dict[Lane, float] | None = None) -> Report:
+    tally = Tally(ttft_s or {Lane.P0: 0.5, Lane.P2: 90.0}, seconds_alone(COSTS))
+    for row in rows:
+        tally.call(row)
+    return tally.report("a", [Engine(COSTS, EngineFlags())])
+
+
+def test_goodput_is_the_output_of_calls_that_kept_their_promise_per_second() -> None:
+    rows = [a_row(), a_row(late_s=3.0), a_row(lane=Lane.P2, at=8.9, late_s=89.0)]
+    whole = a_report(rows)
+    assert whole.wall_s == 10.0
+    assert whole.goodput == pytest.approx(22 / 10)
+    assert whole.output_rate == pytest.approx(33 / 10)
+    assert whole.lanes["P0"].goodput == pytest.approx(11 / 10)
+    assert whole.lanes["P2"].attained == 1
+
+
+def test_a_lane_without_a_promise_attains_what_is_done() -> None:
+    whole = a_report([a_row(lane=Lane.P1, late_s=1e9), a_row(lane=Lane.P1, outcome="failed", late_s=None)])
+    assert whole.lanes["P1"].attained == 1
+
+
+def test_how_long_a_call_takes_alone_counts_what_it_really_has_to_compute() -> None:
+    work = seconds_alone(COSTS)
+    # A step of its own, 100 prompt tokens at a millisecond, eleven steps of ten.
+    assert work(a_row()) == pytest.approx(0.01 + 0.1 + 0.11)
+
+
+def test_fairness_is_one_when_tenants_are_slowed_down_alike_however_much_they_ask_for() -> None:
+    alike = a_report([a_row(tenant="big") for _ in range(9)] + [a_row(tenant="small")])
+    assert alike.fairness == pytest.approx(1.0)
+
+
+def test_fairness_falls_when_one_tenant_waits_for_another() -> None:
+    """Ten times slower: shares of 1 and 0.1."""
+    unfair = a_report([a_row(tenant="first", end_s=1.0), a_row(tenant="last", end_s=10.0)])
+    assert unfair.lanes["P0"].fairness == pytest.approx(jain([1.0, 0.1]))
+    assert unfair.fairness == unfair.lanes["P0"].fairness
+
+
+def test_lanes_are_not_held_against_each_other() -> None:
+    whole = a_report([a_row(tenant="a", end_s=1.0), a_row(tenant="b", lane=Lane.P2, end_s=50.0)])
+    assert whole.fairness == pytest.approx(1.0)
+
+
+def test_several_seeds_are_medians_and_ranges_of_every_figure() -> None:
+    reports = [a_report([a_row(ttft_s=ttft, end_s=end)]) for ttft, end in ((0.1, 1.0), (0.3, 3.0), (0.2, 7.0))]
+    both = compare(reports)
+    assert (both.over_seeds["wall_s"].low, both.over_seeds["wall_s"].median, both.over_seeds["wall_s"].high) == (
+        1,
+        3,
+        7,
+    )
+    assert both.lanes["P0"]["ttft_p95"].median == 0.2
+    figures = {name for name in LaneReport.__struct_fields__ if getattr(reports[0].lanes["P0"], name) is not None}
+    assert set(both.lanes["P0"]) == figures

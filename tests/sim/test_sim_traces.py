@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from inferry.domain.jobs import Lane
-from inferry.sim.arrivals import UnknownTrace, read_trace
 from inferry.sim.prompts import block_hashes, length
+from inferry.sim.traces import TraceError, UnknownTrace, read_trace
 
 
 def a_file(directory: Path, name: str, text: str) -> Path:
@@ -65,3 +65,44 @@ def test_sessions_without_times_start_apart(tmp_path: Path) -> None:
 def test_anything_else_is_refused_with_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(UnknownTrace, match="colour"):
         read_trace(a_file(tmp_path, "x.jsonl", '{"colour":1}\n'))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("a.csv", "t_ms,input_tokens,output_tokens\n0,10,5\n\n5,10\n", r"line 4: expected 3 values \(t_ms, .*got 2"),
+        ("a.csv", "t_ms,input_tokens,output_tokens\n0,ten,5\n", r"line 2: input_tokens: expected `int`"),
+        ("a.csv", "t_ms,input_tokens,output_tokens\n0,-10,5\n", r"line 2: input_tokens: expected `int` >= 0"),
+        ("m.jsonl", '{"t_ms":0,"input_tokens":9,"output_tokens":5,"hash_ids":[1]}\n{"t_ms":0,\n', r"line 2: .* JSON"),
+        ("m.jsonl", '{"t_ms":0,"input_tokens":9,"output_tokens":5,"hash_ids":[1]}\n[1]\n', r"line 2: expected a JSON"),
+        ("m.jsonl", '{"t_ms":0,"input_tokens":9,"output_tokens":5,"hash_ids":["x"]}\n', r"line 1: hash_ids"),
+        ("m.jsonl", '{"t_ms":0,"input_tokens":9,"hash_ids":[1]}\n', r"line 1: .*`output_tokens`"),
+        ("s.jsonl", '{"session":"a","input_tokens":9,"output_tokens":5,"hash_runs":[[1]]}\n', r"line 1: hash_runs"),
+        (
+            "c.jsonl",
+            '{"session":"a","input_tokens":9,"output_tokens":5,"think_ms":"long","hash_runs":[]}\n',
+            "think_ms",
+        ),
+        ("e.jsonl", "", "is empty"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_with_what_was_expected(
+    tmp_path: Path, name: str, text: str, complaint: str
+) -> None:
+    with pytest.raises(TraceError, match=complaint):
+        read_trace(a_file(tmp_path, name, text))
+
+
+def test_a_packed_file_that_ends_too_early_is_named_with_how_far_it_went(tmp_path: Path) -> None:
+    lines = "".join(f"{number},{number % 977},{number % 31}\n" for number in range(20_000))
+    whole = gzip.compress(f"t_ms,input_tokens,output_tokens\n{lines}".encode())
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match=r"after line \d+: the file cannot be read further"):
+        read_trace(path)
+
+
+def test_what_a_file_is_does_not_depend_on_its_name(tmp_path: Path) -> None:
+    packed = tmp_path / "calls"
+    packed.write_bytes(gzip.compress(b"t_ms,input_tokens,output_tokens\n0,480,10\n"))
+    assert length(read_trace(packed)[0].steps[0].prompt) == 480

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from inferry.sim.faults import WorkerTrouble
+from inferry.sim.trial import Pace
 from simulation.trials import World, play, trace
 
 # Seeds that ever failed, always run first. 75 and 415: a lane overtaken twice before anybody of it was served.
@@ -50,6 +52,31 @@ def test_the_seeds_reach_every_kind_of_trouble() -> None:
                 attempts += 1
     assert {"done", "failed", "cancelled", "expired"} <= set(outcomes)
     assert attempts > 50
+
+
+def test_workers_die_before_and_after_first_tokens_and_their_late_messages_find_the_job_under_way_again() -> None:
+    before = after = echoes = 0
+    for seed in range(300):
+        laws = play(seed)
+        deaths = {fault.at for fault in World(seed).faults.workers if fault.kind is WorkerTrouble.DEATH}
+        begun: set[str] = set()
+        lost: list[tuple[float, str]] = []
+        for kind, now, what, *rest in laws.log:
+            if kind == "offer":
+                begun.discard(what)
+            elif kind == "first":
+                begun.add(what)
+            elif kind == "end":
+                if now in deaths and rest[1] == "worker_lost":
+                    before += what not in begun
+                    after += what in begun
+                if rest[1] in ("worker_lost", "worker_timeout"):
+                    lost.append((now + Pace().late_s, what))
+        spans = {what: (now, kind) for kind, now, what, *_ in laws.log if kind == "end"}
+        echoes += sum(at < spans[what][0] for at, what in lost)
+    assert before > 20
+    assert after > 20
+    assert echoes > 10
 
 
 def test_the_same_seed_gives_the_same_trace_byte_for_byte() -> None:

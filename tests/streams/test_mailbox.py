@@ -108,29 +108,36 @@ def test_what_comes_between_the_wake_and_the_taking_is_taken_too() -> None:
     asyncio.run(main())
 
 
-def test_a_nudge_wakes_a_waiting_reader_with_nothing() -> None:
-    async def main() -> None:
-        stream = a_stream()
-        reading = asyncio.create_task(stream.take())
-        await asyncio.sleep(0)
-        stream.nudge()
-        assert await reading == (None, None)
+def test_a_listener_hears_of_every_delta_and_of_the_end() -> None:
+    stream = a_stream()
+    heard: list[tuple[Delta | None, End | None]] = []
+    stream.listen(lambda: heard.append(stream.take_now()))
+    stream.push(a_delta(0, "a"))
+    stream.push(a_delta(1, "b"))
+    stream.finish(DONE)
+    assert heard == [(a_delta(0, "a"), None), (a_delta(1, "b"), None), (None, DONE)]
 
-    asyncio.run(main())
+
+def test_a_listener_that_comes_late_hears_of_what_is_there() -> None:
+    stream = a_stream()
+    stream.push(a_delta(0, "a"))
+    stream.finish(DONE)
+    heard: list[tuple[Delta | None, End | None]] = []
+    stream.listen(lambda: heard.append(stream.take_now()))
+    assert heard == [(a_delta(0, "a"), DONE)]
 
 
-def test_a_nudge_is_not_kept_for_a_reader_that_does_not_wait() -> None:
-    async def main() -> None:
-        stream = a_stream()
-        stream.nudge()
-        reading = asyncio.create_task(stream.take())
-        await asyncio.sleep(0)
-        assert not reading.done()
-        stream.push(a_delta(0))
-        stream.nudge()
-        assert await reading == (a_delta(0), None)
-
-    asyncio.run(main())
+def test_a_listener_that_takes_nothing_finds_it_all_later() -> None:
+    tally = MergeTally()
+    stream = a_stream(tally)
+    stream.listen(lambda: None)
+    stream.push(a_delta(0, "a", raw=b"12345"))
+    stream.push(a_delta(1, "b", raw=b"67"))
+    assert stream.unread_bytes == 9
+    delta, _ = stream.take_now()
+    assert delta is not None
+    assert (delta.text, stream.unread_bytes, tally.deltas) == ("ab", 0, 1)
+    assert stream.take_now() == (None, None)
 
 
 def test_a_reader_that_was_cancelled_loses_nothing() -> None:
@@ -269,7 +276,7 @@ def test_merges_are_counted_over_all_streams() -> None:
 # -- any interleaving ------------------------------------------------------------------------------------------------
 
 PIECES = st.lists(st.text(max_size=5), max_size=20)
-MOVES = st.lists(st.sampled_from(["push", "take", "nudge", "step"]), max_size=80)
+MOVES = st.lists(st.sampled_from(["push", "take", "step"]), max_size=80)
 
 
 @given(PIECES, MOVES)
@@ -295,8 +302,6 @@ def test_any_interleaving_gives_the_concatenation_and_one_end_last(pieces: list[
                     stream.push(waiting.pop())
                 case "take" if reader is None or reader.done():
                     reader = asyncio.create_task(read_one())
-                case "nudge":
-                    stream.nudge()
                 case "step":
                     await settle()
         while waiting:

@@ -45,6 +45,7 @@ class Upstream:
         self.script: Script = script or well_behaved
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.takes_priorities = True
         self.disconnects = 0
         self.gone = asyncio.Event()
         self.release = asyncio.Event()
@@ -78,6 +79,9 @@ class Upstream:
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if body.get("priority") and not self.takes_priorities:
+            error = {"message": "priority scheduling is not enabled", "type": "BadRequestError", "code": 400}
+            return web.json_response({"error": error}, status=400)
         is_probe = body.get("max_tokens") == 1 and "ping" in json.dumps(body)
         if is_probe:
             return await well_behaved(self, request, body)

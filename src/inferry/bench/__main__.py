@@ -10,6 +10,7 @@ BENCHES = {
     "engine": "the embedded engine: batched against one by one, one call against transformers",
     "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
     "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
+    "scale": "the simulator itself: up to a million jobs over two hundred workers, time and memory",
     "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",
 }
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from inferry.admission.lengths import LengthModel, Question
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
-from inferry.dispatch.tokens import CachedShares, TokenRatios
+from inferry.dispatch.prefixes import PrefixMemory
+from inferry.dispatch.tokens import TokenRatios
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
@@ -44,7 +45,7 @@ class Gateway:
         self._metrics = metrics
         self._tokenizers = tokenizers or {}
         self._ratios = TokenRatios()
-        self._cached = CachedShares()
+        self._prefixes = PrefixMemory()
         self._lengths = LengthModel()
         self._draining = False
         self._loop = DispatchLoop(
@@ -74,9 +75,11 @@ class Gateway:
     def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
         return self._ratios.estimate(model, template, size)
 
-    def estimate_cached(self, model: str, tenant: str, run_id: str, prompt: Estimate) -> Estimate:
-        """How much of a prompt the engine will find in its prefix cache."""
-        return self._cached.estimate(model, tenant, run_id, prompt)
+    def meet_prompt(self, model: str, tenant: str, body: bytes, prompt: Estimate) -> tuple[Estimate, tuple[str, ...]]:
+        """How much of a prompt the engine will find in its prefix cache, and what it has in common with others."""
+        beginning = self._prefixes.meet(tenant, model, body)
+        known = int(prompt.expected * beginning.share)
+        return Estimate(0, self._prefixes.expected(model, known), known), beginning.chain
 
     def predict_output(
         self, tenant: str, model: str, prompt_tokens: int, budget: int, template: str | None, hint: int | None
@@ -139,7 +142,7 @@ class Gateway:
     def _learn(self, job: InferenceJob, done: Done) -> None:
         predicted, prompt = job.footprint.output, job.footprint.prompt.expected
         usage = done.usage
-        self._cached.learn(job.route.model, job.tenant, job.run_id, usage.prompt_tokens, usage.cached_tokens)
+        self._prefixes.learn(job.route.model, job.footprint.cached.high, usage.cached_tokens)
         if not predicted.is_exact:
             question = Question(job.tenant, job.route.model, prompt, job.token_budget, job.template_id, job.output_hint)
             self._lengths.observe(question, predicted, done.usage.output_tokens, cut=done.finish is FinishReason.LENGTH)

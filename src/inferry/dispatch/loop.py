@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, InternalError, QueueTimeout, WorkerLost
@@ -58,10 +59,12 @@ class DispatchLoop:
             for lane, policy in lanes.items()
             if policy.ttft_ms is not None
         }
+        self._rooms = Rooms(lanes)
         self._demux = Demux()
         self._loop = asyncio.get_running_loop()
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancels: dict[str, list[str]] = {}
         self._cancel_reasons: dict[str, GatewayError] = {}
@@ -90,6 +93,8 @@ class DispatchLoop:
             raise
         self._metrics.offered(job)
         self._idle.clear()
+        if self._look_due is None:
+            self._look()
         self._ask_for_tick()
         return stream
 
@@ -128,8 +133,9 @@ class DispatchLoop:
 
     async def close(self) -> None:
         """Stop ticking. Jobs that have not ended by now end with an error."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look_due):
+            if timer is not None:
+                timer.cancel()
         self.end_all(InternalError("the gateway stopped"))
         for task in self._tasks:
             task.cancel()
@@ -140,8 +146,21 @@ class DispatchLoop:
     def _observe(self, worker: str) -> None:
         view = self._pool.view(worker)
         self._metrics.know_models(view.models)
-        self._scheduler.observe(view, self._now())
+        now = self._now()
+        self._scheduler.observe(self._rooms.seen(view, now), now)
         self._ask_for_tick()
+
+    def _look(self) -> None:
+        """Compute the workers' rooms anew. Nobody looks while nothing is in flight: then nothing changes them but time,
+        and the first job that comes looks at once.
+        """
+        self._look_due = None
+        now = self._now()
+        for view in self._rooms.look(now):
+            self._scheduler.observe(view, now)
+            self._ask_for_tick()
+        if len(self._demux):
+            self._look_due = self._loop.call_later(LOOK_S, self._look)
 
     def _ask_for_tick(self) -> None:
         if not self._tick_due:
@@ -158,6 +177,7 @@ class DispatchLoop:
                 stream = self._demux.get(job.job_id)
                 assert stream is not None, "a planned job has a stream"
                 stream.attempt.sent(plan, now)
+                self._rooms.sent(stream.attempt, now)
             self._spawn(self._run(plan))
         for job in tick.expired:
             stream = self._demux.get(job.job_id)
@@ -220,6 +240,7 @@ class DispatchLoop:
             last = attempt.last_token_at
             if last is None:
                 attempt.first_token(now)
+                self._rooms.first_token(attempt, now)
                 self._metrics.first_token(attempt)
                 self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
                 self._ask_for_tick()
@@ -241,6 +262,7 @@ class DispatchLoop:
             if reason is not None and isinstance(end, Failed):
                 end = Failed(job.job_id, reason, end.usage)
         attempt.ended(end, now)
+        self._rooms.ended(attempt, now)
         self._scheduler.progress(job.job_id, _ENDED, now)
         self._demux.close(stream, end)
         entry = attempt.entry(self._clock.wall())

@@ -9,6 +9,8 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    predicted_wait_s: float | None = None
+    """How long the job would have been queued, where that is why it was refused."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -96,7 +96,9 @@ class Payload(Struct, frozen=True, kw_only=True):
     """The hazardous part of a job: what the user wrote. Workers read it; nothing else does, nothing prints it.
 
     `body` is the JSON as the client sent it. `prompt_ids` is present when the model's tokenizer is at hand or the
-    client sent token ids.
+    client sent token ids. `output_limit` is what an engine that keeps its word cannot exceed, over all choices; None
+    leaves that to the job's budget. `stream_fields` says whether the body names `stream` and `stream_options`, so
+    that nobody has to search a long one for them; None where nobody has looked.
     """
 
     api: Literal["chat", "completions"]
@@ -104,6 +106,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     prompt_ids: tuple[int, ...] | None = None
     include_usage: bool = False
+    output_limit: int | None = None
+    stream_fields: tuple[bool, bool] | None = None
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

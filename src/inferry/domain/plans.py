@@ -18,13 +18,15 @@ class Room(Struct, frozen=True, gc=False):
     """How much of a worker the gateway may use; None means that currency does not bind.
 
     Three are held until given back: sequences, KV tokens at the predicted peak, prompt tokens in prefill. The fourth,
-    prompt tokens per second, bounds how fast prefill is sent while live sequences decode.
+    prompt tokens per second, bounds how fast prefill is sent while live sequences decode. `batch_sequences` is how many
+    sequences may run before lanes that promise nothing are kept out.
     """
 
     sequences: int | None = None
     kv_tokens: int | None = None
     prefill_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
+    batch_sequences: int | None = None
 
 
 class Load(Struct, frozen=True, gc=False):
@@ -39,7 +41,9 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """A belief about one worker, with a date. Replaced, never mutated.
 
     `room` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
-    not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key.
+    not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key. `controlled`
+    says that its room is what it holds at most, within which the gateway computes how much of it to use;
+    `chunk_tokens` is what it computes in one step.
     """
 
     worker: str
@@ -55,6 +59,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     load: Load = Load()
     foreign: Load = Load()
     kv_capacity: int | None = None
+    chunk_tokens: int | None = None
+    controlled: bool = False
 
 
 class ReleaseReason(enum.Enum):
@@ -92,6 +98,26 @@ class Tick(Struct, frozen=True):
     evictions: tuple[InferenceJob, ...] = ()
     expired: tuple[InferenceJob, ...] = ()
     wake_at: float | None = None
+
+
+class Ahead(Struct, frozen=True, gc=False):
+    """What is queued before a job that would come now, as far as it is expected: jobs, and tokens to compute for them.
+
+    `prompt_tokens` leaves out what is expected to be cached.
+    """
+
+    jobs: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class PredictedWait(Struct, gc=False):
+    """How long a job was expected to wait when it came: half of such jobs no longer than `p50_s`, nine in ten no longer
+    than `p90_s`.
+    """
+
+    p50_s: float
+    p90_s: float
 
 
 class FirstToken(Struct, frozen=True, gc=False):

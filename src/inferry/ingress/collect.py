@@ -5,6 +5,7 @@ what the engine would have said in one piece: per choice the texts joined, tool 
 concatenated, everything else as last seen.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -12,6 +13,16 @@ import msgspec
 from inferry.domain.errors import WorkerLost
 
 _decode = msgspec.json.decode
+
+# An event that says one more piece of text and nothing else that comes in pieces: around the text stand names, numbers
+# and nulls alone. Another event with the same bytes around its text differs from it in that text only.
+_ONE_MORE_TEXT = re.compile(
+    rb"(?P<before>"
+    rb'data: ?\{[^\[\]\n]*"choices":\[\{"index":\d+,(?:"[a-z_]+":null,)*'
+    rb'(?:(?P<chat>"delta":\{"content":)|"text":)")'
+    rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
+    rb'(?P<after>"(?(chat)\})[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*)(?=\n\n)'
+)
 
 _WHOLE_NAMES = {"chat.completion.chunk": "chat.completion"}
 
@@ -27,7 +38,7 @@ def collect_events(raw: bytes, usage_event: bytes) -> bytes:
 def _collect(raw: bytes, usage_event: bytes) -> bytes:
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
-    for line in (raw + usage_event).split(b"\n"):
+    for line in (_with_texts_joined(raw) + usage_event).split(b"\n"):
         if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
             continue
         try:
@@ -44,6 +55,29 @@ def _collect(raw: bytes, usage_event: bytes) -> bytes:
     answer["object"] = _WHOLE_NAMES.get(answer.get("object", ""), answer.get("object"))
     answer["choices"] = [_whole(choices[index]) for index in sorted(choices)]
     return msgspec.json.encode(answer)
+
+
+def _with_texts_joined(raw: bytes) -> bytes:
+    """The same events, with those that differ in their text alone as one event, where they follow each other.
+
+    Between two such texts stand the end of one event and the beginning of the next, the same bytes every time. To cut
+    those out takes a fraction of the time that decoding every event would, and what makes an answer long are they.
+    """
+    at = 0
+    for _ in range(2):  # the first event often says the role alone
+        found = _ONE_MORE_TEXT.match(raw, at)
+        if found is not None:
+            break
+        at = raw.find(b"\n\n", at) + 2
+    else:
+        return raw
+    texts = raw[at:].split(found["after"] + b"\n\n" + found["before"])
+    last = texts.pop()
+    joined = b"".join(texts)
+    # An event of another kind in between has a newline, and an event with more than its text has a quote.
+    if b"\n" in joined or joined.count(b'"', found.end("before") - at) != joined.count(b'\\"'):
+        return raw
+    return raw[:at] + joined + last
 
 
 def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -34,7 +35,7 @@ from inferry.domain.jobs import (
     Sampling,
 )
 from inferry.domain.ports import ModelCard, Tokenizer
-from inferry.ingress.wire import Body, ChatBody, CompletionBody
+from inferry.ingress.wire import Body, ChatBody, CompletionBody, StreamOptions
 
 Api = Literal["chat", "completions"]
 
@@ -52,6 +53,10 @@ MOST_STOP_TOKENS = 256
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
+LARGEST_OUTPUT = 1_000_000
+"""No engine is believed to write more than this in one call, where neither the call nor its context says."""
+HASHED_END_BYTES = 8192
+"""How much of either end of a long text counts in a prompt's hash."""
 
 _TIERS = {"auto": Lane.P1, "default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
@@ -90,9 +95,8 @@ def new_job_id() -> str:
     return f"{_id_prefix}-{next(_id_counter)}"
 
 
-async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway) -> InferenceJob:
+def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway) -> "InferenceJob | LongPrompt":
     """The job a request asks for. Everything that can be known to be wrong with it is found here."""
-    now = gateway.clock.now()
     wire = _decode(api, body)
     card = gateway.cards().get(wire.model)
     if card is None:
@@ -100,12 +104,62 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
             raise NoWorker("some workers are still to say which models they serve", retry_after_s=2.0)
         raise ModelNotFound(f"the model `{_shown(wire.model)}` is not served here", param="model")
     asked = _check_ranges(wire)
-    for feature, param in _features(api, wire):
+    for feature, param in _features(wire):
         if feature not in card.features:
             raise UnsupportedFeature(f"model `{card.name}` is served without support for `{param}`", param=param)
+    call = _Call(api, wire, asked, body, headers, card, gateway, gateway.clock.now())
+    prompt = _prompt(wire, body, card, gateway.tokenizer(card.name))
+    if prompt is None:
+        size = gateway.estimate_prompt(card.name, _identifier(headers, b"x-inferry-template-id"), len(body))
+        return _job(call, None, size)
+    if isinstance(prompt, _Text):
+        if prompt.size > INLINE_TOKENIZE_BYTES:
+            return LongPrompt(call, prompt)
+        prompt = prompt.encode()
+    return _tokenised(call, prompt)
 
+
+class _Call(NamedTuple):
+    """What a request said, checked as far as it can be without its prompt's tokens."""
+
+    api: Api
+    wire: ChatBody | CompletionBody
+    asked: int | None
+    body: bytes
+    headers: Mapping[bytes, bytes]
+    card: ModelCard
+    gateway: Gateway
+    now: float
+
+
+class _Text(NamedTuple):
+    """A prompt that is to be tokenised."""
+
+    size: int
+    encode: Callable[[], list[int]]
+
+
+class LongPrompt:
+    """A call whose prompt takes too long to tokenise on the event loop."""
+
+    def __init__(self, call: _Call, text: _Text) -> None:
+        self._call = call
+        self._text = text
+
+    async def job(self) -> InferenceJob:
+        ids = await asyncio.get_running_loop().run_in_executor(_tokenising, self._text.encode)
+        return _tokenised(self._call, ids)
+
+
+def _tokenised(call: _Call, ids: list[int]) -> InferenceJob:
+    if not ids:
+        raise InvalidRequest("the prompt is empty", param="messages" if call.api == "chat" else "prompt")
+    return _job(call, tuple(ids), Estimate.exactly(len(ids)))
+
+
+def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
+    api, wire, asked, body, headers, card, gateway, now = call
     template_id = _identifier(headers, b"x-inferry-template-id")
-    prompt_ids, prompt = await _prompt(api, wire, body, card, gateway, template_id)
     budget = _budget(asked, prompt, card, api)
     lane = _lane(headers, wire.service_tier)
     job_id = new_job_id()
@@ -116,10 +170,11 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
         output = Estimate.exactly(budget)
     else:
         output = gateway.predict_output(tenant, card.name, prompt.expected, budget, template_id, hint)
+    cached, prefix = gateway.meet_prompt(card.name, tenant, body, prompt)
     max_wait_ms = _whole_number(headers, b"x-inferry-max-wait-ms")
     deadline_ms = _whole_number(headers, b"x-inferry-deadline-ms")
-    stream = bool(wire.stream)
-    include_usage = bool(wire.stream_options and wire.stream_options.include_usage)
+    stream = wire.stream is True
+    options = wire.stream_options
     route = RouteKey(card.name)
     return InferenceJob(
         job_id=job_id,
@@ -133,7 +188,8 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
         lane=lane,
         route=route,
         batch_key=BatchKey(route, streaming=stream),
-        footprint=Footprint(prompt, gateway.estimate_cached(card.name, tenant, run_id, prompt), output),
+        footprint=Footprint(prompt, cached, output),
+        prefix=prefix,
         output_hint=hint,
         token_budget=budget,
         prompt_hash=_prompt_hash(wire),
@@ -146,7 +202,9 @@ async def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: 
             body=body,
             sampling=_sampling(wire, budget),
             prompt_ids=prompt_ids,
-            include_usage=include_usage,
+            include_usage=isinstance(options, StreamOptions) and options.include_usage is True,
+            output_limit=_output_limit(asked, wire.n, card),
+            stream_fields=(wire.stream is not UNSET, options is not UNSET),
         ),
     )
 
@@ -220,7 +278,7 @@ def _check_ranges(wire: ChatBody | CompletionBody) -> int | None:
     return limit
 
 
-def _features(api: Api, wire: ChatBody | CompletionBody) -> Iterator[tuple[str, str]]:
+def _features(wire: ChatBody | CompletionBody) -> Iterator[tuple[str, str]]:
     """(feature, parameter) for everything the request asks for that not every worker can do."""
     if wire.n is not None and wire.n > 1:
         yield "n", "n"
@@ -274,39 +332,28 @@ def _sampling(wire: Body, budget: int) -> Sampling:
 # -- the prompt ------------------------------------------------------------------------------------------------------
 
 
-async def _prompt(
-    api: Api,
-    wire: ChatBody | CompletionBody,
-    body: bytes,
-    card: ModelCard,
-    gateway: Gateway,
-    template_id: str | None,
-) -> tuple[tuple[int, ...] | None, Estimate]:
-    """The prompt's token ids where they can be had, and how many there are."""
-    tokenizer = gateway.tokenizer(card.name)
+def _prompt(
+    wire: ChatBody | CompletionBody, body: bytes, card: ModelCard, tokenizer: Tokenizer | None
+) -> list[int] | _Text | None:
+    """The prompt's token ids where the client sent them, its text where a tokenizer is at hand, else None."""
     if isinstance(wire, ChatBody):
         if tokenizer is None:
-            return None, gateway.estimate_prompt(card.name, template_id, len(body))
+            return None
         messages = _messages(body)
         size = sum(len(str(message["content"]).encode()) for message in messages)
         _refuse_what_cannot_fit(size, tokenizer, card, "messages")
-        ids = await _off_loop(size, tokenizer.encode_chat, messages)
-    else:
-        prompt = _completion_prompt(wire.prompt)
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                return None, gateway.estimate_prompt(card.name, template_id, len(body))
-            size = len(prompt.encode())
-            _refuse_what_cannot_fit(size, tokenizer, card, "prompt")
-            ids = await _off_loop(size, tokenizer.encode, prompt)
-        else:
-            ids = prompt
-            largest = LARGEST_ID if card.vocab_size is None else card.vocab_size - 1
-            if min(ids) < 0 or max(ids) > largest:
-                raise InvalidRequest(f"`prompt` holds a token id outside 0 to {largest}", param="prompt")
-    if not ids:
-        raise InvalidRequest("the prompt is empty", param="messages" if api == "chat" else "prompt")
-    return tuple(ids), Estimate.exactly(len(ids))
+        return _Text(size, partial(tokenizer.encode_chat, messages))
+    prompt = _completion_prompt(wire.prompt)
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            return None
+        size = len(prompt.encode())
+        _refuse_what_cannot_fit(size, tokenizer, card, "prompt")
+        return _Text(size, partial(tokenizer.encode, prompt))
+    largest = LARGEST_ID if card.vocab_size is None else card.vocab_size - 1
+    if min(prompt) < 0 or max(prompt) > largest:
+        raise InvalidRequest(f"`prompt` holds a token id outside 0 to {largest}", param="prompt")
+    return prompt
 
 
 def _refuse_what_cannot_fit(size: int, tokenizer: Tokenizer, card: ModelCard, param: str) -> None:
@@ -317,12 +364,6 @@ def _refuse_what_cannot_fit(size: int, tokenizer: Tokenizer, card: ModelCard, pa
             f"the prompt has at least {at_least} tokens; the context of `{card.name}` is {card.context_tokens} tokens",
             param=param,
         )
-
-
-async def _off_loop(size: int, encode: Callable[[Any], list[int]], text: Any) -> list[int]:
-    if size <= INLINE_TOKENIZE_BYTES:
-        return encode(text)
-    return await asyncio.get_running_loop().run_in_executor(_tokenising, encode, text)
 
 
 def _messages(body: bytes) -> list[dict[str, object]]:
@@ -391,19 +432,33 @@ def _budget(asked: int | None, prompt: Estimate, card: ModelCard, api: Api) -> i
     return left if card.default_output_tokens is None else min(left, card.default_output_tokens)
 
 
+def _output_limit(asked: int | None, choices: int | None, card: ModelCard) -> int:
+    """Tokens that an engine which keeps its word cannot exceed, over all choices."""
+    most = asked if asked is not None else card.context_tokens
+    return LARGEST_OUTPUT if most is None else most * (choices or 1)
+
+
 def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
     """Equal for equal prompts to one model, however the rest of the bodies differs.
 
-    A hint for grouping, not a proof of identity: SHA-1, because processors have it built in.
+    A hint for grouping, not a proof of identity: SHA-1, because processors have it built in, and of something long
+    only the ends and the length.
     """
-    digest = hashlib.sha1(wire.model.encode(), usedforsecurity=False)
+    parts: list[bytes | memoryview] = [wire.model.encode()]
     if isinstance(wire, ChatBody):
         for message in wire.messages:
-            digest.update(b"\0" + message.role.encode() + b"\0")
-            digest.update(message.content)
+            parts.append(message.role.encode())
+            parts += _ends(message.content)
     else:
-        digest.update(wire.prompt)
-    return digest.hexdigest()
+        parts += _ends(wire.prompt)
+    return hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
+
+
+def _ends(raw: Raw) -> tuple[bytes | memoryview, ...]:
+    view = memoryview(raw)
+    if len(view) <= 2 * HASHED_END_BYTES:
+        return (view,)
+    return b"%d" % len(view), view[:HASHED_END_BYTES], view[-HASHED_END_BYTES:]
 
 
 # -- the headers -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import msgspec
 
 from inferry.domain.errors import GatewayError
 
-Headers = list[tuple[bytes, bytes]]
-
 _TYPES = {
     401: "authentication_error",
     402: "budget_error",
@@ -31,14 +29,15 @@ def error_body(error: GatewayError) -> bytes:
     )
 
 
-def error_headers(error: GatewayError) -> Headers:
-    headers: Headers = [(b"content-type", b"application/json")]
+def error_headers(error: GatewayError) -> bytes:
+    """Header lines."""
+    headers = b"content-type: application/json\r\n"
     if error.status == 408:
         # The deadline was the client's own: sent again, it would start anew. OpenAI's clients retry 408 unless told.
-        headers.append((b"x-should-retry", b"false"))
+        headers += b"x-should-retry: false\r\n"
     if error.status in (429, 503):
         seconds = error.retry_after_s if error.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
-        headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
+        headers += b"retry-after: %d\r\n" % max(1, math.ceil(seconds))
     return headers
 
 

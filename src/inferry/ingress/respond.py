@@ -1,152 +1,222 @@
 """Items to HTTP: the two ways an answer leaves, in pieces and whole.
 
-Each call is read by its own ASGI task. A second, small task waits for the client to leave; when it does, the job is
-cancelled and nobody else is disturbed. Response headers go out with the first delta, because only then is it known
-where the job ran and how long it waited.
+No answer has a task of its own. It listens to the job's stream and is called from where the worker's items come in; it
+writes what there is, or leaves it in the stream while its client is slow, where it merges. Response headers go out with
+the first delta, because only then is it known where the job ran and how long it waited. A client that leaves cancels
+its own job, and nobody else is disturbed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import logging
 
 from inferry.dispatch.gateway import Gateway, JobStream
-from inferry.domain.errors import ClientClosed
+from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Failed
 from inferry.ingress.collect import collect_events
-from inferry.ingress.problems import Headers, error_body, error_event, error_headers
+from inferry.ingress.connection import Reply
+from inferry.ingress.problems import error_body, error_event, error_headers
 from inferry.ingress.shapes import ChunkWriter, EventWriter, PassThrough, whole_answer
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+log = logging.getLogger(__name__)
 
-_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-_JSON = [(b"content-type", b"application/json")]
+_SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_JSON = b"content-type: application/json\r\n"
 _HEARTBEAT = b": waiting\n\n"
+_LOOKS_PER_HEARTBEAT = 4
+
+_pass_through = PassThrough()
 
 
-async def respond(
-    stream: JobStream, job: InferenceJob, gateway: Gateway, receive: Receive, send: Send, heartbeat_s: float
-) -> None:
-    """Answer one accepted job until its end, or until the client is gone."""
-    watcher = asyncio.get_running_loop().create_task(_cancel_when_gone(job.job_id, gateway, receive))
-    try:
-        if job.stream:
-            await _in_pieces(stream, job, gateway, send, heartbeat_s)
-        else:
-            await _whole(stream, job, gateway, send)
-    finally:
-        watcher.cancel()
-        if not stream.attempt.is_ended:
-            gateway.cancel(job.job_id)  # the answer broke off here: nobody will read the rest
+class _Answer:
+    """One accepted job's answer, until its end or until the client is gone."""
 
+    __slots__ = ("_gateway", "_job", "_reply", "_stream")
 
-async def _cancel_when_gone(job_id: str, gateway: Gateway, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    gateway.cancel(job_id)
-
-
-async def _in_pieces(stream: JobStream, job: InferenceJob, gateway: Gateway, send: Send, heartbeat_s: float) -> None:
-    writer: EventWriter | None = None
-    started = False
-    heartbeat = _Heartbeat(stream, heartbeat_s)
-    try:
-        while True:
-            delta, end = await stream.take()
-            if not started:
-                if isinstance(end, Failed) and delta is None:
-                    await _refuse(end, job, send)
-                    return
-                started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _SSE + _job_headers(stream, job)})
-            if writer is None and (delta is not None or end is not None):
-                writer = PassThrough() if delta is not None and delta.raw else ChunkWriter(job, gateway.clock.wall())
-            body = b"" if delta is None or writer is None else writer.piece(delta)
-            if isinstance(end, Failed):
-                await send({"type": "http.response.body", "body": body + error_event(end.error)})
-                return
-            if end is not None and writer is not None:
-                body += writer.last(end, include_usage=job.payload.include_usage)
-                await send({"type": "http.response.body", "body": body})
-                return
-            if body:
-                heartbeat.something_was_said = True
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            elif heartbeat.is_due:
-                heartbeat.is_due = False
-                await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
-    finally:
-        heartbeat.stop()
-
-
-async def _whole(stream: JobStream, job: InferenceJob, gateway: Gateway, send: Send) -> None:
-    texts: list[str] = []
-    raws: list[bytes] = []
-    while True:
-        delta, end = await stream.take()
-        if delta is not None:
-            texts.append(delta.text)
-            raws.append(delta.raw)
-        if end is not None:
-            break
-    if isinstance(end, Failed):
-        await _refuse(end, job, send)
-        return
-    raw = b"".join(raws)
-    body = collect_events(raw, end.raw) if raw else whole_answer(job, "".join(texts), end, gateway.clock.wall())
-    await send_whole(send, 200, _JSON + _job_headers(stream, job), body)
-
-
-async def _refuse(end: Failed, job: InferenceJob, send: Send) -> None:
-    if isinstance(end.error, ClientClosed):
-        return  # nobody is there to read it
-    await send_whole(
-        send,
-        end.error.status,
-        [*error_headers(end.error), (b"x-request-id", job.request_id.encode())],
-        error_body(end.error),
-    )
-
-
-async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def _job_headers(stream: JobStream, job: InferenceJob) -> Headers:
-    headers = [(b"x-request-id", job.request_id.encode()), (b"x-inferry-lane", job.lane.name.encode())]
-    attempt = stream.attempt
-    if attempt.plan is not None and attempt.queue_s is not None:
-        headers += [
-            (b"x-inferry-queue-ms", b"%.1f" % (attempt.queue_s * 1000)),
-            (b"x-inferry-batch-size", b"%d" % len(attempt.plan.jobs)),
-            (b"x-inferry-worker", attempt.plan.worker.encode()),
-        ]
-    return headers
-
-
-class _Heartbeat:
-    """Wakes the reader of a stream that has been silent for a while. One timer, armed again only when it fires."""
-
-    __slots__ = ("_every_s", "_loop", "_stream", "_timer", "is_due", "something_was_said")
-
-    def __init__(self, stream: JobStream, every_s: float) -> None:
+    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
         self._stream = stream
-        self._every_s = every_s
+        self._job = job
+        self._gateway = gateway
+        self._reply = reply
+
+    def start(self) -> None:
+        self._reply.on_gone = self.on_gone
+        self._stream.listen(self.on_news)
+
+    def on_gone(self) -> None:
+        self._gateway.cancel(self._job.job_id)
+
+    def on_news(self) -> None:
+        # The caller is the worker's side: what goes wrong here is no fault of it, and nobody else's concern.
+        try:
+            self._tell()
+        except GatewayError as error:
+            self._refuse(error)
+        except Exception:
+            log.exception("an answer failed")
+            self._reply.abort()
+
+    def _tell(self) -> None:
+        raise NotImplementedError
+
+    def _refuse(self, error: GatewayError) -> None:
+        if isinstance(error, ClientClosed):
+            self._reply.abort()  # nobody is there to read it
+            return
+        headers = b"%bx-request-id: %b\r\n" % (error_headers(error), self._job.request_id.encode())
+        self._reply.whole(error.status, headers, error_body(error))
+
+    def _job_headers(self) -> bytes:
+        job, attempt = self._job, self._stream.attempt
+        headers = b"x-request-id: %b\r\nx-inferry-lane: %b\r\n" % (job.request_id.encode(), job.lane.name.encode())
+        if attempt.plan is None or attempt.queue_s is None:
+            return headers
+        return b"%bx-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
+            headers,
+            attempt.queue_s * 1000,
+            len(attempt.plan.jobs),
+            attempt.plan.worker.encode(),
+        )
+
+
+class WholeAnswer(_Answer):
+    """One JSON body, once everything is there."""
+
+    __slots__ = ("_raws", "_texts")
+
+    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
+        super().__init__(stream, job, gateway, reply)
+        self._texts: list[str] = []
+        self._raws: list[bytes] = []
+
+    def _tell(self) -> None:
+        delta, end = self._stream.take_now()
+        if delta is not None:
+            self._texts.append(delta.text)
+            self._raws.append(delta.raw)
+        if end is None:
+            return
+        if isinstance(end, Failed):
+            self._refuse(end.error)
+            return
+        raw = b"".join(self._raws)
+        if raw:
+            body = collect_events(raw, end.raw)
+        else:
+            body = whole_answer(self._job, "".join(self._texts), end, self._gateway.clock.wall())
+        self._reply.whole(200, _JSON + self._job_headers(), body)
+
+
+class StreamedAnswer(_Answer):
+    """Server-sent events, as they come."""
+
+    __slots__ = ("_heartbeats", "_is_begun", "_max_unread_bytes", "_quiet_looks", "_writer")
+
+    def __init__(
+        self,
+        stream: JobStream,
+        job: InferenceJob,
+        gateway: Gateway,
+        reply: Reply,
+        heartbeats: "Heartbeats",
+        max_unread_bytes: int,
+    ) -> None:
+        super().__init__(stream, job, gateway, reply)
+        self._writer: EventWriter | None = None
+        self._is_begun = False
+        self._max_unread_bytes = max_unread_bytes
+        self._heartbeats = heartbeats
+        self._quiet_looks = 0
+
+    def start(self) -> None:
+        self._reply.heartbeat = _HEARTBEAT
+        self._reply.on_writable = self.on_news
+        self._heartbeats.add(self)
+        super().start()
+
+    def on_gone(self) -> None:
+        self._heartbeats.discard(self)
+        super().on_gone()
+
+    def look(self) -> None:
+        """Called regularly: a stream that was quiet for as many looks as make a heartbeat gets one."""
+        self._quiet_looks += 1
+        if self._quiet_looks >= _LOOKS_PER_HEARTBEAT and not self._reply.is_paused:
+            self._begin()
+            self._write(_HEARTBEAT)
+
+    def _tell(self) -> None:
+        reply = self._reply
+        if reply.is_paused and not reply.is_gone:
+            if self._stream.unread_bytes > self._max_unread_bytes and reply.on_gone is not None:
+                self._give_up()
+            return
+        delta, end = self._stream.take_now()
+        body = b""
+        if delta is not None:
+            writer = self._writer
+            if writer is None:
+                writer = self._writer = _pass_through if delta.raw else self._chunk_writer()
+            body = writer.piece(delta)
+            self._begin()
+        if end is None:
+            self._write(body)
+            return
+        self._heartbeats.discard(self)
+        if isinstance(end, Failed):
+            if not self._is_begun:
+                self._refuse(end.error)
+            elif isinstance(end.error, ClientClosed):
+                reply.abort()
+            else:
+                reply.end(body + error_event(end.error))
+            return
+        self._begin()
+        writer = self._writer or self._chunk_writer()
+        reply.end(body + writer.last(end, include_usage=self._job.payload.include_usage))
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self._reply.begin(_SSE + self._job_headers())
+
+    def _write(self, body: bytes) -> None:
+        self._quiet_looks = 0
+        self._reply.write(body)
+
+    def _chunk_writer(self) -> ChunkWriter:
+        return ChunkWriter(self._job, self._gateway.clock.wall())
+
+    def _give_up(self) -> None:
+        """Merging has a limit too: what one client does not read must not fill the memory of all."""
+        self._heartbeats.discard(self)
+        self._reply.on_gone = None
+        self._reply.abort()
+        self._gateway.cancel(
+            self._job.job_id, ClientClosed(f"the client left more than {self._max_unread_bytes} bytes unread")
+        )
+
+
+class Heartbeats:
+    """Looks at every open stream a few times per heartbeat. One timer for all, and none where nothing streams."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._every_s = heartbeat_s / _LOOKS_PER_HEARTBEAT
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(every_s, self._fire)
-        self.is_due = False
-        self.something_was_said = False
+        self._streams: set[StreamedAnswer] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _fire(self) -> None:
-        if not self.something_was_said:
-            self.is_due = True
-            self._stream.nudge()
-        self.something_was_said = False
-        self._timer = self._loop.call_later(self._every_s, self._fire)
+    def add(self, answer: StreamedAnswer) -> None:
+        self._streams.add(answer)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._every_s, self._look)
 
-    def stop(self) -> None:
-        self._timer.cancel()
+    def discard(self, answer: StreamedAnswer) -> None:
+        self._streams.discard(answer)
+
+    def _look(self) -> None:
+        self._timer = None
+        for answer in list(self._streams):
+            answer.look()
+        if self._streams:
+            self._timer = self._loop.call_later(self._every_s, self._look)

@@ -28,8 +28,8 @@ class Body(Struct, kw_only=True):
     """What the chat and the completions API have in common."""
 
     model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream: bool | UnsetType | None = UNSET
+    stream_options: StreamOptions | UnsetType | None = UNSET
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -11,7 +11,7 @@ from inferry.scheduling.kin import Kin, mates
 from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.packing import Draft, WorkerState, write_down
 from inferry.scheduling.passing import passers
-from inferry.scheduling.placing.loads import close
+from inferry.scheduling.placing.loads import close, keep_for_turn
 from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.shares import Shares
@@ -61,14 +61,14 @@ class Boarding:
         return self._drafts
 
     def _serve_turns(self) -> Queue | None:
-        """Lower lanes that are owed go first. One that finds no room has its workers kept for it: return its queue.
+        """Lower lanes that are owed go first. One that finds no room has a worker kept for it: return its queue.
 
         What is owed is paid out of the whole room, also out of what the lane leaves to higher ones otherwise.
         """
         while (queue := self._shares.turn()) is not None and (ticket := queue.head()) is not None:
             worker = self._placement.pick(queue.route, ticket, self._walk, 1.0)
             if worker is None:
-                close(queue.route.workers, self._walk)
+                keep_for_turn(queue.route.workers, ticket, self._walk)
                 break
             self._shares.takes_turn(queue, ticket.prefill_tokens)
             self._send(ticket, worker)
@@ -163,7 +163,7 @@ class Boarding:
         """A job that its worker has taken counts as sent from here on."""
         line, worker = ticket.queue.line, ticket.worker
         assert worker is not None
-        line.depth -= 1
+        line.count(ticket, -1)
         line.drain.departed += 1
         if ticket.due is not None:
             self._agenda.drop(ticket)

@@ -1,183 +1,220 @@
 """How much of a worker the gateway may use now: room, computed from measured costs and from what lanes promise.
 
-One controller per worker, owned by whoever feeds it. It is told what the gateway sees (jobs sent, first tokens, gaps,
+One controller per worker, owned by whoever feeds it. It is told what the gateway sees (jobs sent, first tokens, tokens,
 ends) and answers with a `Room`; time is an argument, and the same inputs give the same answers.
+
+A stream that is promised its first token within `ttft` and the others a `gap` apart has slack: the time until its next
+token is due. Whatever an engine does besides decoding that stream costs it slack, and idle moments give it some. So the
+gap that prompts may stretch a step to follows from the least slack of all live streams, and the rate of prompts from
+that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
+wrong estimate narrows the next answer, slack that was gained widens it.
+
+Work that promises nothing may use what keeps the slack of live streams at a whole first-token time. Live prompts of a
+lower lane may eat into it down to a tenth: they have a promise of their own to keep, and for such moments it is saved.
 """
 
-from collections.abc import Mapping
-from math import exp, inf
-
-from msgspec import Struct
+from collections.abc import Mapping, Sequence
+from math import inf
 
 from inferry.domain.jobs import Lane, LanePolicy
 from inferry.domain.plans import Load, Room
 from inferry.scheduling.rates import StepCosts
 
-BEAT_S = 0.2
-"""Costs and trim move once in a beat: long enough for several steps of any engine, short against a promise."""
+BEAT_S = 0.1
+"""Costs are learned once in a beat: long enough for several steps of most engines, short against a promise."""
 QUIET_S = 1.0
 """A lane that has had nothing in flight for this long is quiet. Agents pause less between two steps."""
-AHEAD = 0.25
+AHEAD = 0.4
 """The part of a first-token promise that prompts ahead may use; waiting in the gateway and surprises have the rest."""
 AHEAD_WHEN_QUIET = 0.8
-GAP_AIM = 0.8
-"""The part of the gap promise that the mean gap is steered to: prompts come in lumps, and a lump must fit as well."""
-DECODE_PART = 0.75
-"""The part of a gap that decoding alone may take; the rest is for prompts."""
-LEAST_PREFILL = 0.2
+SPEND_S = 1.0
+"""Slack above what is kept is spent, and slack below it earned back, over this long."""
+KEEP = 1.0
+"""The part of the first-token time that streams keep as slack while only work without promises comes."""
+KEEP_FROM_LIVE = 0.1
+"""The part they keep while prompts of a lower live lane come."""
+MOST_SPENT = 0.8
+MOST_EARNED = 0.5
+"""How much faster or slower than promised tokens may be wanted, as parts of `SPEND_S`."""
+DECODE_PART = 0.5
+"""The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
+LEAST_PREFILL = 0.15
 """The part of engine time that prompts get when the gap promise cannot be kept whatever is done."""
 COLD_PREFILL_TOKENS = 4096
 KV_PART = 0.95
 """Outputs are estimates, so a little KV is kept back."""
 
-CLOSE_BY = 0.8
-OPEN_BY = 0.02
-LEAST_TRIM = 0.3
-FIRST_TOKEN_DANGER = 0.7
-"""A first token that took this part of its promise on the worker is a warning: waiting before it is not in that."""
-GAP_DANGER = 1.0
-GAP_CALM = 0.85
 
+class Stream:
+    """A job that decodes. Whoever feeds the controller counts up `tokens` as they come."""
 
-class Promise(Struct, frozen=True, gc=False):
-    ttft_s: float
-    gap_s: float
+    __slots__ = ("arrived_at", "learned", "tokens")
+
+    def __init__(self, arrived_at: float) -> None:
+        self.arrived_at = arrived_at
+        self.tokens = 1
+        self.learned = 1
 
 
 class _Flow:
     """What one lane has on the worker."""
 
-    __slots__ = ("busy_at", "decoding", "gap_s", "gap_weight", "prefilling", "promise")
+    __slots__ = ("busy_at", "prefilling", "slack_s", "streams")
 
-    def __init__(self, promise: Promise | None) -> None:
-        self.promise = promise
+    def __init__(self) -> None:
         self.prefilling = 0
-        self.decoding = 0
+        self.streams: dict[Stream, None] = {}
         self.busy_at = -inf
-        self.gap_s = 0.0
-        self.gap_weight = 0.0
+        self.slack_s = inf
 
     def is_quiet(self, now: float) -> bool:
-        return not self.prefilling and not self.decoding and now - self.busy_at >= QUIET_S
+        return not self.prefilling and not self.streams and now - self.busy_at >= QUIET_S
+
+
+class _Live(_Flow):
+    """A lane that promises something."""
+
+    __slots__ = ("gap_s", "ttft_s")
+
+    def __init__(self, ttft_s: float, gap_s: float) -> None:
+        super().__init__()
+        self.ttft_s = ttft_s
+        self.gap_s = gap_s
+
+    def look(self, now: float) -> None:
+        """Note the least slack of the streams that can still keep their promise."""
+        from_arrival, gap_s = self.ttft_s - now, self.gap_s
+        least = inf
+        for stream in self.streams:
+            slack = stream.arrived_at + from_arrival + gap_s * stream.tokens
+            if 0.0 <= slack < least:
+                least = slack
+        self.slack_s = least
+
+    def gap_wanted_s(self, keep: float) -> float:
+        """How far apart tokens may come for the next moment, if slack is to come to the part `keep` of `ttft_s`."""
+        if self.slack_s == inf:
+            return self.gap_s
+        spare_s = min(MOST_SPENT * SPEND_S, max(-MOST_EARNED * SPEND_S, self.slack_s - keep * self.ttft_s))
+        return self.gap_s * SPEND_S / (SPEND_S - spare_s)
 
 
 class RoomController:
     """See the module. `limits` are what the worker can hold at most; `chunk_tokens` what it computes in one step."""
 
     def __init__(self, lanes: Mapping[Lane, LanePolicy], limits: Room, chunk_tokens: int | None = None) -> None:
-        self._flows = {lane: _Flow(_promise(policy)) for lane, policy in lanes.items()}
-        self._live = [flow for flow in self._flows.values() if flow.promise is not None]
+        self._flows = {lane: _flow(lanes[lane]) for lane in sorted(lanes)}
+        self._live = [flow for flow in self._flows.values() if isinstance(flow, _Live)]
         self._limits = limits
         self._chunk_tokens = chunk_tokens
         self._load = Load()
         self._typical_prompt = 0.0
         self._at: float | None = None
-        self._clear_beat()
+        self._start_beat()
         self.costs = StepCosts()
-        self.trim = 1.0
-
-    def _clear_beat(self) -> None:
-        self._elapsed_s = self._busy_s = self._decoding_s = self._sequence_s = 0.0
-        self._gaps = self._gaps_s = self._prompt_tokens = 0.0
-        self._warned = False
 
     # What it is told.
 
-    def sent(self, prefill_tokens: int, lane: Lane, now: float) -> None:
+    def sent(self, lane: Lane, prefill_tokens: int, now: float) -> None:
         """A job went to the worker, with so many prompt tokens to compute as the gateway counts them."""
         self._pass(now)
         self._flows[lane].prefilling += 1
         weight = 0.1 if self._typical_prompt else 1.0
         self._typical_prompt += weight * (prefill_tokens - self._typical_prompt)
 
-    def first_token(self, lane: Lane, prefill_tokens: int, sent_at: float, now: float) -> None:
-        """The job's prompt is computed; `prefill_tokens` is what `sent` was told."""
+    def first_token(self, lane: Lane, prefill_tokens: int, arrived_at: float, now: float) -> Stream:
+        """The job's prompt is computed: as many tokens as `sent` was told, or as are known by now to have been."""
         self._pass(now)
         flow = self._flows[lane]
         flow.prefilling -= 1
-        flow.decoding += 1
         self._prompt_tokens += prefill_tokens
-        if flow.promise is not None:
-            own_s = prefill_tokens * self.costs.prompt_s
-            # A prompt that fills its promise by itself says nothing about what was ahead of it.
-            if now - sent_at - own_s > FIRST_TOKEN_DANGER * max(0.0, flow.promise.ttft_s - own_s):
-                self._warned = True
+        stream = Stream(arrived_at)
+        flow.streams[stream] = None
+        return stream
 
-    def gaps(self, lane: Lane, count: int, total_s: float) -> None:
-        """So many gaps between tokens, and their sum. A sample will do."""
-        if count <= 0:
-            return
-        self._gaps += count
-        self._gaps_s += total_s
-        flow = self._flows[lane]
-        flow.gap_s += total_s
-        flow.gap_weight += count
-
-    def ended(self, lane: Lane, now: float, *, had_first_token: bool = True) -> None:
-        """A job that was sent is over, well or not."""
+    def ended(self, lane: Lane, stream: Stream | None, now: float) -> None:
+        """A job that was sent is over, well or not; without a stream if it never had its first token."""
         self._pass(now)
         flow = self._flows[lane]
-        if had_first_token:
-            flow.decoding -= 1
-        else:
+        if stream is None:
             flow.prefilling -= 1
+        else:
+            del flow.streams[stream]
+            self._tokens_of_ended += stream.tokens - stream.learned
 
     def observe(self, load: Load) -> None:
         """What the worker says of itself, if it says anything."""
         self._load = load
+
+    def limit(self, limits: Room, chunk_tokens: int | None = None) -> None:
+        """What the worker can hold is another by now, or known better."""
+        self._limits = limits
+        self._chunk_tokens = chunk_tokens
 
     # What it answers.
 
     def room(self, now: float) -> Room:
         self._pass(now)
         if self._elapsed_s >= BEAT_S:
-            self._end_beat()
+            self._learn()
         limits = self._limits
         kv_tokens = None if limits.kv_tokens is None else max(1, int(limits.kv_tokens * KV_PART))
         if not self.costs.known:
-            return Room(limits.sequences, kv_tokens, self._within(COLD_PREFILL_TOKENS, limits.prefill_tokens), None)
-        awake = [flow.promise for flow in self._live if flow.promise and not flow.is_quiet(now)]
-        everyone = [flow.promise for flow in self._live if flow.promise]
+            return Room(limits.sequences, kv_tokens, self._within(COLD_PREFILL_TOKENS, limits.prefill_tokens))
+        awake = [flow for flow in self._live if not flow.is_quiet(now)]
+        for flow in awake:
+            flow.look(now)
+        step_s = self.costs.step_s(self._decoding_now())
         return Room(
-            self._sequences(awake or everyone),
+            limits.sequences,
             kv_tokens,
-            self._prefill_tokens(awake, everyone),
-            self._prefill_tokens_per_s(awake),
+            self._prefill_tokens(awake, step_s),
+            self._prefill_tokens_per_s(awake, step_s),
+            self._batch_sequences(awake),
         )
 
-    def _prefill_tokens_per_s(self, awake: list[Promise]) -> float | None:
-        """A step of d seconds becomes g = d / (1 - r / R) with r of R prompt tokens a second: hold g at the promise."""
-        if not awake:
-            return self._limits.prefill_tokens_per_s
-        step_s = self.costs.step_s(self._decoding_now())
-        gap_s = max(GAP_AIM * min(promise.gap_s for promise in awake), step_s / (1 - LEAST_PREFILL))
-        rate = self.costs.prompt_tokens_per_s * (1 - step_s / gap_s) * self.trim
+    def slack_s(self, lane: Lane) -> float:
+        """The least slack of the lane's streams when it was last looked at; infinite where there are none."""
+        return self._flows[lane].slack_s
+
+    def _prefill_tokens_per_s(self, awake: Sequence[_Live], step_s: float) -> float | None:
+        """A step of d seconds becomes g = d / (1 - r / R) with r of R prompt tokens a second: solved for r."""
         limit = self._limits.prefill_tokens_per_s
+        gap_s = inf
+        live_prompts = False
+        for flow in reversed(awake):
+            gap_s = min(gap_s, flow.gap_wanted_s(KEEP_FROM_LIVE if live_prompts else KEEP))
+            live_prompts = live_prompts or flow.prefilling > 0
+        if gap_s == inf:
+            return limit
+        part = max(LEAST_PREFILL, 1 - step_s / gap_s)
+        rate = self.costs.prompt_tokens_per_s * part
         return rate if limit is None else min(rate, limit)
 
-    def _prefill_tokens(self, awake: list[Promise], everyone: list[Promise]) -> int | None:
+    def _prefill_tokens(self, awake: Sequence[_Live], step_s: float) -> int | None:
         """As many prompt tokens as clear before a prompt that comes now, in the time its promise leaves them."""
         limit = self._limits.prefill_tokens
-        if not everyone:
+        if not self._live:
             return limit
-        step_s = self.costs.step_s(self._decoding_now())
         token_s = self.costs.prompt_s + (step_s / self._chunk_tokens if self._chunk_tokens else 0.0)
-        ttft_s = min(promise.ttft_s for promise in awake or everyone)
+        ttft_s = min(flow.ttft_s for flow in awake or self._live)
         slack_s = ttft_s - self._typical_prompt * token_s - step_s
-        part = AHEAD * self.trim if awake else AHEAD_WHEN_QUIET
-        return self._within(part * slack_s / token_s, limit)
+        return self._within((AHEAD if awake else AHEAD_WHEN_QUIET) * slack_s / token_s, limit)
 
-    def _sequences(self, promises: list[Promise]) -> int | None:
-        """As many as can decode without prompts taking their part of the gap.
+    def _batch_sequences(self, awake: Sequence[_Live]) -> int | None:
+        """As many sequences as decode in their part of the gap wanted, or in all of it while live lanes are quiet.
 
         Where even one step breaks the promise, up to where a step takes twice as long as an empty one: the promise is
         lost, and more than that would not be gained.
         """
-        limit = self._limits.sequences
-        costs = self.costs
-        if not promises or costs.token_s <= 0:
+        limit, costs = self._limits.sequences, self.costs
+        if not self._live or costs.token_s <= 0:
             return limit
-        step_s = max(DECODE_PART * min(promise.gap_s for promise in promises), 2 * costs.base_s)
+        if awake:
+            step_s = DECODE_PART * min(flow.gap_wanted_s(KEEP) for flow in awake)
+        else:
+            step_s = min(flow.gap_s for flow in self._live)
+        step_s = max(step_s, 2 * costs.base_s)
         return _clamp((step_s - costs.base_s) / costs.token_s, 1, limit)
 
     def _within(self, tokens: float, limit: int | None) -> int:
@@ -188,61 +225,53 @@ class RoomController:
 
     def _pass(self, now: float) -> None:
         """Time passed with what was in flight until now."""
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
-        self._at = now if self._at is None else max(now, self._at)
+        at = self._at
+        if at is None:
+            self._at = now
+            return
+        passed = now - at
         if passed <= 0:
             return
-        decoding = prefilling = 0
+        self._at = now
+        decoding = 0
+        busy = False
         for flow in self._flows.values():
-            if flow.decoding or flow.prefilling:
-                flow.busy_at = self._at
-                decoding += flow.decoding
-                prefilling += flow.prefilling
+            if flow.streams or flow.prefilling:
+                flow.busy_at = now
+                busy = True
+                decoding += len(flow.streams)
         self._elapsed_s += passed
-        if decoding or prefilling:
+        if busy:
             self._busy_s += passed
-        if decoding:
-            self._decoding_s += passed
-            self._sequence_s += passed * decoding
+            if decoding:
+                self._decoding_s += passed
+                self._stream_s += passed * decoding
 
-    def _end_beat(self) -> None:
-        """Learn what the beat cost, and trim where a promise was in danger."""
-        if self._gaps and self._gaps_s > 0:
-            steps = self._decoding_s * self._gaps / self._gaps_s
-            tokens = self._sequence_s * self._gaps / self._gaps_s
-            self.costs.add(self._elapsed_s, self._busy_s, steps, tokens, self._prompt_tokens)
-        elif not self._decoding_s:
-            self.costs.add(self._elapsed_s, self._busy_s, 0.0, 0.0, self._prompt_tokens)
-        worst = self._worst_gap()
-        if self._warned or worst > GAP_DANGER:
-            self.trim = max(LEAST_TRIM, self.trim * CLOSE_BY)
-        elif worst < GAP_CALM:
-            self.trim = min(1.0, self.trim + OPEN_BY)
-        keep = exp(-self._elapsed_s)
-        for flow in self._live:
-            flow.gap_s *= keep
-            flow.gap_weight *= keep
-        self._clear_beat()
+    def _start_beat(self) -> None:
+        self._elapsed_s = self._busy_s = self._decoding_s = self._stream_s = self._prompt_tokens = 0.0
+        self._tokens_of_ended = 0
 
-    def _worst_gap(self) -> float:
-        """The mean gap of the last second, as a part of what was promised, where that is largest."""
-        parts = [
-            flow.gap_s / flow.gap_weight / flow.promise.gap_s
-            for flow in self._live
-            if flow.promise and flow.decoding and flow.gap_weight > 0
-        ]
-        return max(parts, default=0.0)
+    def _learn(self) -> None:
+        """What the last beats cost. Every stream has a token in every step: as many steps as tokens for each of them."""
+        tokens = self._tokens_of_ended
+        for flow in self._flows.values():
+            for stream in flow.streams:
+                tokens += stream.tokens - stream.learned
+                stream.learned = stream.tokens
+        steps = tokens * self._decoding_s / self._stream_s if self._stream_s else 0.0
+        self.costs.add(self._elapsed_s, self._busy_s, steps, tokens, self._prompt_tokens)
+        self._start_beat()
 
     def _decoding_now(self) -> int:
-        own = sum(flow.decoding for flow in self._flows.values())
-        prefilling = sum(flow.prefilling for flow in self._flows.values())
+        own = sum([len(flow.streams) for flow in self._flows.values()])
+        prefilling = sum([flow.prefilling for flow in self._flows.values()])
         return own + max(0, self._load.running + self._load.waiting - own - prefilling)
 
 
-def _promise(policy: LanePolicy) -> Promise | None:
+def _flow(policy: LanePolicy) -> _Flow:
     if policy.ttft_ms is None or policy.gap_ms is None:
-        return None
-    return Promise(policy.ttft_ms / 1000, policy.gap_ms / 1000)
+        return _Flow()
+    return _Live(policy.ttft_ms / 1000, policy.gap_ms / 1000)
 
 
 def _clamp(value: float, least: int, most: int | None) -> int:

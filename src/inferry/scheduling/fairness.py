@@ -12,6 +12,9 @@ passing jobs take out of order adds a quantum each.
 
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
+from math import ceil
+
+from inferry.domain.plans import Ahead
 
 Weights = Mapping[str, float] | Callable[[str], float]
 
@@ -21,7 +24,7 @@ class Account:
 
     `at` is its virtual time and never falls: what was charged too much is a `refund`, which later charges use up first.
     `rank` says when it last came from having nothing ready, and orders equals. `jobs` counts all its jobs, `ready`
-    those that wait for room.
+    those that wait for room. `queued` and its tokens are what lanes and tenants have held or ready; runs do not count it.
     """
 
     __slots__ = (
@@ -33,6 +36,9 @@ class Account:
         "members",
         "name",
         "parent",
+        "queued",
+        "queued_output_tokens",
+        "queued_prompt_tokens",
         "rank",
         "ready",
         "refund",
@@ -49,6 +55,7 @@ class Account:
         self.refund = 0.0
         self.jobs = 0
         self.ready = 0
+        self.queued = self.queued_prompt_tokens = self.queued_output_tokens = 0
         self.members: dict[str, Account] = {}
         self._ready_weight = 0.0
         self._resting: list[tuple[float, int, Account]] = []
@@ -134,6 +141,22 @@ class Account:
             account = heappop(resting)[2]
             if not account.jobs and account.at <= self.clock and self.members.get(account.name) is account:
                 del self.members[account.name]
+
+
+def ahead_in(lane: Account, tenant: str) -> Ahead:
+    """What of a lane goes before the next job of a tenant: its own jobs, and as much of others as fair share gives
+    them in the meantime; never more than there is.
+    """
+    own = lane.members.get(tenant)
+    if own is None or not own.queued:
+        return Ahead()
+    weight = max(lane._ready_weight, own.weight)
+    part = min(1.0, own.queued * weight / own.weight / lane.queued)
+    return Ahead(
+        ceil(part * lane.queued),
+        min(lane.queued_prompt_tokens, ceil(own.queued_prompt_tokens * weight / own.weight)),
+        min(lane.queued_output_tokens, ceil(own.queued_output_tokens * weight / own.weight)),
+    )
 
 
 def weigher(weights: Weights) -> Callable[[str], float]:

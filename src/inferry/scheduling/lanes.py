@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from inferry.domain.jobs import BatchKey, InferenceJob, Lane, LanePolicy, RouteKey
+from inferry.domain.plans import Ahead
 from inferry.scheduling.drain import DrainRate
 from inferry.scheduling.fairness import Account
 from inferry.scheduling.flows import Flow, Order, Party, order
@@ -193,6 +194,20 @@ class Line:
             run = tenant.members[job.run_id] = Account(job.run_id, tenant, number)
         run.joined()
         return Ticket(job, number, queue, tenant, run)
+
+    def count(self, ticket: Ticket, sign: int) -> None:
+        """A job is queued in the lane, or is so no more."""
+        self.depth += sign
+        prompt, output = sign * ticket.cold_tokens, sign * ticket.job.footprint.output.expected
+        for account in (self.accounts, ticket.tenant):
+            account.queued += sign
+            account.queued_prompt_tokens += prompt
+            account.queued_output_tokens += output
+
+    def ahead(self) -> Ahead:
+        """All that is queued in the lane."""
+        lane = self.accounts
+        return Ahead(lane.queued, lane.queued_prompt_tokens, lane.queued_output_tokens)
 
     def first(self) -> Queue | None:
         """The queue whose head goes first, among those that some worker serves."""

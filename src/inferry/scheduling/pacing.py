@@ -1,4 +1,9 @@
-"""How fast prompts are sent to a worker while live sequences decode there: a bucket of prompt tokens."""
+"""How fast prompts are sent to a worker while live sequences decode there: a bucket of prompt tokens.
+
+The rate is there for the sake of those who decode, so it binds only lanes below the best lane that decodes there: with
+a sequence of P0 decoding P1 and P2 are paced, with none but P1's only P2 is, and P0 never waits for it. What goes
+anyway spends from the bucket as well. While nothing live decodes nobody waits and nothing is spent.
+"""
 
 from math import inf, nextafter
 
@@ -9,9 +14,12 @@ from inferry.scheduling.quantum import QUANTUM_TOKENS
 _SLACK_TOKENS = 1e-6
 
 
-def is_live(lane: Lane) -> bool:
-    """Whether gaps between this lane's tokens are worth protecting."""
-    return lane <= Lane.P1
+LIVE = (Lane.P0, Lane.P1)
+"""The lanes whose gaps between tokens are worth protecting."""
+NOBODY = max(Lane) + 1
+"""Where a lane is asked for and none decodes: below all of them."""
+DEBT_S = 1.0
+"""How far prompts that do not wait for the pace may put the bucket in debt, in seconds of its rate."""
 
 
 class Beat:
@@ -32,6 +40,9 @@ class Beat:
 
 class Pace:
     """The bucket of one worker. A prompt larger than the bucket goes when it is full and leaves it in debt.
+
+    Prompts that waited owe all they take, so that the rate holds in the long run. Those that did not wait owe up to a
+    second's worth, so that a burst of live calls does not shut lower lanes out for long.
 
     Lanes that leave part of a worker's room to their betters leave the same part of the bucket. It is filled up only
     when somebody asks.
@@ -65,7 +76,14 @@ class Pace:
         return False
 
     def spend(self, tokens: int) -> None:
+        """A prompt that had to wait for the bucket goes."""
         self._level -= tokens
+
+    def spend_unasked(self, tokens: int) -> None:
+        """A prompt that need not wait goes. It puts nobody further in debt than a second's worth."""
+        if self._filled_at < self._beat.now:
+            self._fill()
+        self._level = max(self._level - tokens, min(self._level, -DEBT_S * self._rate))
 
     def _fill(self) -> None:
         beat = self._beat

@@ -8,9 +8,9 @@ from math import inf
 
 from msgspec import Struct
 
-from inferry.domain.jobs import InferenceJob
+from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
-from inferry.scheduling.pacing import Beat, Pace, is_live
+from inferry.scheduling.pacing import LIVE, NOBODY, Beat, Pace
 from inferry.scheduling.tickets import Ticket
 
 _MAX_WAIT = ReleaseReason.MAX_WAIT
@@ -30,19 +30,22 @@ class WorkerState:
     `load` is what `weigh` found, or None since something changed. The state outlives its view while jobs are in flight,
     so that a worker that comes back is not overfilled.
 
-    `pace` is there only when the view names a rate, and binds only while `live` sequences decode. `stoppable` are the
-    jobs of preemptible lanes, latest last; what of them is `leaving` is counted until it has ended. `promised` are jobs
+    `pace` is there only when the view names a rate. `best_live` is the best lane that has a live sequence decoding, or
+    NOBODY; the pace binds lanes below it. `closed_in` is the walk in which the worker is kept for somebody, from lane
+    `closed_from` on down. `stoppable` are the jobs of preemptible lanes, latest last; what of them is `leaving` is counted until it has ended. `promised` are jobs
     that wait for that: they are counted here as well, so that nobody else takes their room.
     """
 
     __slots__ = (
+        "best_live",
+        "closed_from",
         "closed_in",
+        "decoding",
         "drafts",
         "kv_limit",
         "kv_tokens",
         "leaving_kv_tokens",
         "leaving_sequences",
-        "live",
         "load",
         "name",
         "pace",
@@ -59,7 +62,8 @@ class WorkerState:
     def __init__(self, name: str) -> None:
         self.name = name
         self.pace: Pace | None = None
-        self.live = 0
+        self.decoding = [0] * len(Lane)
+        self.best_live: int = NOBODY
         self.stoppable: dict[Ticket, None] = {}
         self.leaving_sequences = self.leaving_kv_tokens = 0
         self.promised: dict[Ticket, None] = {}
@@ -69,6 +73,7 @@ class WorkerState:
         self.sequence_limit = self.kv_limit = self.prefill_limit = inf
         self.drafts: list[Draft] = []
         self.closed_in = 0
+        self.closed_from = 0
         self.load: float | None = 0.0
 
     def believe(self, view: WorkerView | None, beat: Beat) -> None:
@@ -110,7 +115,11 @@ class WorkerState:
         )
 
     def has_room(self, ticket: Ticket, fill: float) -> bool:
-        """Whether the job fits into the part `fill` of every currency.
+        """Whether the job fits into the part `fill` of every currency, and may go at the pace there is."""
+        return self.fits(ticket, fill) and self._keeps_pace(ticket, fill)
+
+    def fits(self, ticket: Ticket, fill: float) -> bool:
+        """Whether the job fits into the part `fill` of every currency that is held until given back.
 
         One that is larger than all of a currency enters while that is unused.
         """
@@ -120,9 +129,16 @@ class WorkerState:
         if used + ticket.prefill_tokens > limit * fill and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
-        if used + ticket.kv_tokens > limit * fill and (used or limit <= 0):
-            return False
-        return self.pace is None or not self.live or self.pace.allows(ticket.prefill_tokens, fill)
+        return used + ticket.kv_tokens <= limit * fill or (not used and limit > 0)
+
+    def _keeps_pace(self, ticket: Ticket, fill: float) -> bool:
+        if self.pace is None or ticket.job.lane <= self.best_live:
+            return True
+        return self.pace.allows(ticket.prefill_tokens, fill)
+
+    def lacks_only_pace(self, ticket: Ticket, fill: float) -> bool:
+        """Whether a job that the worker does not take waits for nothing but time."""
+        return self.pace is not None and ticket.job.lane > self.best_live and self._has_place(ticket, fill)
 
     def takes_somebody(self, fill: float) -> bool:
         """Whether the smallest of jobs could go there."""
@@ -146,7 +162,10 @@ class WorkerState:
 
     def takes(self, ticket: Ticket, fill: float) -> bool:
         """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
-        if not self.has_room(ticket, fill):
+        return self._has_place(ticket, fill) and self._keeps_pace(ticket, fill)
+
+    def _has_place(self, ticket: Ticket, fill: float) -> bool:
+        if not self.fits(ticket, fill):
             return False
         if not self.pads or not self.sequences or self.sequence_limit != inf:
             return True
@@ -171,8 +190,11 @@ class WorkerState:
         self.sequences += 1
         self.kv_tokens += ticket.kv_tokens
         self.prefill_tokens += ticket.prefill_tokens
-        if self.pace is not None and self.live:
-            self.pace.spend(ticket.prefill_tokens)
+        if self.pace is not None and self.best_live != NOBODY:
+            if ticket.job.lane > self.best_live:
+                self.pace.spend(ticket.prefill_tokens)
+            else:
+                self.pace.spend_unasked(ticket.prefill_tokens)
         self.load = None
 
     def give_up(self, ticket: Ticket) -> None:
@@ -187,16 +209,21 @@ class WorkerState:
         self.prefill_tokens -= ticket.prefill_tokens
         ticket.prefill_tokens = 0
         ticket.decoding = True
-        if is_live(ticket.job.lane):
-            self.live += 1
+        lane = ticket.job.lane
+        self.decoding[lane] += 1
+        if lane < self.best_live and lane in LIVE:
+            self.best_live = lane
         self.load = None
 
     def free(self, ticket: Ticket) -> None:
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
         self.prefill_tokens -= ticket.prefill_tokens
-        if ticket.decoding and is_live(ticket.job.lane):
-            self.live -= 1
+        if ticket.decoding:
+            lane = ticket.job.lane
+            self.decoding[lane] -= 1
+            if lane == self.best_live and not self.decoding[lane]:
+                self.best_live = next((other for other in LIVE if self.decoding[other]), NOBODY)
         if ticket.leaving:
             self.leaving_sequences -= 1
             self.leaving_kv_tokens -= ticket.kv_tokens

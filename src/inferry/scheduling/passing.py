@@ -9,7 +9,7 @@ flight on the worker kept, is the most it waits for.
 from collections.abc import Iterator, Sequence
 
 from inferry.scheduling.packing import WorkerState
-from inferry.scheduling.placing.loads import least_loaded
+from inferry.scheduling.placing.loads import least_loaded, load_of
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.tickets import Ticket
 
@@ -27,7 +27,7 @@ def passers(head: Ticket, workers: Sequence[WorkerState]) -> Iterator[tuple[Tick
     open_workers = [worker for worker in workers if worker.takes_somebody(fill)]
     if not open_workers:
         return
-    kept = min(workers, key=_load)
+    kept = min(workers, key=load_of)
     open_workers = [worker for worker in open_workers if worker is not kept]
     for ticket in head.queue.behind(head, _LOOKAHEAD):
         if ticket.kv_tokens <= left:
@@ -35,7 +35,3 @@ def passers(head: Ticket, workers: Sequence[WorkerState]) -> Iterator[tuple[Tick
             if worker is not None:
                 head.passed += ticket.kv_tokens
                 yield ticket, worker
-
-
-def _load(worker: WorkerState) -> float:
-    return worker.weigh() if worker.load is None else worker.load

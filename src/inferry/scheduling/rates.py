@@ -12,8 +12,10 @@ SMOOTH_S = 1.0
 MEMORY_S = 20.0
 FALLS_TO = 0.5
 """No cost falls faster than to this part in one go: a moment that misleads must not make anything look free."""
+INERTIA = 0.002
+"""How much what was believed before counts beside the sums: enough where they leave it open how time divides."""
 _LEAST_S = 1e-9
-_SWEEPS = 12
+_SUBSETS = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
 
 
 class StepCosts:
@@ -57,11 +59,9 @@ class StepCosts:
             self._spent[i] = self._spent[i] * keep + count * busy
         costs = [self.base_s, self.token_s, self.prompt_s]
         self._guess_what_is_new(costs, done, busy)
-        before = tuple(costs)
-        self._descend(costs)
         self.base_s, self.token_s, self.prompt_s = [
             max(new, old * FALLS_TO, _LEAST_S) if seen else 0.0
-            for new, old, seen in zip(costs, before, self._seen, strict=True)
+            for new, old, seen in zip(self._solve(costs), costs, self._seen, strict=True)
         ]
 
     def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
@@ -72,13 +72,40 @@ class StepCosts:
                 self._seen[i] = True
                 costs[i] = busy / count / present
 
-    def _descend(self, costs: list[float]) -> None:
-        """A few sweeps of coordinate descent from what was believed before.
+    def _solve(self, before: list[float]) -> list[float]:
+        """The costs that explain the sums best, none of them negative.
 
-        Where the sums leave it open how time divides, the old belief stays.
+        There are three, so every choice of which are zero is tried: the largest that leaves the others positive is best.
         """
-        for _ in range(_SWEEPS):
-            for i, row in enumerate(self._moments):
-                if self._seen[i] and row[i] >= 1:
-                    rest = self._spent[i] - sum([row[j] * costs[j] for j in range(3)])
-                    costs[i] = max(0.0, costs[i] + rest / row[i])
+        seen = [i for i in range(3) if self._seen[i] and self._moments[i][i] >= 1]
+        for chosen in _SUBSETS:
+            if not all(i in seen for i in chosen):
+                continue
+            rows = []
+            for i in chosen:
+                pull = INERTIA * self._moments[i][i]
+                row = [self._moments[i][j] + (pull if i == j else 0.0) for j in chosen]
+                rows.append([*row, self._spent[i] + pull * before[i]])
+            found = _eliminate(rows)
+            if found is not None and all(cost >= 0 for cost in found):
+                costs = [0.0 if i in seen else before[i] for i in range(3)]
+                for i, cost in zip(chosen, found, strict=True):
+                    costs[i] = cost
+                return costs
+        return before
+
+
+def _eliminate(rows: list[list[float]]) -> list[float] | None:
+    """Solve a few linear equations, symmetric and positive; None where they do not decide."""
+    size = len(rows)
+    for i in range(size):
+        if rows[i][i] <= 0:
+            return None
+        for k in range(i + 1, size):
+            part = rows[k][i] / rows[i][i]
+            for j in range(i, size + 1):
+                rows[k][j] -= part * rows[i][j]
+    found = [0.0] * size
+    for i in range(size - 1, -1, -1):
+        found[i] = (rows[i][size] - sum([rows[i][j] * found[j] for j in range(i + 1, size)])) / rows[i][i]
+    return found

@@ -12,12 +12,12 @@ from types import MappingProxyType
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, ReleaseReason, Tick, Whereabouts, WorkerView
+from inferry.domain.plans import Ahead, BatchPlan, Ended, FirstToken, Produced, ReleaseReason, Tick, Whereabouts, WorkerView
 from inferry.scheduling import release
 from inferry.scheduling.billing import Billing
 from inferry.scheduling.boarding import Boarding
 from inferry.scheduling.due import Agenda
-from inferry.scheduling.fairness import Weights, weigher
+from inferry.scheduling.fairness import Weights, ahead_in, jain, weigher
 from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.pacing import Beat
 from inferry.scheduling.packing import Use, WorkerState
@@ -84,12 +84,12 @@ class Scheduler:
             )
         if not line.depth:
             line.drain.begin(now)
-        line.depth += 1
         self._offers += 1
         route = line.routes.get(job.route)
         if route is None:
             route = line.routes[job.route] = Route(job.route, self._workers.values(), line.groups)
         ticket = self._tickets[job_id] = line.ticket_for(job, self._offers, route)
+        line.count(ticket, 1)
         if release.holds(line, route):
             self._hold(ticket)
         else:
@@ -201,6 +201,26 @@ class Scheduler:
         """Tokens served to every tenant since the start, as far as they are known."""
         return MappingProxyType(self._billing.served)
 
+    def ahead(self, lane: Lane, tenant: str | None = None) -> Ahead:
+        """What is queued before a job of this lane that would come now: all of better lanes, and of its own lane what
+        fair share lets go before the tenant's next job, or all of it where no tenant is named.
+        """
+        parts = [line.ahead() for line in self._lines if line.lane < lane or (tenant is None and line.lane == lane)]
+        line = self._line_of[lane]
+        if tenant is not None and line is not None:
+            parts.append(ahead_in(line.accounts, tenant))
+        return Ahead(
+            sum([part.jobs for part in parts]),
+            sum([part.prompt_tokens for part in parts]),
+            sum([part.output_tokens for part in parts]),
+        )
+
+    def jain(self, lane: Lane | None = None) -> float:
+        """Jain's index of the tokens served, over their weights, to tenants that have work now; of one lane or all."""
+        lines = [line for line in self._lines if lane is None or line.lane == lane]
+        weights = {name: member.weight for line in lines for name, member in line.accounts.members.items() if member.jobs}
+        return jain(self._billing.served.get(tenant, 0) / weight for tenant, weight in weights.items())
+
     def use(self, worker: str) -> Use:
         """What this gateway's jobs in flight take up on the worker."""
         state = self._workers.get(worker)
@@ -258,7 +278,7 @@ class Scheduler:
                 ticket.queue.remove(ticket, was_head)
         self._agenda.drop(ticket)
         ticket.run.ended()
-        ticket.queue.line.depth -= 1
+        ticket.queue.line.count(ticket, -1)
         del self._tickets[ticket.job.job_id]
 
     def _settle_what_is_due(self, now: float) -> tuple[InferenceJob, ...]:

@@ -37,12 +37,13 @@ class Ticket:
     """One attempt at a job, from its offer to its end.
 
     `due` is when something happens to a queued job by itself: the end of its hold, then its deadline. `prefill_tokens`
-    falls to zero when the prefill is over. `charged` is what of its prompt, `produced` what of its output its accounts
+    falls to zero when the prefill is over; `cold_tokens` is what it was when the job came. `charged` is what of its prompt, `produced` what of its output its accounts
     have been charged. `passed` are the tokens of jobs that went before it while it waited as the first of its queue.
     """
 
     __slots__ = (
         "charged",
+        "cold_tokens",
         "decoding",
         "due",
         "flow",
@@ -71,7 +72,7 @@ class Ticket:
         self.stage = HELD
         footprint = job.footprint
         self.kv_tokens = footprint.peak_kv_tokens
-        self.prefill_tokens = footprint.prefill_tokens
+        self.prefill_tokens = self.cold_tokens = footprint.prefill_tokens
         self.due: float | None = None
         self.reason = _IMMEDIATE
         self.flow: Flow | None = None

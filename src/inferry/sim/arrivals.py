@@ -1,17 +1,9 @@
-"""Where work comes from: made-up arrivals by seed, and recorded traces in four formats.
+"""Where work comes from: made-up arrivals by seed, and ways to shape them and recorded ones (see `traces`)."""
 
-A trace says when calls came and how long they were; where it also says which prompts begin alike, that is kept. Calls
-of a session are one run: its steps follow one another, however long the engines take.
-"""
-
-import csv
-import gzip
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from inferry.domain.jobs import Lane
 from inferry.sim.calls import Run, Step
@@ -20,14 +12,6 @@ from inferry.sim.prompts import Piece
 
 Lengths = Callable[[Random], tuple[int, int]]
 """Draws the prompt and output tokens of a call."""
-
-_MOONCAKE_BLOCK = 512
-_CODING_BLOCK = 64
-_SESSION_BLOCK = 128
-
-
-class UnknownTrace(ValueError):
-    """The file is in none of the formats."""
 
 
 def even_lengths(prompt: tuple[int, int], output: tuple[int, int]) -> Lengths:
@@ -108,126 +92,41 @@ def agents(
         )
 
 
-def read_trace(path: Path, lane: Lane = Lane.P1, *, session_gap_s: float = 1.0) -> list[Run]:
-    """The runs of a trace, whichever of the four formats it is in. Sessions without times start `session_gap_s` apart.
-
-    The format is told by what the first row has in it, not by the file's name.
-    """
-    records = _records(path)
-    first = records[0] if records else {}
-    if "hash_ids" in first:
-        return mooncake(records, lane)
-    if "think_ms" in first:
-        return coding_agents(records, lane, session_gap_s)
-    if "session" in first and "hash_runs" in first:
-        return agent_sessions(records, lane, session_gap_s)
-    if {"t_ms", "input_tokens", "output_tokens"} <= set(first):
-        return azure(records, lane)
-    raise UnknownTrace(
-        f"{path} is in no known trace format; its first row has {', '.join(map(str, first)) or 'nothing'}"
-    )
+# Shaping what was made or recorded.
 
 
-def azure(records: Iterable[dict[str, Any]], lane: Lane) -> list[Run]:
-    """Times and lengths only."""
-    return [
-        _single(
-            f"call-{number}",
-            "trace",
-            lane,
-            float(record["t_ms"]) / 1000,
-            (int(record["input_tokens"]), int(record["output_tokens"])),
-            number,
-        )
-        for number, record in enumerate(records)
-    ]
+def denser(runs: Iterable[Run], scale: float) -> list[Run]:
+    """The same runs, `scale` times as many of them per second. What happens inside a run keeps its pace."""
+    return [replace(run, at=run.at / scale) for run in runs]
 
 
-def mooncake(records: Iterable[dict[str, Any]], lane: Lane) -> list[Run]:
-    """Single calls with hashes of 512-token blocks. Published times are batched; `t_spread_ms` undoes that."""
-    runs = []
-    for number, record in enumerate(records):
-        prompt = _cover([int(one) for one in record["hash_ids"]], _MOONCAKE_BLOCK, int(record["input_tokens"]))
-        at = float(record.get("t_spread_ms", record["t_ms"])) / 1000
-        step = Step("call", prompt, max(1, int(record["output_tokens"])))
-        runs.append(Run(run_id=f"call-{number}", tenant="trace", lane=lane, at=at, steps=(step,)))
-    return runs
+def first_seconds(runs: Iterable[Run], seconds: float) -> list[Run]:
+    """Those that begin before that."""
+    return [run for run in runs if run.at < seconds]
 
 
-def coding_agents(records: Iterable[dict[str, Any]], lane: Lane, session_gap_s: float) -> list[Run]:
-    """Sessions of coding agents, closed loop: `think_ms` is the tool or human time before a call.
-
-    Times are local to the session, so that sessions are spread out; every agent of one is a run of its own.
-    """
-    sessions: dict[str, list[dict[str, Any]]] = {}
-    starts: dict[str, float] = {}
-    for record in records:
-        starts.setdefault(record["session"], len(starts) * session_gap_s)
-        sessions.setdefault(f"{record['session']}/{record.get('agent', 0)}", []).append(record)
-    runs = []
-    for number, (name, calls) in enumerate(sessions.items()):
-        base = (number + 1) << 32  # blocks are local to the session
-        thinks = [float(call["think_ms"] or 0.0) / 1000 for call in calls]
-        steps = tuple(
-            Step(
-                str(call.get("kind", "call")),
-                _blocks(call, base, _CODING_BLOCK),
-                max(1, int(call["output_tokens"])),
-                tool,
-            )
-            for call, tool in zip(calls, [*thinks[1:], 0.0], strict=True)
-        )
-        session = calls[0]["session"]
-        at = starts[session] + float(calls[0].get("t_ms") or 0.0) / 1000
-        runs.append(Run(run_id=name, tenant=session, lane=lane, at=at, steps=steps))
-    return runs
+def in_lanes(runs: Iterable[Run], parts: Mapping[Lane, float], seed: int) -> list[Run]:
+    """Every run in a lane of its own, drawn by seed, so that the lanes get these parts."""
+    draw = stream(seed, "lanes")
+    lanes, weights = list(parts), list(parts.values())
+    return [replace(run, lane=draw.choices(lanes, weights)[0]) for run in runs]
 
 
-def agent_sessions(records: Iterable[dict[str, Any]], lane: Lane, session_gap_s: float) -> list[Run]:
-    """Sessions without any timing: they start one after the other and call back to back."""
-    sessions: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        sessions.setdefault(str(record["session"]), []).append(record)
-    return [
-        Run(
-            run_id=name,
-            tenant=name,
-            lane=lane,
-            at=number * session_gap_s,
-            # Blocks are numbered across sessions: equal numbers are equal text.
-            steps=tuple(
-                Step("call", _blocks(call, 0, _SESSION_BLOCK), max(1, int(call["output_tokens"]))) for call in calls
-            ),
-        )
-        for number, (name, calls) in enumerate(sessions.items())
-    ]
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        if ".csv" in path.suffixes:
-            return list(csv.DictReader(file))
-        return [msgspec.json.decode(line) for line in file if line.strip()]
-
-
-def _blocks(call: dict[str, Any], base: int, block_tokens: int) -> tuple[Piece, ...]:
-    ids = [base + first + i for first, count in call["hash_runs"] for i in range(count)]
-    return _cover(ids, block_tokens, int(call["input_tokens"]))
-
-
-def _cover(ids: Sequence[int], block_tokens: int, tokens: int) -> tuple[Piece, ...]:
-    """A prompt of so many tokens whose blocks have these names. What the names do not cover is nobody else's."""
-    pieces: list[Piece] = []
-    left = max(1, tokens)
-    for one in ids:
-        if not left:
-            break
-        size = min(left, block_tokens)
-        pieces.append((one + 1, 0, size))
-        left -= size
-    if left:
-        pieces.append((hash((tokens, *ids)), 0, left))
-    return tuple(pieces)
+def busiest(runs: Sequence[Run], calls: int) -> list[Run]:
+    """The stretch of at least so many calls, or all, that came in the shortest time; it begins at 0."""
+    ordered = sorted(runs, key=lambda run: run.at)
+    best: tuple[float, int, int] | None = None
+    begin = inside = 0
+    for end, run in enumerate(ordered, 1):
+        inside += len(run.steps)
+        while inside - len(ordered[begin].steps) >= calls:
+            inside -= len(ordered[begin].steps)
+            begin += 1
+        if inside >= calls:
+            stretch = (run.at - ordered[begin].at, begin, end)
+            best = stretch if best is None else min(best, stretch)
+    chosen = ordered if best is None else ordered[best[1] : best[2]]
+    return [replace(run, at=run.at - chosen[0].at) for run in chosen]
 
 
 def _single(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int], number: int) -> Run:

@@ -6,6 +6,8 @@ Law: held + idle + empty = all blocks. Held blocks are never evicted; idle ones 
 from collections.abc import Sequence
 from itertools import islice
 
+_AHEAD = 512
+
 
 class OutOfBlocks(RuntimeError):
     """Somebody took more than `available`."""
@@ -17,13 +19,15 @@ class BlockPool:
     Blocks without a hash are counted, not named: nobody else can use what is in them.
     """
 
-    __slots__ = ("_held", "_idle", "anonymous", "hit_tokens", "queried_tokens", "total")
+    __slots__ = ("_held", "_idle", "_oldest", "anonymous", "hit_tokens", "queried_tokens", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.anonymous = 0
         self._held: dict[int, int] = {}
         self._idle: dict[int, None] = {}
+        # The idle blocks that go next. A dictionary that is emptied from its front is slow to find its first key.
+        self._oldest: dict[int, None] = {}
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -61,11 +65,13 @@ class BlockPool:
 
     def share(self, hashes: Sequence[int], count: int) -> None:
         """Hold the first `count` blocks, all of which are there."""
-        held, idle = self._held, self._idle
+        held, idle, oldest = self._held, self._idle, self._oldest
         for block in islice(hashes, count):
             holders = held.get(block)
             if holders is None:
                 del idle[block]
+                if oldest:
+                    oldest.pop(block, None)
                 held[block] = 1
             else:
                 held[block] = holders + 1
@@ -76,10 +82,13 @@ class BlockPool:
             raise OutOfBlocks(f"{count} blocks wanted, {self.available} available")
         short = count - self.empty
         self.anonymous += count
-        if short > 0:
-            idle = self._idle
-            for block in list(islice(idle, short)):
-                del idle[block]
+        idle = self._idle
+        while short > 0:
+            if not self._oldest:
+                self._oldest = dict.fromkeys(islice(idle, _AHEAD))
+            for block in list(islice(self._oldest, short)):
+                del self._oldest[block], idle[block]
+                short -= 1
 
     def publish(self, hashes: Sequence[int], start: int, stop: int) -> list[int]:
         """Name blocks that were taken; return the names that stuck. A prefix that is there already keeps its copy."""

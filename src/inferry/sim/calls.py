@@ -90,6 +90,7 @@ class Call:
         "sequence",
         "state",
         "step",
+        "turns",
         "worker",
     )
 
@@ -106,6 +107,7 @@ class Call:
         self.worker: int | None = None
         self.sequence: object = None
         self.cost = 0
+        self.turns = 1
         self.produced = 0
         self.cancelled = False
         self.evicted = False

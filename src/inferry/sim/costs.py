@@ -7,22 +7,22 @@ import msgspec
 from msgspec import Struct
 
 MODELS = Path(__file__).parent / "models"
-CROWD = 75
 DEFAULT_MODEL = MODELS / "h200-vllm-8b.json"
 
 
 class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds. A step takes `base_s`, and on top what is in it:
 
-    `prefill_step_s` once if any prompt tokens are computed (such steps run without captured graphs), then per prompt
-    token, per decoding sequence, per KV token that decoding sequences read, and per pair of a prompt token and a token
-    of context before it.
+    `prefill_step_s` once if any prompt tokens are computed (negative where they hide behind what the step does anyway;
+    prompts never make a step shorter), then per prompt token, per decoding sequence, per KV token that decoding
+    sequences read, and per pair of a prompt token and a token of context before it.
 
     The server in front of the engine is one process that does one thing after the other. It spends `request_s` and
-    `request_token_s` per prompt token on a request before the engine hears of it; `token_s` on every token it passes
-    on, and up to `crowded_token_s` more the more calls are open (half of it at 75); and it loses
-    `computed_token_s` for every prompt token the engine computes meanwhile. `reply_s` is what a token needs on its way
-    to the client besides.
+    `request_token_s` per prompt token on a request before the engine hears of it, in `request_turns` turns between
+    which others have theirs; `message_s` on what every step sends
+    it, `token_s` on every token it passes on, and `token_context_s` for every token of context before that token: a
+    detokenizer that finds no readable text in a stream reads all of it again with every token. `reply_s` is what a
+    token needs on its way to the client besides.
     """
 
     base_s: float
@@ -32,10 +32,11 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_token_s: float
     attention_pair_s: float = 0.0
     request_s: float = 0.0
+    request_turns: int = 1
     request_token_s: float = 0.0
+    message_s: float = 0.0
     token_s: float = 0.0
-    crowded_token_s: float = 0.0
-    computed_token_s: float = 0.0
+    token_context_s: float = 0.0
     reply_s: float = 0.0
 
     def decode_s(self, sequences: int, kv_tokens: int) -> float:
@@ -44,14 +45,14 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """What computing prompt tokens adds to a step."""
-        return self.prefill_step_s + self.prefill_token_s * tokens + self.attention_pair_s * pairs
+        return max(0.0, self.prefill_step_s + self.prefill_token_s * tokens + self.attention_pair_s * pairs)
 
-    def passing_s(self, tokens: int, open_calls: int) -> float:
-        """What the server spends on passing tokens on."""
-        crowded = open_calls**4 / (open_calls**4 + CROWD**4)
-        return tokens * (self.token_s + self.crowded_token_s * crowded)
+    def passing_s(self, tokens: int, context_tokens: int) -> float:
+        """What the server spends on passing on the tokens of one step."""
+        return self.message_s + self.token_s * tokens + self.token_context_s * context_tokens
 
     def request_cost_s(self, prompt_tokens: int) -> float:
+        """What the server spends on a request, all turns together."""
         return self.request_s + self.request_token_s * prompt_tokens
 
 

@@ -18,8 +18,6 @@ from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.lateness import LatenessSeries
 from inferry.sim.server import Server
 
-_WORTH_FORGETTING = 20_000
-
 
 class Sequence:
     """One call inside the engine. `blocks` are the chained hashes of the prompt's full blocks.
@@ -112,7 +110,6 @@ class Engine:
         self.flags = flags
         self.pool = BlockPool(flags.blocks)
         self.server = Server()
-        self.in_server = 0
         self.next_at: float | None = None
         self.busy_s = 0.0
         self.steps = 0
@@ -147,6 +144,18 @@ class Engine:
     def waiting(self) -> int:
         return self._waiting_count
 
+    def written(self, sequence: Sequence, now: float) -> int:
+        """Tokens the sequence has written so far, those of finished steps under way included."""
+        since = sequence._decoding_since
+        if since is None:
+            return sequence.produced
+        done = self.steps - since
+        if self._under_way > 1 and self.next_at is not None:
+            # Steps alike are taken together, and grow so little in length that they may count as equal here.
+            gone = (now - self._began_at) / (self.next_at - self._began_at)
+            done += min(self._under_way - 1, int(self._under_way * gone))
+        return sequence.produced + done
+
     @property
     def kv_tokens(self) -> int:
         """KV held, in tokens of whole blocks."""
@@ -157,27 +166,16 @@ class Engine:
         """Tokens computed in the step under way."""
         return (len(self._decoding) + sum([n for _, n in self._chunks])) if self._under_way else 0
 
-    @property
-    def open_calls(self) -> int:
-        """Connections the server has to look after."""
-        return self.in_server + self._waiting_count + len(self._decoding) + len(self._prefilling)
-
     # What it is told.
 
     def receive(self, prompt_tokens: int, now: float) -> float:
-        """A request reaches the server process; when it will be through. Then `submit` it, or `drop` it."""
-        self.in_server += 1
-        return self.server.accept(self.costs.request_cost_s(prompt_tokens), now)
-
-    def drop(self) -> None:
-        """A request that was received is not submitted after all."""
-        self.in_server -= 1
+        """The server process takes its turn with a request; when it will be through with it. Then the next, or `submit`."""
+        return self.server.accept(self.costs.request_cost_s(prompt_tokens) / self.costs.request_turns, now)
 
     def submit(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence. It can enter with the next step."""
         if sequence.prompt + sequence.output > self.flags.blocks * self.flags.block_tokens:
             raise ValueError(f"{sequence.key} can never fit the KV cache")
-        self.in_server = max(0, self.in_server - 1)
         self._orders += 1
         sequence._order = self._orders
         was_blocked = self._waiting_count > 0
@@ -222,6 +220,7 @@ class Engine:
     def advance(self, now: float) -> list[Happening]:
         """`next_at` has come: end the steps under way and begin the next. What happened, in order."""
         happened = self._end_steps(now) if self._under_way else []
+        self._forget()
         self._begin_steps(now)
         return happened
 
@@ -270,8 +269,12 @@ class Engine:
 
     def _passing_s(self, now: float) -> float:
         """From the end of a step until its tokens are with their clients: the server passes on one after the other."""
-        tokens = len(self._decoding) + len(self._chunks)
-        return self.server.delay_s(now) + self.costs.passing_s(tokens, self.open_calls) / 2 + self.costs.reply_s
+        return self.server.delay_s(now) + self._step_passing_s() / 2 + self.costs.reply_s
+
+    def _step_passing_s(self) -> float:
+        """What the server has to do for the tokens of one of the steps under way."""
+        context = self._kv_read + sum([sequence.target for sequence, _ in self._chunks])
+        return self.costs.passing_s(len(self._decoding) + len(self._chunks), context)
 
     def _start_decoding(self, sequence: Sequence, now: float, heard: float, happened: list[Happening]) -> None:
         """Its last prompt token is computed, which gave one token of output."""
@@ -358,7 +361,6 @@ class Engine:
             else:
                 self.next_at = None
                 self.server.flow(0.0, now)
-                self._forget()
             return
         self._began_at = now
         self._under_way = 1
@@ -366,13 +368,12 @@ class Engine:
             decode = self.costs.decode_s(len(self._decoding), self._kv_read)
             prompt_tokens = sum([n for _, n in chunks])
             self.next_at = now + decode + self.costs.prefill_s(prompt_tokens, pairs)
-            work_s = self.costs.computed_token_s * prompt_tokens
-            self._flow(work_s + self.costs.passing_s(len(self._decoding) + len(chunks), self.open_calls), now)
+            self._flow(self._step_passing_s(), now)
             return
         if self._fast_forward and not preempted:
             self._under_way = self._steps_alike()
         self.next_at = now + self._span(self._under_way)
-        self._flow(self.costs.passing_s(len(self._decoding) * self._under_way, self.open_calls), now)
+        self._flow(self._step_passing_s() * self._under_way, now)
 
     def _flow(self, work_s: float, now: float) -> None:
         """The steps that begin now bring so much work to the server until they end."""
@@ -488,7 +489,8 @@ class Engine:
         self._enqueue(victim)
 
     def _forget(self) -> None:
-        """Nothing runs, so nobody will ask about the steps so far."""
+        """Nobody will ask about steps before the oldest sequence that decodes now began to."""
         for series in self._series.values():
-            if len(series) > _WORTH_FORGETTING:
-                series.forget_before(self.steps)
+            if series.is_long:
+                began = [since for one in self._decoding if (since := one._decoding_since) is not None]
+                series.forget_before(min(began, default=self.steps))

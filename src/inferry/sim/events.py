@@ -21,6 +21,11 @@ class Events:
         return len(self._heap)
 
     @property
+    def put(self) -> int:
+        """How many actions were put in so far."""
+        return self._number
+
+    @property
     def next_at(self) -> float | None:
         """When the next action is due."""
         return self._heap[0][0] if self._heap else None

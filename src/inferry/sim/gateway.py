@@ -1,6 +1,6 @@
 """The gateway as a door: the real scheduler and the real attempts, driven as dispatch drives them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -53,14 +53,16 @@ def as_the_gateway_sees_it(call: Call) -> Footprint:
 class GatewayDoor:
     """Offer, tick, send; first tokens and ends are told to the scheduler. One tick per instant, as in dispatch.
 
-    With a `controller` every worker's room is computed anew every `beat_s`; else it stays as it is.
+    `room` is every worker's, or one for each; `groups` name the group of each. With a `controller` every worker's room
+    is computed anew every `beat_s`; else it stays as it is.
     """
 
     def __init__(
         self,
         lanes: Mapping[Lane, LanePolicy],
-        room: Room,
+        room: Room | Sequence[Room],
         *,
+        groups: Sequence[str] | None = None,
         estimate: Estimator = as_the_gateway_sees_it,
         controller: RoomController | None = None,
         beat_s: float = 0.25,
@@ -70,6 +72,7 @@ class GatewayDoor:
         self.scheduler = Scheduler(lanes)
         self._lanes = lanes
         self._room = room
+        self._groups = groups
         self._estimate = estimate
         self._controller = controller
         self._beat_s = beat_s
@@ -84,7 +87,7 @@ class GatewayDoor:
     def open(self, world: World) -> None:
         self._world = world
         for worker in range(len(world.engines)):
-            self._observe(worker, self._room, 0.0)
+            self._observe(worker, self._room if isinstance(self._room, Room) else self._room[worker], 0.0)
 
     # What agents do.
 
@@ -224,6 +227,7 @@ class GatewayDoor:
             phase=Phase.READY,
             room=room,
             observed_at=now,
+            group="default" if self._groups is None else self._groups[worker],
             load=Load(engine.running, engine.waiting, engine.kv_tokens),
             kv_capacity=engine.flags.kv_tokens,
         )

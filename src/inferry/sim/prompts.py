@@ -24,23 +24,56 @@ def tail(pieces: Sequence[Piece], tokens: int) -> tuple[Piece, ...]:
     return tuple(kept)
 
 
+_State = tuple[int, tuple[int, ...], int, int]
+"""After some pieces: the chain, what is left over of the last block and how much it misses, and blocks so far."""
+
+
 def block_hashes(pieces: Sequence[Piece], block_tokens: int, salt: int = 0) -> tuple[int, ...]:
     """One hash per full block, chained: equal hashes mean equal salt and equal tokens from the beginning on.
 
     Only integers are hashed, which Python does alike in every process.
     """
-    hashes: list[int] = []
-    chain = hash((salt, block_tokens))
-    rest: tuple[int, ...] = ()
-    missing = block_tokens
-    for segment, first, count in pieces:
-        start, stop = first, first + count
-        while stop - start >= missing:
-            chain = hash((chain, *rest, segment, start, missing))
-            hashes.append(chain)
-            start += missing
-            rest, missing = (), block_tokens
-        if start < stop:
-            rest = (*rest, segment, start, stop - start)
-            missing -= stop - start
-    return tuple(hashes)
+    return GrowingPrompt(block_tokens, salt).block_hashes(pieces)
+
+
+class GrowingPrompt:
+    """The prompts of one run, one after the other. What the next has in common with the last is not hashed again."""
+
+    __slots__ = ("_block_tokens", "_hashes", "_pieces", "_states")
+
+    def __init__(self, block_tokens: int, salt: int = 0) -> None:
+        self._block_tokens = block_tokens
+        self._pieces: Sequence[Piece] = ()
+        self._hashes: list[int] = []
+        self._states: list[_State] = [(hash((salt, block_tokens)), (), block_tokens, 0)]
+
+    def block_hashes(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """See the function of that name."""
+        alike = 0
+        for old, new in zip(self._pieces, pieces, strict=False):
+            if old != new:
+                break
+            alike += 1
+        states, hashes = self._states, self._hashes
+        del states[alike + 1 :]
+        chain, rest, missing, blocks = states[alike]
+        del hashes[blocks:]
+        block = self._block_tokens
+        for segment, start, count in pieces[alike:]:
+            stop = start + count
+            if rest and stop - start >= missing:
+                chain = hash((chain, *rest, segment, start, missing))
+                hashes.append(chain)
+                start += missing
+                rest, missing = (), block
+            if not rest:
+                while stop - start >= block:
+                    chain = hash((chain, segment, start, block))
+                    hashes.append(chain)
+                    start += block
+            if start < stop:
+                rest = (*rest, segment, start, stop - start)
+                missing -= stop - start
+            states.append((chain, rest, missing, len(hashes)))
+        self._pieces = pieces
+        return tuple(hashes)

@@ -1,22 +1,35 @@
-"""What came of a simulation, as numbers: per lane, per arm, as data."""
+"""What came of a simulation, as numbers: per lane, per arm, over several seeds, as data.
 
-from collections.abc import Iterable, Mapping, Sequence
+Rows are counted one at a time, and what percentiles need of them is kept in compact arrays: a million calls take some
+forty megabytes, and every percentile is exact.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 
 import msgspec
 from msgspec import Struct
 
 from inferry.domain.jobs import Lane
 from inferry.sim.calls import CallRow, RunRow
+from inferry.sim.costs import CostModel
+from inferry.sim.engine import Engine
 from inferry.sim.world import World
 
 HARBOR_TTFT_S = {Lane.P0: 0.5, Lane.P1: 2.0, Lane.P2: 90.0}
+
+Work = Callable[[CallRow], float]
+"""How much service a call asks for, in whatever unit."""
 
 
 class LaneReport(Struct, frozen=True, kw_only=True):
     """One lane, in seconds. `attainment`: calls that kept their promise, over the calls that were planned.
 
     A call keeps its promise when its i-th token comes by first-token time + i * gap. Runs that were abandoned plan
-    nothing; a run that breaks loses its later steps. `gap` is the mean gap of a call.
+    nothing; a run that breaks loses its later steps. `gap` is the mean gap of a call. `goodput` is the output of calls
+    that kept their promise, per second of the whole simulation. `fairness` is Jain's index over the lane's tenants, of
+    how fast each was served beside how fast an idle engine would have: 1 when all were slowed down alike.
     """
 
     planned: int
@@ -30,19 +43,23 @@ class LaneReport(Struct, frozen=True, kw_only=True):
     ttft_p99: float | None
     step_p50: float | None
     step_p95: float | None
+    step_p99: float | None
     gap_p50: float | None
     gap_p95: float | None
+    gap_p99: float | None
     run_p50: float | None
     run_p95: float | None
     wait_p95: float | None
     """Time before the call was sent to an engine."""
+    goodput: float
+    fairness: float
 
 
 class Report(Struct, frozen=True, kw_only=True):
     """One arm. Rates are per second of `wall_s`; `goodput` counts the output of calls that kept their promise.
 
     `utilisation` is the part of the time in which engines computed; `server_utilisation` the same of the processes in
-    front of them. `fairness` is Jain's index over the tokens that live tenants were served.
+    front of them. `fairness` is that of the least fair lane.
     """
 
     arm: str
@@ -59,12 +76,13 @@ class Report(Struct, frozen=True, kw_only=True):
     preemptions: int
     fairness: float
     lanes: dict[str, LaneReport]
+    workers: int = 1
+    seed: int | None = None
 
 
 def quantile(values: Iterable[float], part: float) -> float | None:
     """The value with `part` of the others below it; the last one where there is no such."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+    return _at(sorted(values), part)
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -73,83 +91,213 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
-def attains(row: CallRow, ttft_s: float) -> bool:
-    return row.outcome == "done" and row.late_s is not None and row.late_s <= ttft_s
+def attains(row: CallRow, ttft_s: float | None) -> bool:
+    """No promise is kept by every call that is done."""
+    return row.outcome == "done" and (ttft_s is None or (row.late_s is not None and row.late_s <= ttft_s))
 
 
-def lane_report(rows: Sequence[CallRow], runs: Sequence[RunRow], ttft_s: float | None) -> LaneReport:
+def tokens_asked(row: CallRow) -> float:
+    return row.prompt - row.cached + row.output
+
+
+def seconds_alone(costs: CostModel) -> Work:
+    """How long an idle engine would take for the call, with as much of its prompt cached as it really found."""
+
+    def work(row: CallRow) -> float:
+        prompt = row.prompt - row.cached
+        prefill = costs.prefill_s(prompt, prompt * (row.cached + row.prompt) / 2)
+        return costs.base_s + prefill + row.output * costs.decode_s(1, row.prompt)
+
+    return work
+
+
+class LaneTally:
+    """The calls and runs of one lane so far, against its promise."""
+
+    def __init__(self, ttft_s: float | None, work: Work) -> None:
+        self._ttft_s = ttft_s
+        self._work = work
+        self.planned = self.runs = self.calls = self.attained = self.failed = self.cancelled = 0
+        self.good_tokens = 0
+        self._ttfts, self._ends, self._gaps, self._waits, self._latencies = (array("d") for _ in range(5))
+        # What each tenant asked for and how long it waited for that.
+        self._served: dict[str, list[float]] = {}
+
+    def call(self, row: CallRow) -> None:
+        self.calls += 1
+        if row.sent_s is not None:
+            self._waits.append(row.sent_s)
+        if row.outcome == "cancelled":
+            return
+        self.failed += row.outcome != "done"
+        if attains(row, self._ttft_s):
+            self.attained += 1
+            self.good_tokens += row.produced
+        if row.ttft_s is not None:
+            self._ttfts.append(row.ttft_s)
+            if row.produced > 1:
+                self._gaps.append((row.end_s - row.ttft_s) / (row.produced - 1))
+        self._ends.append(row.end_s)
+        served = self._served.get(row.tenant)
+        if served is None:
+            served = self._served[row.tenant] = [0.0, 0.0]
+        if row.outcome == "done":
+            served[0] += self._work(row)
+        served[1] += row.end_s
+
+    def run(self, row: RunRow) -> None:
+        self.runs += 1
+        self.cancelled += row.cancelled
+        if not row.cancelled:
+            self.planned += row.planned
+        if row.ok:
+            self._latencies.append(row.latency_s)
+
+    def report(self, wall_s: float) -> LaneReport:
+        ttfts, ends, gaps = sorted(self._ttfts), sorted(self._ends), sorted(self._gaps)
+        latencies = sorted(self._latencies)
+        return LaneReport(
+            planned=self.planned,
+            calls=self.calls,
+            attained=self.attained,
+            attainment=min(1.0, self.attained / max(1, self.planned)),
+            failed=self.failed,
+            cancelled=self.cancelled,
+            ttft_p50=_at(ttfts, 0.5),
+            ttft_p95=_at(ttfts, 0.95),
+            ttft_p99=_at(ttfts, 0.99),
+            step_p50=_at(ends, 0.5),
+            step_p95=_at(ends, 0.95),
+            step_p99=_at(ends, 0.99),
+            gap_p50=_at(gaps, 0.5),
+            gap_p95=_at(gaps, 0.95),
+            gap_p99=_at(gaps, 0.99),
+            run_p50=_at(latencies, 0.5),
+            run_p95=_at(latencies, 0.95),
+            wait_p95=quantile(self._waits, 0.95),
+            goodput=self.good_tokens / max(wall_s, 1e-9),
+            fairness=jain([work / max(open_s, 1e-9) for work, open_s in self._served.values()]),
+        )
+
+
+class Tally:
+    """Everything that was played so far, row by row. Give `call` and `run` to a world that keeps no rows."""
+
+    def __init__(self, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, work: Work = tokens_asked) -> None:
+        self._lanes = {lane: LaneTally(ttft_s.get(lane), work) for lane in Lane}
+        self._wall_s = self._live_done_s = 0.0
+        self._produced = 0
+
+    def call(self, row: CallRow) -> None:
+        self._lanes[row.lane].call(row)
+        self._produced += row.produced
+        ended = row.at + row.end_s
+        if ended > self._wall_s:
+            self._wall_s = ended
+        if ended > self._live_done_s and row.lane is not Lane.P2:
+            self._live_done_s = ended
+
+    def run(self, row: RunRow) -> None:
+        self._lanes[row.lane].run(row)
+        self._wall_s = max(self._wall_s, row.at + row.latency_s)
+
+    def report(self, arm: str, engines: Sequence[Engine], seed: int | None = None) -> Report:
+        span = max(self._wall_s, 1e-9)
+        queried = sum(engine.pool.queried_tokens for engine in engines)
+        tallies = {lane: tally for lane, tally in self._lanes.items() if tally.runs or tally.calls}
+        lanes = {lane.name: tally.report(span) for lane, tally in tallies.items()}
+        return Report(
+            arm=arm,
+            calls=sum(tally.calls for tally in tallies.values()),
+            failed=sum(tally.failed for tally in tallies.values()),
+            wall_s=self._wall_s,
+            live_done_s=self._live_done_s,
+            output_tokens=self._produced,
+            output_rate=self._produced / span,
+            goodput=sum(tally.good_tokens for tally in tallies.values()) / span,
+            utilisation=sum(engine.busy_s for engine in engines) / span / len(engines),
+            server_utilisation=sum(engine.server.busy_s for engine in engines) / span / len(engines),
+            cache_hit_share=sum(engine.pool.hit_tokens for engine in engines) / max(1, queried),
+            preemptions=sum(engine.preemptions for engine in engines),
+            fairness=min((lane.fairness for lane in lanes.values()), default=1.0),
+            lanes=lanes,
+            workers=len(engines),
+            seed=seed,
+        )
+
+
+def lane_report(
+    rows: Iterable[CallRow], runs: Iterable[RunRow], ttft_s: float | None, work: Work = tokens_asked
+) -> LaneReport:
     """The rows and runs of one lane against its promise; no promise is always kept."""
-    planned = sum(run.planned for run in runs if not run.cancelled)
-    whole = [row for row in rows if row.outcome != "cancelled"]
-    attained = sum(row.outcome == "done" if ttft_s is None else attains(row, ttft_s) for row in whole)
-    ttfts = [row.ttft_s for row in whole if row.ttft_s is not None]
-    ends = [row.end_s for row in whole]
-    gaps = [
-        (row.end_s - row.ttft_s) / (row.produced - 1) for row in whole if row.ttft_s is not None and row.produced > 1
-    ]
-    latencies = [run.latency_s for run in runs if run.ok]
-    return LaneReport(
-        planned=planned,
-        calls=len(rows),
-        attained=attained,
-        attainment=min(1.0, attained / max(1, planned)),
-        failed=sum(row.outcome in ("failed", "expired") for row in rows),
-        cancelled=sum(run.cancelled for run in runs),
-        ttft_p50=quantile(ttfts, 0.5),
-        ttft_p95=quantile(ttfts, 0.95),
-        ttft_p99=quantile(ttfts, 0.99),
-        step_p50=quantile(ends, 0.5),
-        step_p95=quantile(ends, 0.95),
-        gap_p50=quantile(gaps, 0.5),
-        gap_p95=quantile(gaps, 0.95),
-        run_p50=quantile(latencies, 0.5),
-        run_p95=quantile(latencies, 0.95),
-        wait_p95=quantile([row.sent_s for row in rows if row.sent_s is not None], 0.95),
-    )
-
-
-def report(world: World, arm: str, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S) -> Report:
-    """Everything that was played in the world so far."""
-    rows, runs = world.rows, world.runs
-    ends = [row.at + row.end_s for row in rows]
-    wall = max([*ends, *(run.at + run.latency_s for run in runs)], default=0.0)
-    live_done = max((row.at + row.end_s for row in rows if row.lane is not Lane.P2), default=0.0)
-    good = sum(
-        row.produced
-        for row in rows
-        if (attains(row, ttft_s[row.lane]) if row.lane in ttft_s else row.outcome == "done")
-    )
-    produced = sum(row.produced for row in rows)
-    served: dict[str, float] = {}
+    tally = LaneTally(ttft_s, work)
+    wall = 0.0
     for row in rows:
-        if row.lane is not Lane.P2:
-            served[row.tenant] = served.get(row.tenant, 0) + row.produced + (row.prompt if row.produced else 0)
-    engines = world.engines
-    queried = sum(engine.pool.queried_tokens for engine in engines)
-    span = max(wall, 1e-9)
-    return Report(
-        arm=arm,
-        calls=len(rows),
-        failed=sum(row.outcome in ("failed", "expired") for row in rows),
-        wall_s=wall,
-        live_done_s=live_done,
-        output_tokens=produced,
-        output_rate=produced / span,
-        goodput=good / span,
-        utilisation=sum(engine.busy_s for engine in engines) / span / len(engines),
-        server_utilisation=sum(engine.server.busy_s for engine in engines) / span / len(engines),
-        cache_hit_share=sum(engine.pool.hit_tokens for engine in engines) / max(1, queried),
-        preemptions=sum(engine.preemptions for engine in engines),
-        fairness=jain(list(served.values())),
-        lanes={
-            lane.name: lane_report(
-                [row for row in rows if row.lane is lane], [run for run in runs if run.lane is lane], ttft_s.get(lane)
-            )
-            for lane in Lane
-            if any(run.lane is lane for run in runs)
-        },
-    )
+        tally.call(row)
+        wall = max(wall, row.at + row.end_s)
+    for run in runs:
+        tally.run(run)
+    return tally.report(wall)
+
+
+def report(world: World, arm: str, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, *, seed: int | None = None) -> Report:
+    """Everything that was played in the world so far."""
+    tally = Tally(ttft_s, seconds_alone(world.costs))
+    for row in world.rows:
+        tally.call(row)
+    for run in world.runs:
+        tally.run(run)
+    return tally.report(arm, world.engines, seed)
 
 
 def to_json(reports: Sequence[Report]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(reports), indent=2)
+
+
+class Spread(Struct, frozen=True, gc=False):
+    """A figure over several seeds; `of` says how many had it."""
+
+    median: float
+    low: float
+    high: float
+    of: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    there = [value for value in values if value is not None]
+    return Spread(median(there), min(there), max(there), len(there)) if there else None
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """One arm over its seeds: every report, and the spread of every figure, those of lanes by lane."""
+
+    arm: str
+    reports: tuple[Report, ...]
+    over_seeds: dict[str, Spread]
+    lanes: dict[str, dict[str, Spread]]
+
+
+def compare(reports: Sequence[Report]) -> Comparison:
+    """Reports of one arm, one per seed."""
+    names = [lane.name for lane in Lane if any(lane.name in one.lanes for one in reports)]
+    return Comparison(
+        arm=reports[0].arm,
+        reports=tuple(reports),
+        over_seeds=_spreads(reports),
+        lanes={name: _spreads([one.lanes[name] for one in reports if name in one.lanes]) for name in names},
+    )
+
+
+def _spreads(rows: Sequence[Struct]) -> dict[str, Spread]:
+    spreads = {}
+    for name in type(rows[0]).__struct_fields__:
+        values = [getattr(row, name) for row in rows]
+        if name not in ("seed", "workers") and all(value is None or isinstance(value, int | float) for value in values):
+            found = spread(values)
+            if found is not None:
+                spreads[name] = found
+    return spreads
+
+
+def _at(ordered: Sequence[float], part: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None

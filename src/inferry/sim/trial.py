@@ -283,6 +283,13 @@ class Trial:
         self.scheduler.progress(job_id, _ENDED, now)
         self._ask_for_tick(now)
 
+    def _echo(self, now: float, what: tuple[str, int]) -> None:
+        """Messages of an attempt that was lost arrive after all, when the job may be under way again."""
+        job_id, attempt = what
+        self.scheduler.progress(job_id, _FIRST_TOKEN, now, attempt)
+        self.scheduler.progress(job_id, _ENDED, now, attempt)
+        self._ask_for_tick(now)
+
     def _give_up(self, now: float, message: tuple[str, int]) -> None:
         one = self._live(*message)
         if one is not None:
@@ -307,6 +314,7 @@ class Trial:
             self._end(one, end, now)
             return
         self._settle(one, end, now)
+        self.events.at(now + self._pace.late_s, self._echo, (job.job_id, job.attempt))
         written = len(one.delivered)
         old = job.footprint
         again = replace(

@@ -4,7 +4,7 @@ The world owns time, calls and engines; a door only decides when a call goes whe
 server process -> engine, its tokens come back, and it ends exactly once, which is when its run goes on.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from inferry.domain.jobs import Lane
@@ -13,7 +13,7 @@ from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine, First
 from inferry.sim.engine import Sequence as EngineSequence
 from inferry.sim.events import Events
-from inferry.sim.prompts import Piece, block_hashes, length
+from inferry.sim.prompts import GrowingPrompt, Piece, block_hashes, length
 
 PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
 HashMemo = dict[tuple[int, int, tuple[Piece, ...]], tuple[int, ...]]
@@ -39,34 +39,45 @@ class Door(Protocol):
 
 
 class World:
-    """Plays runs against engines behind a door. `rows` and `runs` are what came of it."""
+    """Plays runs against engines behind a door. `rows` and `runs` are what came of it.
+
+    Engines are all alike, `workers` of them, or one for each of the `flags`. With `on_call` and `on_run` rows are
+    handed over as they are written and not kept, so that a world of any length needs no more room than what is under
+    way in it.
+    """
 
     def __init__(
         self,
         door: Door,
         costs: CostModel,
-        flags: EngineFlags,
+        flags: EngineFlags | Sequence[EngineFlags],
         *,
         workers: int = 1,
         gaps_s: Mapping[Lane, float] = HARBOR_GAPS_S,
         loses: Callable[[Call], bool] | None = None,
         fast_forward: bool = True,
         hashes: HashMemo | None = None,
+        on_call: Callable[[CallRow], None] | None = None,
+        on_run: Callable[[RunRow], None] | None = None,
     ) -> None:
+        all_flags = [flags] * workers if isinstance(flags, EngineFlags) else flags
         self.events = Events()
         self.costs = costs
-        self.flags = flags
-        self.engines = [Engine(costs, flags, fast_forward=fast_forward) for _ in range(workers)]
+        self.flags = all_flags[0]
+        self.engines = [Engine(costs, one, fast_forward=fast_forward) for one in all_flags]
         self.rows: list[CallRow] = []
         self.runs: list[RunRow] = []
+        self._on_call = on_call or self.rows.append
+        self._on_run = on_run or self.runs.append
         self._door = door
         self._gaps_s = dict(gaps_s)
         self._loses = loses
-        self._due: list[float | None] = [None] * workers
+        self._due: list[float | None] = [None] * len(self.engines)
         self._calls = 0
         self._current: dict[str, Call] = {}
         self._salts: dict[str, int] = {}
         self._hashes = hashes
+        self._prompts: dict[str, GrowingPrompt] = {}
         door.open(self)
 
     def play(
@@ -77,11 +88,28 @@ class World:
             self.events.at(run.at, self._begin_run, run)
         self.events.run(until, watch)
 
+    def play_in_order(self, runs: Iterator[Run], watch: Callable[[float], None] | None = None) -> None:
+        """As `play`, for runs that are made while they are played, earliest first: one of them is known ahead."""
+        self._await(runs)
+        self.events.run(None, watch)
+
     @property
     def busy_s(self) -> Sequence[float]:
         return [engine.busy_s for engine in self.engines]
 
     # Agents.
+
+    def _await(self, runs: Iterator[Run]) -> None:
+        run = next(runs, None)
+        if run is not None:
+            if run.at < self.events.now:
+                raise ValueError(f"{run.run_id} begins before the run ahead of it")
+            self.events.at(run.at, self._arrive, (run, runs))
+
+    def _arrive(self, now: float, what: tuple[Run, Iterator[Run]]) -> None:
+        run, later = what
+        self._await(later)
+        self._begin_run(now, run)
 
     def _begin_run(self, now: float, run: Run) -> None:
         if run.cancel_after_s is not None:
@@ -101,7 +129,8 @@ class World:
         call = self._current.pop(run.run_id, None)
         if call is None:
             return
-        self.runs.append(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
+        self._prompts.pop(run.run_id, None)
+        self._on_run(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
         if call.state != "over":
             call.cancelled = True
             self._row(call, now, "cancelled")
@@ -119,7 +148,8 @@ class World:
         if run.cancel_after_s is not None and ended >= run.at + run.cancel_after_s:
             return  # it walks away during the tool
         self._current.pop(run.run_id, None)
-        self.runs.append(
+        self._prompts.pop(run.run_id, None)
+        self._on_run(
             RunRow(run.run_id, run.lane, run.tenant, run.at, ended - run.at, len(run.steps), outcome == "done", False)
         )
 
@@ -133,7 +163,7 @@ class World:
             if outcome == "done":
                 late = sequence.late_s - call.at
                 produced = call.step.output
-        self.rows.append(
+        self._on_call(
             CallRow(
                 run.run_id,
                 call.step.name,
@@ -164,7 +194,8 @@ class World:
         if self._loses is not None and self._loses(call):
             self.events.at(now, self._reset, call)
             return
-        self.events.at(self.engines[worker].receive(call.prompt, now), self._enter, call)
+        call.turns = self.engines[worker].costs.request_turns
+        self._take_turn(now, call)
 
     def abort(self, call: Call, now: float) -> None:
         """Close the call's connection; the door hears `ended` once the engine is rid of it."""
@@ -190,18 +221,23 @@ class World:
         if call.state != "over":
             self._over(call, now, "failed")
 
+    def _take_turn(self, now: float, call: Call) -> None:
+        assert call.worker is not None
+        call.turns -= 1
+        through_at = self.engines[call.worker].receive(call.prompt, now)
+        self.events.at(through_at, self._take_turn if call.turns and not call.lost else self._enter, call)
+
     def _enter(self, now: float, call: Call) -> None:
         if call.lost:
             call.lost = False
-            assert call.worker is not None
-            self.engines[call.worker].drop()
             self._door.ended(call, now)
             return
         run = call.run
-        flags = self.flags
+        assert call.worker is not None
+        engine = self.engines[call.worker]
         blocks: tuple[int, ...] = ()
-        if flags.prefix_caching:
-            blocks = self._block_hashes(run.tenant, call.step.prompt)
+        if engine.flags.prefix_caching:
+            blocks = self._block_hashes(run, call.step.prompt, engine.flags.block_tokens)
         sequence = EngineSequence(
             call.job_id,
             call.prompt + call.produced,
@@ -212,19 +248,23 @@ class World:
             tag=call,
         )
         call.sequence = sequence
-        assert call.worker is not None
-        self.engines[call.worker].submit(sequence, now)
+        engine.submit(sequence, now)
         self._watch(call.worker)
 
-    def _block_hashes(self, tenant: str, prompt: tuple[Piece, ...]) -> tuple[int, ...]:
-        salt = self._salts.setdefault(tenant, len(self._salts) + 1)
+    def _block_hashes(self, run: Run, prompt: tuple[Piece, ...], block_tokens: int) -> tuple[int, ...]:
+        salt = self._salts.setdefault(run.tenant, len(self._salts) + 1)
         memo = self._hashes
         if memo is None:
-            return block_hashes(prompt, self.flags.block_tokens, salt)
-        key = (self.flags.block_tokens, salt, prompt)
+            if len(run.steps) == 1 or block_tokens != self.flags.block_tokens:
+                return block_hashes(prompt, block_tokens, salt)
+            known = self._prompts.get(run.run_id)
+            if known is None:
+                known = self._prompts[run.run_id] = GrowingPrompt(block_tokens, salt)
+            return known.block_hashes(prompt)
+        key = (block_tokens, salt, prompt)
         found = memo.get(key)
         if found is None:
-            found = memo[key] = block_hashes(prompt, self.flags.block_tokens, salt)
+            found = memo[key] = block_hashes(prompt, block_tokens, salt)
         return found
 
     def _watch(self, worker: int) -> None:
@@ -260,3 +300,5 @@ class World:
         self._door.ended(call, now)
         if call.state == "sent":
             self._over(call, now, "done")
+        if call.state == "over":
+            call.sequence = None  # they know each other, and nobody else knows them any more

@@ -4,6 +4,7 @@ Producer and reader live on the same event loop. The producer never waits: what 
 """
 
 import asyncio
+from collections.abc import Callable
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, End
@@ -25,10 +26,12 @@ class MergeTally:
 class JobStream:
     """What one job has produced and its reader has not yet taken.
 
-    `push` and `finish` are the producer's, `take` is the reader's. At most one reader.
+    `push` and `finish` are the producer's. At most one reader, in one of two ways: it waits in `take`, or it is called
+    through `listen` whenever there is news and helps itself with `take_now`. The second costs no task. `unread_bytes`
+    is what the reader is behind.
     """
 
-    __slots__ = ("_deltas", "_end", "_next_index", "_tally", "_waiter", "attempt")
+    __slots__ = ("_deltas", "_end", "_listener", "_next_index", "_tally", "_waiter", "attempt", "unread_bytes")
 
     def __init__(self, attempt: Attempt, tally: MergeTally) -> None:
         self.attempt = attempt
@@ -37,6 +40,8 @@ class JobStream:
         self._end: End | None = None
         self._next_index = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
+        self.unread_bytes = 0
 
     def push(self, delta: Delta) -> None:
         if delta.index != self._next_index or self._end is not None:
@@ -46,6 +51,7 @@ class JobStream:
             raise OutOfOrder(f"{delta.job_id}: a delta of another run or step")
         self._next_index += 1
         self._deltas.append(delta)
+        self.unread_bytes += len(delta.raw) + len(delta.text)
         self._wake()
 
     def finish(self, end: End) -> None:
@@ -54,14 +60,10 @@ class JobStream:
         self._end = end
         self._wake()
 
-    def nudge(self) -> None:
-        """Wake the reader although there is nothing to take, so that it can look at something else."""
-        self._wake()
-
     async def take(self) -> tuple[Delta | None, End | None]:
         """Everything produced since the last call, as one delta, and the end if it has come.
 
-        Both are None only after a nudge. After the end has been taken nothing more may be asked for.
+        After the end has been taken nothing more may be asked for.
         """
         if not self._deltas and self._end is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -69,10 +71,21 @@ class JobStream:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take_now()
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Be called for every delta and for the end, from the producer's own call."""
+        self._listener = on_news
+        if self._deltas or self._end is not None:
+            on_news()
+
+    def take_now(self) -> tuple[Delta | None, End | None]:
+        """What `take` gives, without waiting: both are None where nothing has come."""
         deltas = self._deltas
         if not deltas:
             return None, self._end
         self._deltas = []
+        self.unread_bytes = 0
         if len(deltas) == 1:
             return deltas[0], self._end
         # Merge instead of making the producer wait: its upstream is one batch, so blocking it would stall every
@@ -81,6 +94,9 @@ class JobStream:
         return merge(deltas), self._end
 
     def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener()
+            return
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -65,6 +65,7 @@ class EmbeddedWorker:
         model_dir: Path,
         models: Sequence[str],
         make_assembler: Callable[[tuple[str, ...]], TextAssembler],
+        controlled: bool = False,
         group: str = "default",
         engine: EngineConfig | None = None,
         clock: Clock | None = None,
@@ -78,6 +79,7 @@ class EmbeddedWorker:
         self._model_dir = model_dir
         self._models = tuple(models)
         self._make_assembler = make_assembler
+        self._controlled = controlled
         self._group = group
         self._config = engine or EngineConfig()
         self._clock = clock or SystemClock()
@@ -134,6 +136,8 @@ class EmbeddedWorker:
             group=self._group,
             load=Load() if stats is None else Load(stats.running, stats.waiting, stats.kv_tokens),
             kv_capacity=kv_tokens,
+            chunk_tokens=config.chunk_tokens,
+            controlled=self._controlled,
         )
 
     def cards(self) -> Sequence[ModelCard]:

@@ -6,6 +6,7 @@ body as it comes (what arrived together is told together), and then exactly once
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -14,6 +15,13 @@ import httptools
 
 KEEP_ALIVE_S = 4.0
 """Idle connections older than this are not used again: servers commonly close theirs after five seconds."""
+REST_S = 1.0
+"""How long the rest of an answer may take whose reader has all it wants; then its connection is closed."""
+WORTH_NO_COPY = 16_384
+"""Longer bodies are handed to the kernel as they are instead of being joined to their head first."""
+
+
+Request = tuple[bytes | memoryview, ...]
 
 
 class Exchange(Protocol):
@@ -29,6 +37,21 @@ class Exchange(Protocol):
         """The connection broke, or what came was not HTTP."""
 
 
+class _Nobody:
+    """Reads the rest of an answer that nobody wants."""
+
+    def on_head(self, status: int) -> None: ...
+
+    def on_body(self, body: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_lost(self, why: str) -> None: ...
+
+
+_nobody = _Nobody()
+
+
 class Client:
     """Connections to one server."""
 
@@ -37,31 +60,45 @@ class Client:
         self._host = parts.hostname or ""
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        self._base = parts.path.rstrip("/")
+        self._base = parts.path.rstrip("/").encode()
         lines = {"host": parts.netloc.rpartition("@")[2], **headers}
         self._fixed = "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1")
         self._connect_timeout_s = connect_timeout_s
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
 
-    async def connect(self) -> "Connection":
-        """A connection that is free, or a new one. Raises OSError or TimeoutError."""
-        now = asyncio.get_running_loop().time()
+    def free(self) -> "Connection | None":
+        """A kept connection, if there is one."""
+        if not self._idle:
+            return None
+        now = time.monotonic()
         while self._idle:
             connection = self._idle.pop()  # the one used last is the least likely to be closed by now
             if connection.is_usable and now - connection.idle_since < KEEP_ALIVE_S:
                 return connection
             connection.close()
+        return None
+
+    async def connect(self) -> "Connection":
+        """A new connection. Raises OSError or TimeoutError."""
         async with asyncio.timeout(self._connect_timeout_s):
             _, made = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self), self._host, self._port, ssl=self._tls
             )
         return made
 
-    def request(self, method: str, path: str, headers: str, body: bytes) -> bytes:
-        """The bytes of a request; `headers` are complete lines."""
-        head = f"{method} {self._base}{path} HTTP/1.1\r\ncontent-length: {len(body)}\r\n{headers}"
-        return head.encode("latin-1") + self._fixed + b"\r\n" + body
+    def request(self, method: bytes, path: bytes, headers: bytes, *body: bytes | memoryview) -> Request:
+        """A request, in parts; `headers` are complete lines."""
+        length = sum(map(len, body))
+        head = b"%b %b%b HTTP/1.1\r\ncontent-length: %d\r\n%b%b\r\n" % (
+            method,
+            self._base,
+            path,
+            length,
+            headers,
+            self._fixed,
+        )
+        return (head, *body) if length > WORTH_NO_COPY else (b"".join((head, *body)),)
 
     def close(self) -> None:
         for connection in list(self._open):
@@ -91,8 +128,9 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._is_framed = False
         self._has_head = False
-        self._is_over = False
         self._may_be_kept = False
+        self._patience: asyncio.TimerHandle | None = None
+        self.is_over = False  # the whole answer has come
         self.idle_since = 0.0
         self.was_used = False
 
@@ -100,15 +138,24 @@ class Connection(asyncio.Protocol):
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def start(self, exchange: Exchange, request: bytes) -> None:
+    def start(self, exchange: Exchange, request: Request) -> None:
         assert self._transport is not None
         self._exchange = exchange
-        self._is_framed = self._has_head = self._is_over = False
-        self._transport.write(request)
+        self._is_framed = self._has_head = self.is_over = False
+        if len(request) == 1:
+            self._transport.write(request[0])
+        else:
+            self._transport.writelines(request)
+
+    def let_go(self) -> None:
+        """The exchange has all it wants and hears nothing more. If the answer ends soon, the connection is kept."""
+        self._exchange = _nobody
+        self._patience = asyncio.get_running_loop().call_later(REST_S, self.close)
 
     def close(self) -> None:
         """Drop the connection; an exchange that was running hears nothing more."""
         self._exchange = None
+        self._stop_waiting()
         if self._transport is not None:
             self._transport.abort()
 
@@ -133,11 +180,12 @@ class Connection(asyncio.Protocol):
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body.clear()
             exchange.on_body(body)
-        if self._is_over and self._exchange is exchange:
-            self._finish(exchange)
+        if self.is_over and self._exchange is not None:
+            self._finish(self._exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.closed(self)
+        self._stop_waiting()
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
@@ -154,30 +202,36 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._is_over:
+        if self.is_over:
             self._may_be_kept = False  # another answer right behind the one that was asked for
         elif status >= 200 and self._exchange is not None:
             self._has_head = True
             self._exchange.on_head(status)
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._body.append(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_over and self._parser.get_status_code() >= 200:
-            self._is_over = True
+        if not self.is_over and self._parser.get_status_code() >= 200:
+            self.is_over = True
             self._may_be_kept = self._parser.should_keep_alive()
 
     def _finish(self, exchange: Exchange) -> None:
         self._exchange = None
+        self._stop_waiting()
         if self._may_be_kept and self.is_usable:
             self.was_used = True
-            self.idle_since = asyncio.get_running_loop().time()
+            self.idle_since = time.monotonic()
             self._client.freed(self)
         else:
             self.close()
         exchange.on_end()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _lose(self, why: str) -> None:
         exchange, self._exchange = self._exchange, None

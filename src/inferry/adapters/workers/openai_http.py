@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Raw, Struct
 
-from inferry.adapters.workers.http1 import Client, Connection
+from inferry.adapters.workers.http1 import Client, Connection, Request
 from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -24,14 +24,14 @@ from inferry.domain.errors import (
     WorkerLost,
     WorkerTimeout,
 )
-from inferry.domain.jobs import InferenceJob
+from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
 from inferry.domain.ports import Emit, ModelCard
-from inferry.domain.streams import Delta, Done, Failed, Usage
+from inferry.domain.streams import Delta, Done, Failed, Item, Usage
 
 log = logging.getLogger(__name__)
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 FEATURES = frozenset(
     {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
     | {"echo", "suffix"}
@@ -39,6 +39,16 @@ FEATURES = frozenset(
 FAILURES_UNTIL_DOWN = 3
 LONGEST_EVENT = 16 * 1024 * 1024
 LONGEST_REFUSAL = 65_536
+SLACK_TOKENS = 64
+"""Beyond what was asked for, plus an eighth: events are not quite tokens."""
+SLACK_EVENTS = 10_000
+"""Events that say nothing, such as an engine's heartbeats, on top of those that do."""
+
+PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
+"""Lower goes first. Sent with every call, so that no client chooses its own."""
+
+_STREAM = b',"stream":true,"stream_options":{"include_usage":true}}'
+_USAGE = b',"stream_options":{"include_usage":true}}'
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -49,6 +59,9 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     group: str = "default"
     api_key: str | None = None
     room: Room = Room(sequences=256)
+    asks_for_priorities: bool = False
+    controlled: bool = False
+    chunk_tokens: int | None = None
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 120.0
 
@@ -81,7 +94,7 @@ class OpenAIHttpWorker:
     def __init__(self, name: str, settings: HttpWorkerSettings, clock: Clock) -> None:
         self._name = name
         self._settings = settings
-        self._clock = clock
+        self.clock = clock
         self._cards = tuple(ModelCard(name=model, features=FEATURES) for model in settings.models)
         self._models = frozenset(settings.models)
         headers = {"content-type": "application/json"}
@@ -89,7 +102,9 @@ class OpenAIHttpWorker:
             headers["authorization"] = f"Bearer {settings.api_key}"
         self._http = Client(settings.url, headers, settings.connect_timeout_s)
         self._is_started = False
+        self._priorities: dict[Lane, bytes] = {}
         self._calls: dict[str, _Call] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
 
@@ -109,12 +124,14 @@ class OpenAIHttpWorker:
             phase=Phase.DOWN if down else Phase.READY if self._is_started else Phase.STARTING,
             room=self._settings.room,
             load=Load(running=len(self._calls)),
-            observed_at=self._clock.now(),
+            observed_at=self.clock.now(),
+            chunk_tokens=self._settings.chunk_tokens,
+            controlled=self._settings.controlled,
         )
 
     async def start(self) -> None:
         """Connect once to learn what the server serves and how long its contexts are."""
-        status, body = await self._get("/v1/models")
+        status, body = await self._get(b"/v1/models")
         if status != 200:
             raise WorkerLost(f"GET /v1/models answered {status}")
         try:
@@ -136,25 +153,36 @@ class OpenAIHttpWorker:
             for name in names
         )
         self._models = frozenset(names)
+        if self._settings.asks_for_priorities and names:
+            self._priorities = PRIORITIES if await self._takes_priorities(names[0]) else {}
+            log.info("worker %s %s", self._name, "orders by lane" if self._priorities else "does not order by lane")
         self._is_started = True
 
-    async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        calls = []
-        for job in plan.jobs:
-            # Known from here on, so that a cancel finds them before their first step.
-            call = self._calls[job.job_id] = _Call(job, emit, self._name, self._clock)
-            calls.append(call)
-        self._watch_for_silence()
-        if len(calls) == 1:
-            await self._run_call(calls[0])  # most plans, and a task less
-            return
-        tasks = [asyncio.get_running_loop().create_task(self._run_call(call)) for call in calls]
+    async def _takes_priorities(self, model: str) -> bool:
+        """Whether the server's own queue can be ordered. One that cannot refuses any priority but the usual."""
+        body = msgspec.json.encode({"model": model, "prompt": "ping", "max_tokens": 1, "priority": 1})
         try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            raise
+            status, _ = await self._ask(self._http.request(b"POST", PATHS["completions"], b"", body))
+        except WorkerLost:
+            return False
+        return status == 200
+
+    async def run(self, plan: BatchPlan, emit: Emit) -> None:
+        flight = _Flight(len(plan.jobs))
+        calls = [_Call(job, emit, flight, self) for job in plan.jobs]
+        # Known from here on, so that a cancel finds them before anything is sent.
+        for call in calls:
+            self._calls[call.job.job_id] = call
+        self._watch_for_silence()
+        try:
+            for call in calls:
+                self.send(call)
+            await flight.over
+        finally:
+            for call in calls:
+                if call.end is None:
+                    call.give_up()
+                    self._calls.pop(call.job.job_id, None)
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         """Close the upstream connections of these jobs; the server frees them when it notices."""
@@ -165,6 +193,8 @@ class OpenAIHttpWorker:
 
     async def close(self) -> None:
         await self.cancel(list(self._calls))
+        for task in self._connecting:
+            task.cancel()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -172,38 +202,53 @@ class OpenAIHttpWorker:
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
-    async def _run_call(self, call: "_Call") -> None:
-        """One job to its end, which is emitted whatever happens."""
-        payload = call.job.payload
-        lines = f"x-request-id: {call.job.job_id}\r\n"
-        try:
-            while call.end is None:
-                try:
-                    connection = await self._http.connect()
-                except (OSError, TimeoutError) as error:
-                    call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
-                    break
-                if call.end is not None:  # given up while connecting
-                    connection.close()
-                    break
-                request = self._http.request("POST", PATHS[payload.api], lines, streaming_body(payload.body))
-                await call.send(connection, request)
-            # Several losses in a row, with nothing good in between, are the server's fault and not a job's.
-            if isinstance(call.end, Done):
-                self._failures = 0
-            elif call.end is not None and isinstance(call.end.error, WorkerLost):
-                self._failures += 1
-            if call.end is not None:
-                call.emit(call.end)
-        finally:
-            call.drop()
-            del self._calls[call.job.job_id]
+    def send(self, call: "_Call") -> None:
+        """Send the call on a connection that is free, at once, or on a new one."""
+        connection = self._http.free()
+        if connection is not None:
+            call.start(connection, self._request(call.job))
+        elif call.end is None:
+            task = asyncio.get_running_loop().create_task(self._connect(call))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
-        answer = _WholeAnswer()
+    def ended(self, call: "_Call", end: Done | Failed) -> None:
+        """The call's end, which comes once."""
+        self._calls.pop(call.job.job_id, None)
+        # Several losses in a row, with nothing good in between, are the server's fault and not a job's.
+        if isinstance(end, Done):
+            self._failures = 0
+        elif isinstance(end.error, WorkerLost):
+            self._failures += 1
+
+    async def _connect(self, call: "_Call") -> None:
         try:
             connection = await self._http.connect()
-            connection.start(answer, self._http.request("GET", path, "", b""))
+        except (OSError, TimeoutError) as error:
+            call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
+            return
+        if call.end is None:
+            call.start(connection, self._request(call.job))
+        else:
+            connection.close()  # given up while connecting
+
+    def _request(self, job: InferenceJob) -> Request:
+        payload = job.payload
+        return self._http.request(
+            b"POST",
+            PATHS[payload.api],
+            b"x-request-id: %b\r\n" % job.job_id.encode(),
+            *streaming_body(payload.body, payload.stream_fields, job.stream, self._priorities.get(job.lane, b"")),
+        )
+
+    async def _get(self, path: bytes) -> tuple[int, bytes]:
+        return await self._ask(self._http.request(b"GET", path, b""))
+
+    async def _ask(self, request: Request) -> tuple[int, bytes]:
+        answer = _WholeAnswer()
+        try:
+            connection = self._http.free() or await self._http.connect()
+            connection.start(answer, request)
             try:
                 async with asyncio.timeout(self._settings.silence_timeout_s):
                     return await answer.complete
@@ -222,7 +267,7 @@ class OpenAIHttpWorker:
     def _end_silent_calls(self) -> None:
         self._watch = None
         silence_s = self._settings.silence_timeout_s
-        earliest = self._clock.now() - silence_s
+        earliest = self.clock.now() - silence_s
         for call in list(self._calls.values()):
             if call.heard_at < earliest:
                 call.fail(WorkerTimeout(f"worker {self._name} said nothing for {silence_s:g} s"))
@@ -230,37 +275,89 @@ class OpenAIHttpWorker:
             self._watch_for_silence()
 
 
-class _Call:
-    """A job on its way: reads the answer as it comes, until `end` says how it went."""
+class _Flight:
+    """A plan on its way: `over` when every call of it has its end, or when the sink of their items broke."""
 
-    def __init__(self, job: InferenceJob, emit: Emit, worker: str, clock: Clock) -> None:
+    __slots__ = ("_left", "over")
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def landed(self) -> None:
+        self._left -= 1
+        if not self._left and not self.over.done():
+            self.over.set_result(None)
+
+    def broke(self, error: Exception) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+class _Call:
+    """A job on its way: reads the answer as it comes, until `end` says how it went. All of it in callbacks."""
+
+    __slots__ = (
+        "_connection",
+        "_emit",
+        "_flight",
+        "_index",
+        "_most_tokens",
+        "_now",
+        "_pending",
+        "_scanner",
+        "_status",
+        "_worker",
+        "end",
+        "heard_at",
+        "job",
+    )
+
+    def __init__(self, job: InferenceJob, emit: Emit, flight: _Flight, worker: OpenAIHttpWorker) -> None:
         self.job = job
-        self.emit = emit
         self.end: Done | Failed | None = None
+        self._emit = emit
+        self._flight = flight
         self._worker = worker
-        self._now = clock.now
+        self._now = worker.clock.now
         self.heard_at = self._now()
         self._scanner = EventScanner()
         self._connection: Connection | None = None
-        self._turn: asyncio.Future[None] | None = None
         self._status = 0
         self._pending = b""
         self._index = 0
+        limit = job.payload.output_limit
+        limit = job.token_budget if limit is None else limit
+        self._most_tokens = limit + limit // 8 + SLACK_TOKENS
 
-    async def send(self, connection: Connection, request: bytes) -> None:
-        """Until the job has its end, or has to be sent again because the connection had died of old age."""
+    def start(self, connection: Connection, request: Request) -> None:
         self._connection = connection
-        self._turn = asyncio.get_running_loop().create_future()
         self.heard_at = self._now()
         connection.start(self, request)
-        await self._turn
 
     def fail(self, error: GatewayError) -> None:
         """End the job, and only this job; its connection is dropped."""
         if self.end is None:
-            self.end = Failed(self.job.job_id, error, self._usage())
             self.drop()
-            self._end_turn()
+            self._finish(Failed(self.job.job_id, error, self._usage()))
+
+    def give_up(self) -> None:
+        """Nobody wants the job's end any more."""
+        self.drop()
+        self.end = Failed(self.job.job_id, ClientClosed("nobody waits for it"))
+
+    def _finish(self, end: Done | Failed) -> None:
+        self.end = end
+        self._worker.ended(self, end)
+        self._tell(end)
+        self._flight.landed()
+
+    def _tell(self, item: Item) -> None:
+        try:
+            self._emit(item)
+        except Exception as error:
+            # Not the connection's to hear: whoever runs the plan ends what is left of it.
+            self._flight.broke(error)
 
     def drop(self) -> None:
         if self._connection is not None:
@@ -284,42 +381,46 @@ class _Call:
         if end == 1:
             self._pending = chunk
             if len(chunk) > LONGEST_EVENT:
-                self.fail(WorkerLost(f"worker {self._worker} sent an event without an end"))
+                self.fail(WorkerLost(f"worker {self._worker.name} sent an event without an end"))
             return
         self._pending = chunk[end:]
         raw, tokens = self._scanner.scan(chunk[:end])
         if raw:
             job = self.job
-            self.emit(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw))
+            self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw))
             self._index += 1
+        scanner = self._scanner
+        if scanner.is_done:
+            connection = self._connection
+            if connection is not None and not connection.is_over:
+                # All has been said; whether the server also ends its answer is not for the job to wait for.
+                connection.let_go()
+                self.on_end()
+        elif scanner.tokens > self._most_tokens or scanner.events > 2 * self._most_tokens + SLACK_EVENTS:
+            self.fail(WorkerLost(f"worker {self._worker.name} wrote more than it was asked to"))
 
     def on_end(self) -> None:
         self._connection = None
         scanner = self._scanner
         if self._status != 200:
-            self.fail(_refusal(self._worker, self._status, self._pending))
+            self.fail(_refusal(self._worker.name, self._status, self._pending))
         elif scanner.error is not None:
-            self.fail(WorkerLost(f"worker {self._worker} reported an error in the stream"))
+            self.fail(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
         elif scanner.finish is None:
-            self.fail(WorkerLost(f"worker {self._worker} ended the stream before the answer was complete"))
+            self.fail(WorkerLost(f"worker {self._worker.name} ended the stream before the answer was complete"))
         else:
-            self.end = Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event)
-            self._end_turn()
+            self._finish(Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event))
 
     def on_lost(self, why: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.was_used and not self._status:
             # A kept connection that the server closed while the request was on its way: nobody has seen it.
-            self._end_turn()
+            self._worker.send(self)
             return
-        self.fail(WorkerLost(f"worker {self._worker} broke off: {why}"))
+        self.fail(WorkerLost(f"worker {self._worker.name} broke off: {why}"))
 
     def _usage(self) -> Usage:
         return self._scanner.usage or Usage(output_tokens=self._scanner.tokens)
-
-    def _end_turn(self) -> None:
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
 
 
 class _WholeAnswer:
@@ -345,11 +446,26 @@ class _WholeAnswer:
             self.complete.set_exception(ConnectionError(why))
 
 
-def streaming_body(body: bytes) -> bytes:
-    """The client's body with streaming and usage switched on. The prompt is copied, never decoded."""
-    if b'"stream' not in body:  # quotes inside strings are escaped, so neither key is there in plain writing
-        # Last, because the last of two equal keys counts, should one be there in disguise.
-        return body.rstrip()[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'
+def streaming_body(
+    body: bytes, names: tuple[bool, bool] | None, streams: bool, more: bytes = b""
+) -> tuple[bytes | memoryview, bytes]:
+    """The client's body with streaming and usage switched on, in parts. The prompt is neither decoded nor copied.
+
+    `names` says whether the body has the fields `stream` and `stream_options`, where somebody knows; `streams` whether
+    it asks for a stream. `more` are fields of our own, each after a comma: coming last they count, whatever the client
+    wrote.
+    """
+    if names is None:
+        # Quotes inside strings are escaped, so without this neither field is there in plain writing. In disguise it
+        # may be: what is added comes last, because the last of two equal fields counts.
+        names = (True, True) if b'"stream' in body else (False, False)
+    if names[1] or names[0] > streams:
+        written = _rewritten(body)
+        return (written[:-1], more + b"}") if more else (written, b"")
+    return memoryview(body)[: body.rindex(b"}")], more + (_USAGE if names[0] else _STREAM)
+
+
+def _rewritten(body: bytes) -> bytes:
     fields = _fields_decoder.decode(body)
     fields["stream"] = Raw(b"true")
     options: dict[str, Raw] = {}

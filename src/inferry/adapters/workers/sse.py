@@ -4,6 +4,8 @@ Most events say one more token, and nothing else: those are told by a substring 
 quotes inside strings, so `"finish_reason":null` cannot be part of what a model wrote.
 """
 
+import re
+
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -12,6 +14,7 @@ from inferry.domain.streams import FinishReason, Usage
 MOST_TOKENS = 10**9
 
 _MORE = b'"finish_reason":null'
+_MORE_EVENTS = re.compile(rb'(?:data: [^\n]*"finish_reason":null[^\n]*\n\n)+')
 _ROLE = b'"role":"assistant"'
 _SILENT = (b'"content":""', b'"content":null', b'"delta":{"role":"assistant"}')
 
@@ -64,7 +67,7 @@ class EventScanner:
     `[DONE]` is not success: an abort or an in-band error before it is what it says.
     """
 
-    __slots__ = ("error", "events", "finish", "tokens", "usage", "usage_event")
+    __slots__ = ("error", "events", "finish", "is_done", "tokens", "usage", "usage_event")
 
     def __init__(self) -> None:
         self.events = 0
@@ -73,9 +76,27 @@ class EventScanner:
         self.usage: Usage | None = None
         self.usage_event = b""
         self.error: bytes | None = None
+        self.is_done = False
 
     def scan(self, events: bytes) -> tuple[bytes, int]:
         """Complete events in; the bytes the client is to get and the tokens in them out."""
+        passed, tokens = b"", 0
+        if _MORE in events and _ROLE not in events:
+            plain = _MORE_EVENTS.match(events)
+            if plain is not None:
+                end = plain.end()
+                tokens = events.count(_MORE, 0, end)
+                self.events += tokens
+                if end == len(events):
+                    self.tokens += tokens
+                    return events, tokens
+                passed, events = events[:end], events[end:]
+        more, more_tokens = self._scan_one_by_one(events)
+        tokens += more_tokens
+        self.tokens += tokens
+        return passed + more, tokens
+
+    def _scan_one_by_one(self, events: bytes) -> tuple[bytes, int]:
         passed: list[bytes] = []
         tokens = 0
         for event in events.split(b"\n\n"):
@@ -91,7 +112,8 @@ class EventScanner:
                 if said is not None:
                     passed.append(event)
                     tokens += any(map(_says_something, said.choices))
-        self.tokens += tokens
+                elif self.is_done:
+                    break
         if not passed:
             return b"", 0
         passed.append(b"")
@@ -99,8 +121,12 @@ class EventScanner:
 
     def _look_closely(self, event: bytes) -> _Event | None:
         """An event that is not plainly one more token: what it says, if it is for the client to see."""
-        data = b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
+        if event.startswith(b"data: ") and b"\n" not in event:
+            data = event[6:]
+        else:
+            data = b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
         if not data or data == b"[DONE]":
+            self.is_done = bool(data)
             return None  # a comment, or the end of what was said already
         try:
             said = _decoder.decode(data)

@@ -42,7 +42,7 @@ class Placement:
                 ticket.prefill_tokens = _discounted(ticket, depth)
                 for worker in warm:
                     if (
-                        worker.closed_in != walk
+                        (worker.closed_in != walk or job.lane < worker.closed_from)
                         and worker in circle.members
                         and worker.sequences < fair_load
                         and worker.takes(ticket, fill)
@@ -51,7 +51,11 @@ class Placement:
                 ticket.prefill_tokens = cold
         key = job.prefix[0] if job.session is None else f"{job.tenant}\0{job.session}"
         for worker in circle.nearest(key):
-            if worker.closed_in != walk and worker.sequences < fair_load and worker.takes(ticket, fill):
+            if (
+                (worker.closed_in != walk or job.lane < worker.closed_from)
+                and worker.sequences < fair_load
+                and worker.takes(ticket, fill)
+            ):
                 return worker
         return None
 

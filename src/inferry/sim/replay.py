@@ -1,0 +1,124 @@
+"""A probe played against the model of an engine: what its client would have seen."""
+
+import statistics
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from msgspec import Struct
+
+from inferry.sim.costs import CostModel, EngineFlags
+from inferry.sim.engine import Engine, First
+from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.observations import CallTiming, Observation
+
+Figures = dict[str, float]
+ENGINE_DECODE = "vllm:request_decode_time_seconds_sum"
+ENGINE_WAITS = ("vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum")
+
+
+class Played(Struct, frozen=True):
+    """When a call was sent and answered, and from when to when the engine itself had it."""
+
+    sent_s: float
+    first_s: float
+    ended_s: float
+    entered_s: float
+    engine_first_s: float
+    engine_ended_s: float
+
+
+def play(calls: Sequence[CallTiming], costs: CostModel, flags: EngineFlags) -> list[Played]:
+    """The same requests at the same times, in the order given."""
+    engine = Engine(costs, flags)
+    # In the server process: when, which call, and how many turns it still takes there.
+    turns = [(call.sent_s, number, costs.request_turns) for number, call in enumerate(calls)]
+    heapify(turns)
+    entered = [0.0] * len(calls)
+    first = [0.0] * len(calls)
+    ended = [0.0] * len(calls)
+    sequences: list[EngineSequence | None] = [None] * len(calls)
+    while turns or engine.next_at is not None:
+        step_at = engine.next_at if engine.next_at is not None else inf
+        if turns and turns[0][0] <= step_at:
+            now, number, left = heappop(turns)
+            if left:
+                heappush(turns, (engine.receive(calls[number].prompt_tokens, now), number, left - 1))
+                continue
+            entered[number] = now
+            entering = sequences[number] = _sequence(calls[number], number, flags)
+            engine.submit(entering, now)
+        else:
+            for happened in engine.advance(step_at):
+                tag = happened.sequence.tag
+                assert isinstance(tag, int)
+                (first if isinstance(happened, First) else ended)[tag] = happened.heard_at
+    played = []
+    for number, (call, sequence) in enumerate(zip(calls, sequences, strict=True)):
+        assert sequence is not None
+        assert sequence.first_at is not None
+        assert sequence.ended_at is not None
+        played.append(
+            Played(call.sent_s, first[number], ended[number], entered[number], sequence.first_at, sequence.ended_at)
+        )
+    return played
+
+
+def _sequence(call: CallTiming, number: int, flags: EngineFlags) -> EngineSequence:
+    blocks: tuple[int, ...] = ()
+    if call.prefix is not None and flags.prefix_caching:
+        blocks = tuple(hash((call.prefix, i)) for i in range(call.prompt_tokens // flags.block_tokens))
+    return EngineSequence(str(number), call.prompt_tokens, call.output_tokens, blocks=blocks, tag=number)
+
+
+def measured(observation: Observation) -> Figures:
+    """What the client saw of a probe, in a few numbers; `engine_` ones where the engine told its own times."""
+    calls = observation.calls
+    figures = _firsts(observation, [call.first_s for call in calls])
+    if observation.kind != "hit":  # its calls wait for each other, and the model's may overlap
+        figures |= {"total": observation.total_s}
+        figures |= _gaps(observation, [call.ended_s - call.heard_s[0] for call in calls])
+    told = observation.engine
+    later = sum(call.output_tokens - 1 for call in calls)
+    if told.get(ENGINE_DECODE) and later:
+        figures["engine_gap"] = told[ENGINE_DECODE] / later
+    if all(name in told for name in ENGINE_WAITS[1:]):
+        figures["engine_first"] = sum(told.get(name, 0.0) for name in ENGINE_WAITS) / len(calls)
+    return {name: value for name, value in figures.items() if value > 0}
+
+
+def predicted(observation: Observation, costs: CostModel, flags: EngineFlags) -> Figures:
+    """The same numbers as the model has them."""
+    calls = observation.calls
+    played = play(calls, costs, flags)
+    figures = {"total": max(one.ended_s for one in played) - min(one.sent_s for one in played)}
+    figures |= _firsts(observation, [one.first_s - one.sent_s for one in played])
+    figures |= _gaps(observation, [one.ended_s - one.first_s for one in played])
+    later = sum(call.output_tokens - 1 for call in calls)
+    if later:
+        figures["engine_gap"] = sum(one.engine_ended_s - one.engine_first_s for one in played) / later
+    figures["engine_first"] = sum(one.engine_first_s - one.entered_s for one in played) / len(played)
+    return figures
+
+
+def _firsts(observation: Observation, firsts: Sequence[float]) -> Figures:
+    """Of an inject probe, those of the prompts that came later; of a hit probe, those that could hit."""
+    calls = observation.calls
+    match observation.kind:
+        case "inject":
+            begun = min(call.heard_s[0] for call in calls)
+            late = [first for call, first in zip(calls, firsts, strict=True) if call.sent_s > begun]
+            return {"first": statistics.fmean(late)} if late else {}
+        case "hit":
+            return {"first": firsts[0], "hit_first": statistics.fmean(firsts[1:])}
+        case _:
+            return {"first": statistics.median(firsts)}
+
+
+def _gaps(observation: Observation, spans: Sequence[float]) -> Figures:
+    gaps = [
+        span / (call.output_tokens - 1)
+        for call, span in zip(observation.calls, spans, strict=True)
+        if call.output_tokens >= 4
+    ]
+    return {"gap": statistics.median(gaps)} if gaps else {}

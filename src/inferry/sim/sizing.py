@@ -1,0 +1,119 @@
+"""How many workers keep the promises: a search over simulations, for the smallest fleet that can be relied on.
+
+More workers need not always be better: one more may put two long prompts side by side that were apart before. So the
+answer is not where one curve crosses a line. A number of workers is enough when it and the next larger one both meet
+the target over all seeds, and the one below is shown not to.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from inferry.sim.report import Report
+
+Simulate = Callable[[int, int], Report]
+"""Workers, seed: what came of it."""
+
+
+class NoFleet(Exception):
+    """Not even the largest fleet that was allowed meets the target; `probes` say by how much."""
+
+    def __init__(self, most: int, probes: "Sequence[Probe]") -> None:
+        super().__init__(f"{most} workers do not meet the target")
+        self.probes = probes
+
+
+class Probe(Struct, frozen=True, kw_only=True):
+    """One number of workers over some seeds. `attainment` is by lane, over the calls of all seeds together."""
+
+    workers: int
+    seeds: tuple[int, ...]
+    attainment: dict[str, float]
+    ttft_p95: dict[str, float | None]
+    utilisation: float
+    output_rate: float
+    meets: bool
+
+
+class Sizing(Struct, frozen=True, kw_only=True):
+    """The answer, with everything that was tried on the way, in order."""
+
+    workers: int
+    target: float
+    seeds: tuple[int, ...]
+    probes: tuple[Probe, ...]
+
+    @property
+    def chosen(self) -> Probe:
+        return next(one for one in reversed(self.probes) if (one.workers, one.seeds) == (self.workers, self.seeds))
+
+
+def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, most: int) -> Sizing:
+    """Bracket by doubling and bisect with the first seed; then settle the neighbourhood with all of them."""
+    search = _Search(simulate, tuple(seeds), target)
+    high = 1
+    low = 0
+    while not search.meets(high, search.seeds[:1]):
+        if high == most:
+            raise NoFleet(most, search.probes)
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if search.meets(middle, search.seeds[:1]):
+            high = middle
+        else:
+            low = middle
+    workers = high
+    while not search.is_enough(workers, most):
+        workers += 1
+        if workers > most:
+            raise NoFleet(most, search.probes)
+    while workers > 1 and search.is_enough(workers - 1, most):
+        workers -= 1
+    return Sizing(workers=workers, target=target, seeds=search.seeds, probes=tuple(search.probes))
+
+
+class _Search:
+    """Simulates every (workers, seed) once and remembers what was asked."""
+
+    def __init__(self, simulate: Simulate, seeds: tuple[int, ...], target: float) -> None:
+        self.seeds = seeds
+        self.probes: list[Probe] = []
+        self._simulate = simulate
+        self._target = target
+        self._reports: dict[tuple[int, int], Report] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], Probe] = {}
+
+    def is_enough(self, workers: int, most: int) -> bool:
+        return self.meets(workers, self.seeds) and (workers == most or self.meets(workers + 1, self.seeds))
+
+    def meets(self, workers: int, seeds: tuple[int, ...]) -> bool:
+        key = (workers, seeds)
+        if key not in self._known:
+            self._known[key] = _probe(workers, seeds, [self._report(workers, seed) for seed in seeds], self._target)
+            self.probes.append(self._known[key])
+        return self._known[key].meets
+
+    def _report(self, workers: int, seed: int) -> Report:
+        key = (workers, seed)
+        if key not in self._reports:
+            self._reports[key] = self._simulate(workers, seed)
+        return self._reports[key]
+
+
+def _probe(workers: int, seeds: tuple[int, ...], reports: Sequence[Report], target: float) -> Probe:
+    lanes = sorted({name for one in reports for name in one.lanes})
+    attainment, ttft_p95 = {}, {}
+    for lane in lanes:
+        there = [one.lanes[lane] for one in reports if lane in one.lanes]
+        attainment[lane] = min(1.0, sum(one.attained for one in there) / max(1, sum(one.planned for one in there)))
+        ttft_p95[lane] = max((one.ttft_p95 for one in there if one.ttft_p95 is not None), default=None)
+    return Probe(
+        workers=workers,
+        seeds=seeds,
+        attainment=attainment,
+        ttft_p95=ttft_p95,
+        utilisation=sum(one.utilisation for one in reports) / len(reports),
+        output_rate=sum(one.output_rate for one in reports) / len(reports),
+        meets=all(part >= target for part in attainment.values()),
+    )

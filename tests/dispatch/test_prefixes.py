@@ -1,0 +1,92 @@
+"""What the gateway remembers of the beginnings of prompts."""
+
+import random
+
+from inferry.dispatch.prefixes import LONG_SLICE_BYTES, SHORT_PART_BYTES, SLICE_BYTES, PrefixMemory
+
+
+def _body(*parts: str) -> bytes:
+    return ('{"model": "m", "prompt": "' + "".join(parts) + '"}').encode()
+
+
+def _text(size: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ", k=size))
+
+
+def test_a_prompt_that_never_came_is_not_known() -> None:
+    assert PrefixMemory().meet("a", "m", _body(_text(5000, 1))).share == 0.0
+
+
+def test_a_prompt_that_goes_on_with_an_earlier_one_is_known_up_to_where_that_ended() -> None:
+    memory = PrefixMemory()
+    system, more = _text(10 * SLICE_BYTES, 1), _text(10 * SLICE_BYTES, 2)
+    memory.meet("a", "m", _body(system))
+    share = memory.meet("a", "m", _body(system, more)).share
+    assert 0.44 < share <= 0.5
+
+
+def test_a_prompt_that_differs_early_is_not_known_however_much_follows() -> None:
+    memory = PrefixMemory()
+    rest = _text(20 * SLICE_BYTES, 1)
+    memory.meet("a", "m", _body("x", rest))
+    assert memory.meet("a", "m", _body("y", rest)).share == 0.0
+
+
+def test_tenants_and_models_know_nothing_of_each_other() -> None:
+    memory = PrefixMemory()
+    body = _body(_text(8000, 1))
+    memory.meet("a", "m", body)
+    assert memory.meet("b", "m", body).share == 0.0
+    assert memory.meet("a", "n", body).share == 0.0
+    assert memory.meet("a", "m", body).share > 0.8
+
+
+def test_what_is_written_before_the_prompt_does_not_matter() -> None:
+    memory = PrefixMemory()
+    text = _text(8000, 1)
+    memory.meet("a", "m", b'{"seed": 1, "prompt": "' + text.encode() + b'"}')
+    assert memory.meet("a", "m", b'{"seed": 123456, "stream": true, "prompt": "' + text.encode() + b'"}').share > 0.8
+
+
+def test_long_prompts_have_few_slices() -> None:
+    memory = PrefixMemory()
+    size = 1_000_000
+    body = _body(_text(size, 1))
+    memory.meet("a", "m", body)
+    assert len(memory._young) <= SHORT_PART_BYTES // SLICE_BYTES + size // LONG_SLICE_BYTES
+    assert memory.meet("a", "m", body).share > 0.95
+
+
+def test_the_thinned_chain_of_a_longer_prompt_begins_like_the_shorter_one() -> None:
+    memory = PrefixMemory()
+    system = _text(16 * SLICE_BYTES + 100, 1)
+    shorter = memory.meet("a", "m", _body(system)).chain
+    longer = memory.meet("a", "m", _body(system, _text(5000, 2))).chain
+    assert longer[: len(shorter) - 1] == shorter[:-1]
+    assert len(longer) <= 8
+
+
+def test_the_memory_is_bounded_and_forgets_what_is_oldest() -> None:
+    memory = PrefixMemory(limit=100)
+    first = _body(_text(20 * SLICE_BYTES, 0))
+    memory.meet("a", "m", first)
+    for seed in range(1, 50):
+        memory.meet("a", "m", _body(_text(20 * SLICE_BYTES, seed)))
+        assert len(memory._young) + len(memory._old) <= 250
+    assert memory.meet("a", "m", first).share == 0.0
+
+
+def test_an_engine_that_reports_nothing_as_cached_soon_counts_whole_prompts() -> None:
+    memory = PrefixMemory()
+    assert memory.expected("m", 500) == 450
+    for _ in range(200):
+        memory.learn("m", 500, 0)
+    assert memory.expected("m", 500) == 0
+
+
+def test_what_engines_report_corrects_what_is_expected() -> None:
+    memory = PrefixMemory()
+    for _ in range(200):
+        memory.learn("m", 500, 350)
+    assert 345 <= memory.expected("m", 500) <= 352
+    assert memory.expected("other", 500) == 450
