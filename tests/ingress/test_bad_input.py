@@ -166,7 +166,8 @@ def test_headers_have_a_size(scripted: ScriptedGateway) -> None:
 
 def test_a_deadline_that_passed_is_not_retried_by_openais_clients(scripted: ScriptedGateway) -> None:
     status, headers, answer = post(scripted.url, CHAT, chat(), {"x-inferry-deadline-ms": "0"})
-    assert (status, answer["error"]["code"]) == (408, "queue_timeout")
+    assert status == 408
+    assert answer["error"]["code"] in {"deadline_infeasible", "queue_timeout"}  # at the door, or in the queue
     assert headers["x-should-retry"] == "false"
 
 

@@ -1,5 +1,6 @@
 """What clients do with their connections, byte by byte: nothing of it hurts their own answers or anybody else."""
 
+import gc
 import json
 import re
 import socket
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from inferry.ingress.connection import Reply
+from inferry.streams.mailbox import JobStream
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, get, post
@@ -220,6 +223,14 @@ def test_a_client_that_asks_with_too_large_a_body_is_not(scripted: ScriptedGatew
         assert read_all(sock).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_body_in_a_thousand_little_chunks_is_the_same_body(scripted: ScriptedGateway) -> None:
+    body = json.dumps({**HELLO, "user": "u" * 5000}).encode()
+    chunks = b"".join(b"2\r\n%b\r\n" % body[at : at + 2] for at in range(0, len(body) // 2 * 2, 2))
+    odd = b"1\r\n%b\r\n" % body[-1:] if len(body) % 2 else b""
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n".encode()
+    assert b"one two three" in ask(scripted, head + chunks + odd + b"0\r\n\r\n")
+
+
 def test_an_upgrade_that_is_not_spoken_here_is_answered_as_if_not_asked_for(scripted: ScriptedGateway) -> None:
     answer = ask(scripted, request(HELLO, "connection: upgrade, http2-settings, close", "upgrade: h2c"))
     assert b"one two three" in answer
@@ -346,3 +357,20 @@ def test_a_model_that_may_still_be_listed_is_503_and_not_404(tmp_path: Path) -> 
         assert (status, answer["error"]["code"]) == (503, "no_worker")
         assert int(headers["retry-after"]) >= 1
         assert post(gateway.url, CHAT, HELLO)[0] == 200
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answered_call_leaves_nothing_for_the_collector(tmp_path: Path, stream: bool) -> None:
+    with ScriptedGateway(tmp_path) as gateway:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                assert post(gateway.url, CHAT, {**HELLO, "stream": stream})[0] == 200
+            left = [one for one in gc.get_objects() if isinstance(one, Reply | JobStream)]
+        finally:
+            gc.enable()
+    assert left == []

@@ -4,7 +4,9 @@ import itertools
 
 from inferry.domain.jobs import Lane
 from inferry.scheduling.due import Agenda
-from inferry.scheduling.lanes import Line
+from inferry.scheduling.fairness import LaneAccounts
+from inferry.scheduling.lanes import Hall, Line
+from inferry.scheduling.placing.fleets import Fleets
 from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.tickets import Ticket
 from support.builders import a_job, a_policy
@@ -14,7 +16,9 @@ _numbers = itertools.count()
 
 def a_ticket() -> Ticket:
     job = a_job()
-    return Line(Lane.P1, a_policy()).ticket_for(job, next(_numbers), Route(job.route, ()))
+    line = Line(Lane.P1, a_policy(), LaneAccounts(), Hall(), lambda ticket: 0)
+    queue = line.queue_for(job, Route(job.route, (), Fleets()))
+    return line.ticket_for(job, next(_numbers), queue)
 
 
 def test_tickets_come_in_order_of_time_and_not_before() -> None:

@@ -184,12 +184,12 @@ def test_newcomers_do_not_starve_a_run_that_has_been_served() -> None:
 
 def test_accounts_of_the_past_are_forgotten() -> None:
     scheduler = a_scheduler(a_view(sequences=4))
-    for n in range(500):
-        offer(scheduler, a_job(f"{n}", tenant=f"t{n % 7}", run_id=f"r{n}", tokens=10 + n % 90))
+    for n in range(5_000):
+        offer(scheduler, a_job(f"{n}", tenant=f"t{n if n % 2 else n % 7}", run_id=f"r{n}", tokens=10 + n % 90))
         end(scheduler, *sent(scheduler.tick(0.0)))
     line = scheduler._line_of[Lane.P1]
     assert line is not None
-    assert sum(1 + len(tenant.members) for tenant in line.accounts.members.values()) < 40
+    assert sum(1 + len(tenant.members) for tenant in line.accounts.members.values()) < 400
 
 
 def test_lanes_are_accounts_of_their_own() -> None:

@@ -46,12 +46,49 @@ def test_nobody_overtakes_a_blocked_head_of_its_lane_and_route() -> None:
 
 def test_no_lower_lane_takes_the_room_a_blocked_head_needs() -> None:
     scheduler = a_scheduler(a_view(prefill_tokens=100))
-    offer(scheduler, a_job("running", tokens=60))
+    offer(scheduler, a_job("running", tokens=60, lane=Lane.P0))
     scheduler.tick(0.0)
     offer(scheduler, a_job("large", tokens=90, lane=Lane.P0), a_job("small", tokens=10, lane=Lane.P2))
     assert sent(scheduler.tick(0.0)) == []
     end(scheduler, "running")
     assert sent(scheduler.tick(0.0)) == ["large", "small"]
+
+
+def test_prompts_of_lower_lanes_take_no_prefill_room_from_better_ones() -> None:
+    scheduler = a_scheduler(a_view(prefill_tokens=100))
+    offer(scheduler, a_job("low", tokens=100, lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == ["low"]
+    offer(scheduler, a_job("more", tokens=1, lane=Lane.P2), a_job("middle", tokens=60), a_job("second", tokens=60))
+    assert sent(scheduler.tick(0.0)) == ["middle"]
+    offer(scheduler, a_job("best", tokens=100, lane=Lane.P0), a_job("another", tokens=1, lane=Lane.P0))
+    assert sent(scheduler.tick(0.0)) == ["best"]
+    first_token(scheduler, "best")
+    assert sent(scheduler.tick(0.0)) == ["another"]
+
+
+def test_lanes_that_promise_nothing_stop_at_their_part_of_the_sequences() -> None:
+    scheduler = a_scheduler(a_view(sequences=10, batch_sequences=2), P1=a_policy(ttft_ms=100.0, gap_ms=10.0))
+    offer(scheduler, *(a_job(f"low-{n}", lane=Lane.P2) for n in range(4)))
+    assert sent(scheduler.tick(0.0)) == ["low-0", "low-1"]
+    offer(scheduler, *(a_job(f"live-{n}") for n in range(3)))
+    assert sent(scheduler.tick(0.0)) == ["live-0", "live-1", "live-2"]
+    end(scheduler, "low-0", "low-1", "live-0")
+    assert sent(scheduler.tick(0.0)) == []
+    end(scheduler, "live-1")
+    assert sent(scheduler.tick(0.0)) == ["low-2"]
+
+
+def test_a_lane_that_was_served_in_order_is_owed_nothing_for_a_while() -> None:
+    scheduler = a_scheduler(a_view(sequences=1), P2=a_policy(share=0.5))
+    offer(scheduler, *(a_job(f"early-{n}", tokens=1000, lane=Lane.P2) for n in range(9)))
+    for n in range(8):
+        assert sent(scheduler.tick(0.0)) == [f"early-{n}"]
+        if n < 7:
+            end(scheduler, f"early-{n}")
+    offer(scheduler, *(a_job(f"live-{n}", tokens=1000, lane=Lane.P0) for n in range(20)))
+    end(scheduler, "early-7")
+    went = drain(scheduler)
+    assert went.index("early-8") == 9, "eight for the eight it had in advance, and one for its own turn"
 
 
 def test_a_blocked_head_does_not_close_workers_it_cannot_use() -> None:
@@ -150,9 +187,7 @@ def test_a_turn_without_room_keeps_the_worker_until_there_is_some() -> None:
     first_token(scheduler, "0")
     assert sent(scheduler.tick(0.0)) == []
     first_token(scheduler, "1")
-    assert sent(scheduler.tick(0.0)) == ["low"]
-    first_token(scheduler, "low")
-    assert sent(scheduler.tick(0.0)) == ["2", "3"]
+    assert sent(scheduler.tick(0.0)) == ["low", "2", "3"]
 
 
 def test_a_turn_ends_when_its_job_leaves() -> None:

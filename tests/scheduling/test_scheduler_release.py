@@ -4,6 +4,7 @@ import pytest
 
 from inferry.domain.jobs import Lane
 from inferry.domain.plans import Load
+from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, batches, end, expired, offer, reasons, sent
 from support.builders import a_job, a_policy, a_view
 
@@ -209,3 +210,93 @@ def test_held_jobs_go_at_once_when_a_continuous_worker_comes_up() -> None:
     scheduler.tick(0.0)
     scheduler.observe(a_view("b"), 0.0)
     assert sent(scheduler.tick(0.0)) == ["2"]
+
+
+def a_pass(scheduler: Scheduler, at: float, *, took: float) -> None:
+    """One job comes to an idle worker, goes, and ends after so long; nobody else comes."""
+    offer(scheduler, job := a_job(at=at))
+    for now in (at, at + 0.010):
+        scheduler.tick(now)
+    end(scheduler, job.job_id, now=at + took)
+    scheduler.tick(at + took)
+
+
+def a_fan_out(scheduler: Scheduler, at: float, *, took: float, size: int = 4, apart: float = 0.0005) -> list[list[str]]:
+    """Jobs come to an idle worker a moment apart, and every pass takes so long; return who went together."""
+    groups: list[list[str]] = []
+    jobs = [a_job(at=at + n * apart) for n in range(size)]
+    events: list[float] = [job.arrived_at for job in jobs]
+    ends: dict[float, list[str]] = {}
+    while events:
+        now = min(events)
+        events.remove(now)
+        offer(scheduler, *(job for job in jobs if job.arrived_at == now))
+        end(scheduler, *ends.pop(now, ()), now=now)
+        tick = scheduler.tick(now)
+        for group in batches(tick):
+            groups.append(group)
+            ends[now + took] = ends.get(now + took, []) + group
+        events += [when for when in (tick.wake_at, *ends) if when is not None and when not in events]
+    return groups
+
+
+def test_before_an_idle_padded_worker_adaptive_learns_to_wait_for_company_that_always_comes() -> None:
+    scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
+    assert [len(group) for group in a_fan_out(scheduler, 0.0, took=0.040)] == [1, 3]
+    for n in range(1, 6):
+        a_fan_out(scheduler, float(n), took=0.040)
+    assert [len(group) for group in a_fan_out(scheduler, 6.0, took=0.040)] == [4]
+
+
+def test_before_an_idle_padded_worker_nobody_waits_for_company_that_never_came() -> None:
+    scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
+    for n in range(20):
+        a_pass(scheduler, float(n), took=0.040)
+    offer(scheduler, a_job("1", at=30.0))
+    assert reasons(scheduler.tick(30.0)) == ["immediate"]
+
+
+def test_adaptive_stops_waiting_when_company_stops_coming() -> None:
+    scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
+    for n in range(10):
+        a_fan_out(scheduler, float(n), took=0.040)
+    offer(scheduler, a_job("held", at=10.0))
+    assert sent(scheduler.tick(10.0)) == []
+    scheduler.tick(10.010)
+    end(scheduler, "held", now=10.040)
+    for n in range(11, 20):
+        a_pass(scheduler, float(n), took=0.040)
+    offer(scheduler, a_job("1", at=30.0))
+    assert reasons(scheduler.tick(30.0)) == ["immediate"]
+
+
+@pytest.mark.parametrize(("took", "held_s"), [(0.020, 0.005), (0.400, 0.010)], ids=["part of a pass", "the window"])
+def test_an_idle_worker_waits_for_a_part_of_its_pass_and_never_beyond_the_window(took: float, held_s: float) -> None:
+    scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
+    for n in range(10):
+        a_fan_out(scheduler, 2.0 * n, took=took)
+    offer(scheduler, a_job("1", at=50.0), a_job("2", at=50.001))
+    tick = scheduler.tick(50.001)
+    assert (sent(tick), tick.wake_at) == ([], pytest.approx(50.0 + held_s))
+    tick = scheduler.tick(50.0 + held_s)
+    assert (batches(tick), reasons(tick)) == ([["1", "2"]], ["window"])
+
+
+def test_jobs_that_wait_before_an_idle_worker_go_when_they_are_enough_or_may_wait_no_longer() -> None:
+    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="adaptive", coalesce_ms=10, max_batch=4))
+    for n in range(10):
+        a_fan_out(scheduler, float(n), took=0.040)
+    offer(scheduler, *(a_job(f"{n}", at=20.0) for n in range(4)))
+    assert reasons(scheduler.tick(20.0)) == ["size"]
+    end(scheduler, "0", "1", "2", "3", now=20.040)
+    offer(scheduler, a_job("impatient", at=21.0, max_wait_s=0.002))
+    assert scheduler.tick(21.0).wake_at == pytest.approx(21.002)
+
+
+def test_siblings_are_not_held_before_workers_that_batch_continuously() -> None:
+    scheduler = a_scheduler(a_view("a", sequences=8), a_view("b", sequences=8), P1=ADAPTIVE)
+    for n in range(10):
+        offer(scheduler, *(a_job(f"{n}-{k}", at=n, template_id="t", prefix=("p",), tokens=2000) for k in range(4)))
+        tick = scheduler.tick(n)
+        assert len(sent(tick)) == 4
+        end(scheduler, *sent(tick), now=n + 0.5)

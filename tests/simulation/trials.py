@@ -86,7 +86,7 @@ class Laws(Watcher):
         self.where: dict[str, str] = {}
         self.jobs: dict[str, InferenceJob] = {}
         self.prefilling: set[str] = set()
-        self.overtaken: dict[str, list[int]] = {}
+        self.overtaken: dict[tuple[Lane, Any], list[int]] = {}
         self.outcomes: dict[str, End] = {}
         self.log: list[Any] = []
         self.delivered = 0
@@ -113,11 +113,9 @@ class Laws(Watcher):
             assert self.state[job.job_id] == "queued"
             assert job.route.isolation == view.isolation
             self._fits(job, view)
-            self._overtakes(job)
             self.state[job.job_id] = "planned"
             self.where[job.job_id] = plan.worker
             self.prefilling.add(job.job_id)
-            self.overtaken.pop(job.job_id, None)
 
     def first(self, job: InferenceJob, now: float) -> None:
         assert self.state[job.job_id] == "planned"
@@ -125,10 +123,12 @@ class Laws(Watcher):
         self.log.append(("first", now, job.job_id))
 
     def ended(self, entry: LedgerEntry, job: InferenceJob, now: float) -> None:
+        if self.state.get(job.job_id) == "queued":
+            # It may have been the first of its queue.
+            self.overtaken.pop((job.lane, job.route), None)
         self.state[job.job_id] = "lost"
         self.where.pop(job.job_id, None)
         self.prefilling.discard(job.job_id)
-        self.overtaken.pop(job.job_id, None)
         self.log.append(("end", now, job.job_id, entry.outcome.value, entry.error_code, entry.output_tokens))
 
     def closed(self, job: InferenceJob, end: End, tokens: Sequence[int], now: float) -> None:
@@ -146,16 +146,17 @@ class Laws(Watcher):
 
     # 2: room.
 
-    def _use(self, worker: str) -> tuple[int, int, int]:
+    def _use(self, worker: str, lane: Lane) -> tuple[int, int, int]:
+        """Sequences and KV, and the prompt tokens that a job of the lane meets: those of its own and better lanes."""
         mine = [self.jobs[job_id] for job_id, where in self.where.items() if where == worker]
         return (
             len(mine),
             sum(job.footprint.peak_kv_tokens for job in mine),
-            sum(job.footprint.prefill_tokens for job in mine if job.job_id in self.prefilling),
+            sum(job.footprint.prefill_tokens for job in mine if job.job_id in self.prefilling and job.lane <= lane),
         )
 
     def _fits(self, job: InferenceJob, view: WorkerView) -> None:
-        sequences, kv, prefill = self._use(view.worker)
+        sequences, kv, prefill = self._use(view.worker, job.lane)
         room: Room = view.room
         assert room.sequences is None or sequences < room.sequences
         if room.kv_tokens is not None:
@@ -163,26 +164,26 @@ class Laws(Watcher):
         if room.prefill_tokens is not None:
             assert not prefill or prefill + job.footprint.prefill_tokens <= room.prefill_tokens
 
-    # 5: a job waits for a quantum of lower lanes at most, and for the one job of theirs that does not fit into it.
-    # The eldest of a lane need not be its head, as tenants take turns: hence one job more than a head would wait for.
+    # 5: between two departures of a lane's queue, turns of lower lanes come to a quantum, or to one job that is larger.
+    # That is said of the queue and not of its eldest job: tenants take turns, so others of its lane may go before it,
+    # and lower lanes may then take a turn again.
 
-    def _overtakes(self, job: InferenceJob) -> None:
-        for other_id, passed in self.overtaken.items():
-            other = self.jobs[other_id]
-            if other.route == job.route and other.lane < job.lane:
-                passed.append(job.footprint.prefill_tokens)
-                assert sum(passed) - max(passed) <= QUANTUM_TOKENS, f"{other_id} was overtaken by {passed}"
-
-    def _heads(self) -> dict[tuple[Lane, Any], InferenceJob]:
-        """The first of every lane and route among those who are not held."""
-        heads: dict[tuple[Lane, Any], InferenceJob] = {}
-        for job_id, state in self.state.items():
-            if state == "queued":
-                job = self.jobs[job_id]
-                key = (job.lane, job.route)
-                if key not in heads or job.arrived_at < heads[key].arrived_at:
-                    heads[key] = job
-        return heads
+    def _turns_cost_a_quantum(self, tick: Tick) -> None:
+        if any(policy.window != "off" for policy in self.world.lanes.values()):
+            return
+        sent = [job for plan in tick.plans for job in plan.jobs]
+        waiting = {(job.lane, job.route) for job_id, job in self.jobs.items() if self.state[job_id] == "queued"}
+        for lane, route in waiting:
+            passed = self.overtaken.setdefault((lane, route), [])
+            passed += [job.footprint.prefill_tokens for job in sent if job.route == route and job.lane > lane]
+            departed = sum((job.lane, job.route) == (lane, route) for job in sent)
+            # In which order they went within one tick is not told.
+            if not departed:
+                assert sum(passed) <= QUANTUM_TOKENS or len(passed) == 1, f"{lane.name} was overtaken by {passed}"
+            else:
+                assert sum(passed) <= (departed + 1) * max(QUANTUM_TOKENS, *passed, 0)
+                passed.clear()
+        self.overtaken = {key: passed for key, passed in self.overtaken.items() if key in waiting}
 
     # 3 and 6, after every tick.
 
@@ -210,9 +211,7 @@ class Laws(Watcher):
                     job.route.model in view.models and job.route.isolation == view.isolation for view in idle
                 ), f"{job.job_id} is left queued before an idle worker"
         self._nobody_is_left_who_fits(queued)
-        if all(policy.window == "off" for policy in self.world.lanes.values()):
-            heads = {job.job_id for job in self._heads().values()}
-            self.overtaken = {job_id: self.overtaken.get(job_id, []) for job_id in heads}
+        self._turns_cost_a_quantum(tick)
 
     def _nobody_is_left_who_fits(self, queued: list[InferenceJob]) -> None:
         """Whoever is first of the highest lane has no room, where nobody is held, pads or is owed a turn."""
@@ -229,7 +228,7 @@ class Laws(Watcher):
                     assert not all(self._has_room(job, view, fill) for job in candidates), "left queued beside room"
 
     def _has_room(self, job: InferenceJob, view: WorkerView, fill: float) -> bool:
-        sequences, kv, prefill = self._use(view.worker)
+        sequences, kv, prefill = self._use(view.worker, job.lane)
         room, footprint = view.room, job.footprint
         return (
             (room.sequences is None or sequences < room.sequences * fill)

@@ -94,6 +94,7 @@ def a_view(
     kv_tokens: int | None = None,
     prefill_tokens: int | None = None,
     prefill_tokens_per_s: float | None = None,
+    batch_sequences: int | None = None,
     foreign: Load | None = None,
     load: Load | None = None,
     at: float = 0.0,
@@ -108,7 +109,7 @@ def a_view(
         group=group,
         phase=phase,
         pads=pads,
-        room=Room(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s),
+        room=Room(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s, batch_sequences),
         foreign=Load() if foreign is None else foreign,
         load=Load() if load is None else load,
         observed_at=at,
@@ -126,6 +127,8 @@ def a_policy(
     reserve: float = 0.0,
     may_preempt: tuple[Lane, ...] = (),
     preemptible: bool = False,
+    ttft_ms: float | None = None,
+    gap_ms: float | None = None,
 ) -> LanePolicy:
     """A lane that holds nobody, owns no share and leaves no room, unless told otherwise."""
     return LanePolicy(
@@ -138,4 +141,6 @@ def a_policy(
         reserve=reserve,
         may_preempt=may_preempt,
         preemptible=preemptible,
+        ttft_ms=ttft_ms,
+        gap_ms=gap_ms,
     )

@@ -12,6 +12,7 @@ BENCHES = {
     "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
     "scale": "the simulator itself: up to a million jobs over two hundred workers, time and memory",
     "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",
+    "waits": "predicted waits against the real scheduler in the simulator: how often a stated P90 holds",
 }
 
 

@@ -2,8 +2,9 @@
 
 Both stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
 test has one core, backend and load share the other. The work is not the same: the gateway streams every call upstream,
-also where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Needs the yardsticks `mockllm.c` and `llmload.c`, found in the
-directory RULER names (default ../shared/ruler).
+also where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Needs the
+yardsticks `mockllm.c` and `llmload.c`, found in the directory RULER names (default
+../shared/ruler).
 """
 
 import collections

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from inferry.admission.lengths import LengthModel, Question
+from inferry.admission.calibration import Coverage
+from inferry.admission.lengths import Accuracy, LengthModel, Question
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.prefixes import PrefixMemory
@@ -88,6 +89,15 @@ class Gateway:
         return self._lengths.predict(Question(tenant, model, prompt_tokens, budget, template, hint))
 
     @property
+    def output_accuracy(self) -> Accuracy:
+        """How good `predict_output` has been, lately."""
+        return self._lengths.accuracy
+
+    def wait_coverage(self, lane: Lane) -> Coverage:
+        """How often the P90 wait that jobs of the lane were told has held, lately."""
+        return self._loop.waits.coverage(lane)
+
+    @property
     def is_ready(self) -> bool:
         """Some worker has really generated, and new work is welcome."""
         return self._pool.is_ready and not self._draining
@@ -143,7 +153,8 @@ class Gateway:
         predicted, prompt = job.footprint.output, job.footprint.prompt.expected
         usage = done.usage
         self._prefixes.learn(job.route.model, job.footprint.cached.high, usage.cached_tokens)
-        if not predicted.is_exact:
+        # Only what uses all of its budget was not predicted. A prediction that is down to one value goes on learning.
+        if not (predicted.is_exact and predicted.expected >= job.token_budget):
             question = Question(job.tenant, job.route.model, prompt, job.token_budget, job.template_id, job.output_hint)
             self._lengths.observe(question, predicted, done.usage.output_tokens, cut=done.finish is FinishReason.LENGTH)
         if not job.footprint.prompt.is_exact:

@@ -12,11 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 
+from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, InternalError, QueueTimeout, WorkerLost
+from inferry.domain.errors import ClientClosed, GatewayError, InternalError, QueueFull, QueueTimeout, WorkerLost
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Whereabouts
 from inferry.domain.ports import Worker
@@ -60,11 +61,13 @@ class DispatchLoop:
             if policy.ttft_ms is not None
         }
         self._rooms = Rooms(lanes)
+        self.waits = WaitModel()
         self._demux = Demux()
         self._loop = asyncio.get_running_loop()
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_due: asyncio.TimerHandle | None = None
+        self._described_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancels: dict[str, list[str]] = {}
         self._cancel_reasons: dict[str, GatewayError] = {}
@@ -83,14 +86,26 @@ class DispatchLoop:
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     def submit(self, job: InferenceJob) -> JobStream:
-        """Open the job's stream, then offer it: nobody waits for a job that nobody owns. Raises QueueFull."""
-        stream = self._demux.open(Attempt(job))
+        """Open the job's stream, then offer it: nobody waits for a job that nobody owns.
+
+        Raises QueueFull, or DeadlineInfeasible where the deadline would pass in the queue: before it has waited.
+        """
+        now = self._now()
+        told = self._predict(job, job.tenant, now)
+        if job.deadline is not None and (too_late := infeasible(self.waits, job, told, now)) is not None:
+            raise too_late
+        attempt = Attempt(job)
+        attempt.predicted = told
+        stream = self._demux.open(attempt)
         try:
-            self._scheduler.offer(job, self._now())
+            self._scheduler.offer(job, now)
         except Exception as error:
+            if isinstance(error, QueueFull):
+                self._say_when_to_come_back(error, job, now)
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
             self._demux.close(stream, Failed(job.job_id, refusal))
             raise
+        self.waits.queued(told, now)
         self._metrics.offered(job)
         self._idle.clear()
         if self._look_due is None:
@@ -141,6 +156,20 @@ class DispatchLoop:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    # -- waits -------------------------------------------------------------------------------------------------------
+
+    def _predict(self, job: InferenceJob, tenant: str | None, now: float) -> Told:
+        lane, footprint = job.lane, job.footprint
+        ahead = self._scheduler.ahead(lane, tenant) if self.waits.is_behind_somebody(lane) else NOBODY
+        return self.waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+
+    def _say_when_to_come_back(self, refusal: QueueFull, job: InferenceJob, now: float) -> None:
+        """When all that the lane holds now will have gone, where anything is known about that."""
+        told = self._predict(job, None, now)
+        if told.middle_s > 0:
+            refusal.retry_after_s = self.waits.retry_after(told)
+            refusal.predicted_wait_s = told.p50_s
+
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _observe(self, worker: str) -> None:
@@ -156,6 +185,10 @@ class DispatchLoop:
         """
         self._look_due = None
         now = self._now()
+        if log.isEnabledFor(logging.DEBUG) and now >= self._described_at + 1.0:
+            self._described_at = now
+            for line in self._rooms.describe():
+                log.debug(line)
         for view in self._rooms.look(now):
             self._scheduler.observe(view, now)
             self._ask_for_tick()
@@ -178,6 +211,9 @@ class DispatchLoop:
                 assert stream is not None, "a planned job has a stream"
                 stream.attempt.sent(plan, now)
                 self._rooms.sent(stream.attempt, now)
+                told = stream.attempt.predicted
+                if isinstance(told, Told):
+                    self.waits.sent(told, now)
             self._spawn(self._run(plan))
         for job in tick.expired:
             stream = self._demux.get(job.job_id)
@@ -261,6 +297,8 @@ class DispatchLoop:
             reason = self._cancel_reasons.pop(job.job_id, None)
             if reason is not None and isinstance(end, Failed):
                 end = Failed(job.job_id, reason, end.usage)
+        if attempt.sent_at is None and isinstance(attempt.predicted, Told):
+            self.waits.left(attempt.predicted, now)
         attempt.ended(end, now)
         self._rooms.ended(attempt, now)
         self._scheduler.progress(job.job_id, _ENDED, now)

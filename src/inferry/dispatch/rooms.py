@@ -84,6 +84,17 @@ class Rooms:
                 stream.tokens = max(stream.tokens, attempt.output_tokens)
             keeper.controller.ended(attempt.job.lane, stream, now)
 
+    def describe(self) -> list[str]:
+        """What is believed of every controlled worker, for the log."""
+        return [
+            f"worker {name}: {keeper.room}, a step {1000 * costs.base_s:.2f} ms, a token {1e6 * costs.token_s:.0f} us, "
+            f"a prompt token {1e6 * costs.prompt_s:.1f} us, least slack "
+            + " ".join(f"{lane.name} {keeper.controller.slack_s(lane):.2f}" for lane in self._lanes)
+            + f", {len(keeper.jobs)} jobs"
+            for name, keeper in self._keepers.items()
+            for costs in (keeper.controller.costs,)
+        ]
+
     def _of(self, attempt: Attempt) -> _Keeper | None:
         return None if attempt.plan is None else self._keepers.get(attempt.plan.worker)
 

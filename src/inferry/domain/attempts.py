@@ -8,7 +8,7 @@ import enum
 from inferry.domain.errors import ClientClosed, GatewayError, QueueTimeout
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import BatchPlan
+from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Usage
 
 
@@ -35,6 +35,7 @@ class Attempt:
         "last_token_at",
         "output_tokens",
         "plan",
+        "predicted",
         "promise_kept",
         "sent_at",
         "state",
@@ -52,6 +53,7 @@ class Attempt:
         self.end: End | None = None
         self.output_tokens = 0
         self.promise_kept = True
+        self.predicted: PredictedWait | None = None
 
     def sent(self, plan: BatchPlan, now: float) -> None:
         if self.state is not AttemptState.QUEUED:

@@ -23,6 +23,8 @@ from inferry.ingress.problems import error_body
 
 LARGEST_HEADERS = 65_536
 MOST_PIPELINED = 16
+MOST_PARTS = 1024
+"""A body that comes in more pieces than this is put together as it comes: small pieces cost more than they hold."""
 MOST_DISCARDED = 8
 """A body this many times over the limit is not read to its end before it is refused."""
 LINGER_S = 2.0
@@ -117,6 +119,10 @@ class Reply:
     def abort(self) -> None:
         """Break the connection off, which cannot be taken for a good end."""
         self._connection.abort()
+
+    def forget(self) -> None:
+        """It is over: let go of whoever listened, and with it of the request, without waiting for the collector."""
+        self.on_gone = self.on_writable = None
 
     def probe(self) -> bool:
         """Write something that means nothing to the client; False where nothing would."""
@@ -229,7 +235,7 @@ class Connection(asyncio.Protocol):
         self._timed: _Phase | None = None
         self._head_bytes = 0
         self._reading = Request(b"", b"", {})
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._size = 0
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
@@ -257,6 +263,7 @@ class Connection(asyncio.Protocol):
             return  # its client had gone
         self.send(data)
         self._reply = None
+        reply.forget()
         house = self._house
         house.answering -= 1
         house.changed()
@@ -301,6 +308,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._read_without_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._refuse_head(400, "this is not HTTP")
             return
@@ -335,6 +343,7 @@ class Connection(asyncio.Protocol):
             reply.is_gone = True
             if reply.on_gone is not None:
                 reply.on_gone()
+            reply.forget()
         house.changed()
 
     def pause_writing(self) -> None:
@@ -377,6 +386,12 @@ class Connection(asyncio.Protocol):
         limit = self._house.max_body_bytes
         if self._size <= limit:
             self._parts.append(body)
+            if len(self._parts) > MOST_PARTS:
+                whole = self._parts[0]
+                if not isinstance(whole, bytearray):
+                    whole = self._parts[0] = bytearray(whole)
+                whole += b"".join(self._parts[1:])
+                del self._parts[1:]
             return
         # Keep reading for a while, without keeping it: a client that is still sending when its connection closes
         # would see a reset instead of the answer.
@@ -391,7 +406,8 @@ class Connection(asyncio.Protocol):
         if self._size > self._house.max_body_bytes:
             request.problem = self._too_large()
         else:
-            request.body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            first = self._parts[0] if len(self._parts) == 1 else None
+            request.body = first if isinstance(first, bytes) else b"".join(self._parts)
         self._parts = []
         self._phase = _Phase.BETWEEN
         self._waiting.append(request)
@@ -428,6 +444,7 @@ class Connection(asyncio.Protocol):
         if request.method == b"CONNECT":
             self._is_last = True
             self._waiting.append(request)
+            self._serve_next()
             return
         fields = [field for field in request.headers.items() if field[0] != b"upgrade"]
         lines = [b"%b %b HTTP/1.1" % (request.method, request.target), *(b"%b: %b" % field for field in fields)]

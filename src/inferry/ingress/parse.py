@@ -1,7 +1,6 @@
 """Wire to job: a body and its headers become an InferenceJob, or a GatewayError that says what is wrong with them."""
 
 import asyncio
-import hashlib
 import itertools
 import os
 import re
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -441,24 +441,23 @@ def _output_limit(asked: int | None, choices: int | None, card: ModelCard) -> in
 def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
     """Equal for equal prompts to one model, however the rest of the bodies differs.
 
-    A hint for grouping, not a proof of identity: SHA-1, because processors have it built in, and of something long
-    only the ends and the length.
+    A hint for grouping, not a proof of identity: a checksum, and of something long only of its ends and its length.
     """
-    parts: list[bytes | memoryview] = [wire.model.encode()]
+    found = crc32(wire.model.encode())
     if isinstance(wire, ChatBody):
         for message in wire.messages:
-            parts.append(message.role.encode())
-            parts += _ends(message.content)
+            found = _checksum(message.content, crc32(message.role.encode(), found))
     else:
-        parts += _ends(wire.prompt)
-    return hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
+        found = _checksum(wire.prompt, found)
+    return f"{found:08x}"
 
 
-def _ends(raw: Raw) -> tuple[bytes | memoryview, ...]:
+def _checksum(raw: Raw, so_far: int) -> int:
     view = memoryview(raw)
     if len(view) <= 2 * HASHED_END_BYTES:
-        return (view,)
-    return b"%d" % len(view), view[:HASHED_END_BYTES], view[-HASHED_END_BYTES:]
+        return crc32(view, so_far)
+    so_far = crc32(b"%d" % len(view), so_far)
+    return crc32(view[-HASHED_END_BYTES:], crc32(view[:HASHED_END_BYTES], so_far))
 
 
 # -- the headers -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ its own job, and nobody else is disturbed.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.errors import ClientClosed, GatewayError
@@ -28,7 +29,7 @@ _LOOKS_PER_HEARTBEAT = 4
 _pass_through = PassThrough()
 
 
-class _Answer:
+class _Answer(ABC):
     """One accepted job's answer, until its end or until the client is gone."""
 
     __slots__ = ("_gateway", "_job", "_reply", "_stream")
@@ -56,8 +57,9 @@ class _Answer:
             log.exception("an answer failed")
             self._reply.abort()
 
+    @abstractmethod
     def _tell(self) -> None:
-        raise NotImplementedError
+        """Take what the stream has and write it, as far as it is to be written now."""
 
     def _refuse(self, error: GatewayError) -> None:
         if isinstance(error, ClientClosed):

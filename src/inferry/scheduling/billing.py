@@ -1,52 +1,41 @@
 """What jobs are charged, and when: uncached prompt tokens when they are sent, put right when the worker has counted
 them; output tokens as they are produced, or at the end."""
 
-from collections.abc import Mapping
-
 from inferry.domain.plans import Ended
 from inferry.scheduling.tickets import Ticket
 
 _REMEMBERED = 10_000
 
 
-class Billing:
-    """Charges accounts, and remembers what every tenant was served since the start, up to ten thousand of them."""
+def prefilled(ticket: Ticket, tokens: int) -> None:
+    """The prompt tokens that were really computed, where the worker says so."""
+    if tokens != ticket.charged:
+        ticket.run.charge(tokens - ticket.charged)
+        ticket.charged = tokens
 
-    __slots__ = ("_served",)
+
+def produced(ticket: Ticket, tokens: int) -> None:
+    ticket.produced += tokens
+    ticket.run.charge(tokens)
+
+
+def ended(ticket: Ticket, end: Ended) -> None:
+    if end.prompt_tokens is not None:
+        prefilled(ticket, max(0, end.prompt_tokens - (end.cached_tokens or 0)))
+    if end.output_tokens is not None and end.output_tokens != ticket.produced:
+        produced(ticket, end.output_tokens - ticket.produced)
+
+
+class Past:
+    """What tenants were served in accounts that are closed, up to ten thousand of them."""
+
+    __slots__ = ("served",)
 
     def __init__(self) -> None:
-        self._served: dict[str, int] = {}
+        self.served: dict[str, int] = {}
 
-    @property
-    def served(self) -> Mapping[str, int]:
-        return self._served
-
-    def sent(self, ticket: Ticket) -> None:
-        ticket.charged = ticket.prefill_tokens
-        self._charge(ticket, ticket.charged)
-
-    def prefilled(self, ticket: Ticket, tokens: int | None) -> None:
-        """The prompt tokens that were really computed, where the worker says so."""
-        if tokens is not None and tokens != ticket.charged:
-            self._charge(ticket, tokens - ticket.charged)
-            ticket.charged = tokens
-
-    def produced(self, ticket: Ticket, tokens: int) -> None:
-        ticket.produced += tokens
-        self._charge(ticket, tokens)
-
-    def ended(self, ticket: Ticket, end: Ended) -> None:
-        if end.prompt_tokens is not None:
-            self.prefilled(ticket, max(0, end.prompt_tokens - (end.cached_tokens or 0)))
-        if end.output_tokens is not None and end.output_tokens != ticket.produced:
-            self.produced(ticket, end.output_tokens - ticket.produced)
-
-    def _charge(self, ticket: Ticket, tokens: int) -> None:
-        ticket.run.charge(tokens)
-        served, tenant = self._served, ticket.job.tenant
-        if tenant in served:
-            served[tenant] += tokens
-        else:
-            if len(served) >= _REMEMBERED:
-                del served[next(iter(served))]
-            served[tenant] = tokens
+    def remember(self, tenant: str, tokens: int) -> None:
+        tokens += self.served.pop(tenant, 0)
+        if len(self.served) >= _REMEMBERED:
+            del self.served[next(iter(self.served))]
+        self.served[tenant] = tokens

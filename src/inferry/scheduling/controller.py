@@ -10,7 +10,7 @@ that gap and from what steps and prompts were measured to cost. The loop closes 
 wrong estimate narrows the next answer, slack that was gained widens it.
 
 Work that promises nothing may use what keeps the slack of live streams at a whole first-token time. Live prompts of a
-lower lane may eat into it down to a tenth: they have a promise of their own to keep, and for such moments it is saved.
+lower lane may eat into it down to a third: they have a promise of their own to keep, and for such moments it is saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,17 @@ AHEAD = 0.4
 """The part of a first-token promise that prompts ahead may use; waiting in the gateway and surprises have the rest."""
 AHEAD_WHEN_QUIET = 0.8
 SPEND_S = 1.0
-"""Slack above what is kept is spent, and slack below it earned back, over this long."""
+EARN_S = 0.4
+"""Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
+long step, and costs are estimates.
+"""
 KEEP = 1.0
 """The part of the first-token time that streams keep as slack while only work without promises comes."""
-KEEP_FROM_LIVE = 0.1
+KEEP_FROM_LIVE = 0.3
 """The part they keep while prompts of a lower live lane come."""
 MOST_SPENT = 0.8
-MOST_EARNED = 0.5
-"""How much faster or slower than promised tokens may be wanted, as parts of `SPEND_S`."""
+MOST_EARNED = 0.8
+"""How much slower or faster than promised tokens may be wanted, as parts of these."""
 DECODE_PART = 0.5
 """The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
 LEAST_PREFILL = 0.15
@@ -95,8 +98,10 @@ class _Live(_Flow):
         """How far apart tokens may come for the next moment, if slack is to come to the part `keep` of `ttft_s`."""
         if self.slack_s == inf:
             return self.gap_s
-        spare_s = min(MOST_SPENT * SPEND_S, max(-MOST_EARNED * SPEND_S, self.slack_s - keep * self.ttft_s))
-        return self.gap_s * SPEND_S / (SPEND_S - spare_s)
+        spare_s = self.slack_s - keep * self.ttft_s
+        if spare_s > 0:
+            return self.gap_s / (1.0 - min(MOST_SPENT, spare_s / SPEND_S))
+        return self.gap_s / (1.0 + min(MOST_EARNED, -spare_s / EARN_S))
 
 
 class RoomController:

@@ -8,155 +8,257 @@ costs nothing.
 The law, between members a and b that both have jobs waiting for the same workers: a's virtual time is ahead of b's by
 no more than one prompt of a and what its jobs in flight may still write, over its weight. What siblings, turns and
 passing jobs take out of order adds a quantum each.
+
+A member that is alone in its family is charged nothing there: the clock would move along with it. That is why a lane
+with one tenant and one run costs next to nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from heapq import heappop, heappush
-from math import ceil
-
-from inferry.domain.plans import Ahead
+from typing import Generic, TypeVar
 
 Weights = Mapping[str, float] | Callable[[str], float]
 
+_WORTH_SWEEPING = 16
+_Member = TypeVar("_Member", "Run", "Tenant")
 
-class Account:
-    """A lane, a tenant in it, or a run of that tenant. The lane has no parent and is never charged itself.
+
+class Family(Generic[_Member]):
+    """Accounts that share: the tenants of a lane, or the runs of a tenant.
+
+    `active` counts members that have jobs, `ready` those that have jobs waiting for room, `ready_weight` weighs the
+    latter. Members without jobs are kept while they are ahead of the clock, and until there are enough of them to be
+    worth a sweep; none of them is ahead of the clock once that has come to `ahead_until`.
+    """
+
+    __slots__ = ("active", "ahead_until", "clock", "members", "ready", "ready_weight", "sweep_at")
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.active = 0
+        self.ready = 0
+        self.ready_weight = 0.0
+        self.members: dict[str, _Member] = {}
+        self.ahead_until = 0.0
+        self.sweep_at = _WORTH_SWEEPING
+
+    def forget_idle(self) -> list[_Member]:
+        """Drop the members that nothing need be remembered of, and return them."""
+        idle = [member for member in self.members.values() if member.is_idle and member.at <= self.clock]
+        for member in idle:
+            del self.members[member.name]
+        self.sweep_at = 2 * len(self.members) + _WORTH_SWEEPING
+        return idle
+
+
+class LaneAccounts(Family["Tenant"]):
+    """The tenants of one lane. What a tenant was served is handed to `remember` when its account is dropped."""
+
+    __slots__ = ("_remember", "_weight_of")
+
+    def __init__(
+        self,
+        weight_of: Callable[[str], float] = lambda tenant: 1.0,
+        remember: Callable[[str, int], None] = lambda tenant, tokens: None,
+    ) -> None:
+        super().__init__()
+        self._weight_of = weight_of
+        self._remember = remember
+
+    def joined(self, tenant: str, run_id: str) -> "Run":
+        """A job was offered: its run, in an account that is opened if need be."""
+        owner = self.members.get(tenant)
+        if owner is None:
+            owner = self.members[tenant] = Tenant(tenant, self, self._weight_of(tenant))
+        run = owner.members.get(run_id)
+        if run is None:
+            run = owner.members[run_id] = Run(run_id, owner)
+        run.jobs += 1
+        if run.jobs == 1:
+            owner.active += 1
+            if owner.active == 1:
+                self.active += 1
+        return run
+
+    def sweep(self) -> None:
+        for tenant in self.forget_idle():
+            self._remember(tenant.name, tenant.served)
+
+
+class Tenant(Family["Run"]):
+    """A tenant in one lane, and the family of its runs.
 
     `at` is its virtual time and never falls: what was charged too much is a `refund`, which later charges use up first.
-    `rank` says when it last came from having nothing ready, and orders equals. `jobs` counts all its jobs, `ready`
-    those that wait for room. `queued` and its tokens are what lanes and tenants have held or ready; runs do not count it.
+    `rank` says when it last came from having nothing ready, and orders equals. `served` are its tokens since the
+    account was opened; `queued` counts its jobs held or ready.
     """
 
     __slots__ = (
-        "_ready_weight",
-        "_resting",
         "at",
-        "clock",
-        "jobs",
-        "members",
+        "lane",
         "name",
-        "parent",
         "queued",
-        "queued_output_tokens",
-        "queued_prompt_tokens",
         "rank",
-        "ready",
         "refund",
+        "served",
         "weight",
     )
 
-    def __init__(self, name: str = "", parent: "Account | None" = None, rank: int = 0, weight: float = 1.0) -> None:
+    def __init__(self, name: str, lane: LaneAccounts, weight: float) -> None:
+        super().__init__()
         self.name = name
-        self.parent = parent
-        self.rank = rank
+        self.lane = lane
         self.weight = weight
-        self.clock = 0.0
-        self.at: float = 0.0 if parent is None else parent.clock
+        self.at = lane.clock
         self.refund = 0.0
+        self.rank = 0
+        self.served = 0
+        self.queued = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.active
+
+
+class Run:
+    """A run of a tenant in one lane; see `Tenant`. `jobs` counts all its jobs, `ready` those that wait for room.
+
+    What happens to a run is told here, and passed on to its tenant and its lane where it concerns them.
+    """
+
+    __slots__ = ("at", "jobs", "name", "rank", "ready", "refund", "tenant")
+    weight = 1.0
+
+    def __init__(self, name: str, tenant: Tenant) -> None:
+        self.name = name
+        self.tenant = tenant
+        self.at = tenant.clock
+        self.refund = 0.0
+        self.rank = 0
         self.jobs = 0
         self.ready = 0
-        self.queued = self.queued_prompt_tokens = self.queued_output_tokens = 0
-        self.members: dict[str, Account] = {}
-        self._ready_weight = 0.0
-        self._resting: list[tuple[float, int, Account]] = []
 
-    def joined(self) -> None:
-        """A job was offered."""
-        account: Account | None = self
-        while account is not None:
-            account.jobs += 1
-            account = account.parent
+    @property
+    def is_idle(self) -> bool:
+        return not self.jobs
+
+    def ended(self) -> None:
+        """A job is gone."""
+        self.jobs -= 1
+        if self.jobs:
+            return
+        tenant = self.tenant
+        tenant.active -= 1
+        if self.at > tenant.clock:
+            tenant.ahead_until = max(tenant.ahead_until, self.at)
+        if len(tenant.members) > tenant.sweep_at:
+            tenant.forget_idle()
+        if tenant.active:
+            return
+        lane = tenant.lane
+        lane.active -= 1
+        if tenant.at > lane.clock:
+            lane.ahead_until = max(lane.ahead_until, tenant.at)
+        if len(lane.members) > lane.sweep_at:
+            lane.sweep()
 
     def entered(self, rank: int) -> None:
         """A job is ready. Whoever had none enters at the clock."""
-        account = self
-        while (parent := account.parent) is not None:
-            account.ready += 1
-            if account.ready == 1:
-                account.rank = rank
-                if account.at < parent.clock:
-                    account.at = parent.clock
-                    account.refund = 0.0
-                parent._ready_weight += account.weight
-            account = parent
-        account.ready += 1
+        self.ready += 1
+        if self.ready > 1:
+            return
+        tenant = self.tenant
+        self.rank = rank
+        tenant.ready += 1
+        tenant.ready_weight += 1.0
+        if self.at < tenant.clock:
+            self.at = tenant.clock
+            self.refund = 0.0
+        if tenant.ready > 1:
+            return
+        lane = tenant.lane
+        tenant.rank = rank
+        lane.ready += 1
+        lane.ready_weight += tenant.weight
+        if tenant.at < lane.clock:
+            tenant.at = lane.clock
+            tenant.refund = 0.0
 
     def left(self) -> None:
         """A job is ready no more: it was sent, or it left the queue."""
-        account = self
-        account.ready -= 1
-        while (parent := account.parent) is not None:
-            parent.ready -= 1
-            if not account.ready:
-                # Exactly nothing when nobody is left, whatever the floats have added up to.
-                parent._ready_weight = parent._ready_weight - account.weight if parent.ready else 0.0
-            account = parent
+        self.ready -= 1
+        if not self.ready:
+            self._has_left()
 
-    def chosen(self) -> None:
-        """It is this account's turn: no clock stays behind it."""
-        account = self
-        while (parent := account.parent) is not None:
-            if account.at > parent.clock:
-                parent.clock = account.at
-            account = parent
+    def _has_left(self) -> None:
+        tenant = self.tenant
+        tenant.ready -= 1
+        tenant.ready_weight -= 1.0
+        if tenant.ready:
+            return
+        lane = tenant.lane
+        lane.ready -= 1
+        # Exactly nothing when nobody is left, whatever the floats have added up to.
+        lane.ready_weight = lane.ready_weight - tenant.weight if lane.ready else 0.0
 
-    def charge(self, tokens: float) -> None:
+    def goes(self, tokens: int, in_turn: bool) -> None:
+        """A ready job is charged and leaves. Where it was the run's turn no clock stays behind it."""
+        tenant = self.tenant
+        lane = tenant.lane
+        if in_turn:
+            if self.at > tenant.clock:
+                tenant.clock = self.at
+            if tenant.at > lane.clock:
+                lane.clock = tenant.at
+        self.charge(tokens)
+        self.ready -= 1
+        if not self.ready:
+            self._has_left()
+
+    def goes_alone(self, tokens: int) -> None:
+        """A job goes that met nobody: the same as if it had entered and gone in turn."""
+        tenant = self.tenant
+        lane = tenant.lane
+        if self.at < tenant.clock:
+            self.at = tenant.clock
+            self.refund = 0.0
+        else:
+            tenant.clock = self.at
+        if tenant.at < lane.clock:
+            tenant.at = lane.clock
+            tenant.refund = 0.0
+        else:
+            lane.clock = tenant.at
+        self.charge(tokens)
+
+    def charge(self, tokens: int) -> None:
         """Count tokens as served; fewer than none when an estimate was too high."""
-        account = self
-        while (parent := account.parent) is not None:
-            if tokens < 0:
-                account.refund -= tokens
-            else:
-                paid = tokens
-                if account.refund:
-                    paid = max(0.0, tokens - account.refund)
-                    account.refund -= tokens - paid
-                account.at += paid / account.weight
-                if account.ready:
-                    parent.clock += paid / parent._ready_weight
-                elif not parent.ready and account.at > parent.clock:
-                    # Where nobody waits nobody is owed anything.
-                    parent.clock = account.at
-                if parent._resting:
-                    parent._sweep()
-            account = parent
-
-    def ended(self) -> None:
-        """A job is gone. An account without jobs is kept only while it is ahead of the clock."""
-        account = self
-        while (parent := account.parent) is not None:
-            account.jobs -= 1
-            if not account.jobs:
-                if account.at <= parent.clock:
-                    del parent.members[account.name]
-                else:
-                    heappush(parent._resting, (account.at, account.rank, account))
-            account = parent
-        account.jobs -= 1
-
-    def _sweep(self) -> None:
-        """Forget members without jobs that the clock has caught up with."""
-        resting = self._resting
-        while resting and resting[0][0] <= self.clock:
-            account = heappop(resting)[2]
-            if not account.jobs and account.at <= self.clock and self.members.get(account.name) is account:
-                del self.members[account.name]
+        tenant = self.tenant
+        lane = tenant.lane
+        tenant.served += tokens
+        if tenant.active > 1 or tenant.clock < tenant.ahead_until:
+            _charge(self, tenant, tokens)
+        elif self.at > tenant.clock:
+            tenant.clock = self.at
+        if lane.active > 1 or lane.clock < lane.ahead_until:
+            _charge(tenant, lane, tokens)
+        elif tenant.at > lane.clock:
+            lane.clock = tenant.at
 
 
-def ahead_in(lane: Account, tenant: str) -> Ahead:
-    """What of a lane goes before the next job of a tenant: its own jobs, and as much of others as fair share gives
-    them in the meantime; never more than there is.
-    """
-    own = lane.members.get(tenant)
-    if own is None or not own.queued:
-        return Ahead()
-    weight = max(lane._ready_weight, own.weight)
-    part = min(1.0, own.queued * weight / own.weight / lane.queued)
-    return Ahead(
-        ceil(part * lane.queued),
-        min(lane.queued_prompt_tokens, ceil(own.queued_prompt_tokens * weight / own.weight)),
-        min(lane.queued_output_tokens, ceil(own.queued_output_tokens * weight / own.weight)),
-    )
+def _charge(member: Run | Tenant, family: Family[Run] | Family[Tenant], tokens: float) -> None:
+    if tokens < 0:
+        member.refund -= tokens
+        return
+    if member.refund:
+        owed = tokens
+        tokens = max(0.0, tokens - member.refund)
+        member.refund -= owed - tokens
+    member.at += tokens / member.weight
+    if member.ready:
+        family.clock += tokens / family.ready_weight
+    elif not family.ready and member.at > family.clock:
+        # Where nobody waits nobody is owed anything.
+        family.clock = member.at
 
 
 def weigher(weights: Weights) -> Callable[[str], float]:

@@ -6,11 +6,12 @@ entry that is up to date is the true first, and what happens to accounts costs n
 
 from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from inferry.scheduling.fairness import Account
+from inferry.scheduling.fairness import Run, Tenant
 from inferry.scheduling.tickets import READY, Ticket
 
 WORTH_COMPACTING = 64
@@ -20,25 +21,36 @@ _arrival = attrgetter("job.arrived_at", "number")
 class Flow:
     """The ready jobs of one run in one queue, by arrival. Those that left stand in the row until it comes to them."""
 
-    __slots__ = ("_row", "account", "party", "size", "warmth")
+    __slots__ = ("_row", "account", "size")
 
-    def __init__(self, account: Account, party: "Party") -> None:
+    def __init__(self, account: Run) -> None:
         self.account = account
-        self.party = party
         self.size = 0
-        self.warmth = 0
         self._row: deque[Ticket] = deque()
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket) -> bool:
+        """Put a job in its place; say whether that is the first."""
         row = self._row
-        if not self.size:
+        self.size += 1
+        if self.size == 1:
             row.clear()
             row.append(ticket)
-        elif (row[-1].job.arrived_at, row[-1].number) < (ticket.job.arrived_at, ticket.number):
+            return True
+        last = row[-1]
+        arrived_at, last_arrived_at = ticket.job.arrived_at, last.job.arrived_at
+        if last_arrived_at < arrived_at or (last_arrived_at == arrived_at and last.number < ticket.number):
             row.append(ticket)
-        else:
-            insort(row, ticket, key=_arrival)
-        self.size += 1
+            return False
+        insort(row, ticket, key=_arrival)
+        return self.first() is ticket
+
+    def remove(self, ticket: Ticket) -> None:
+        self.size -= 1
+        row = self._row
+        if row[0] is ticket:
+            row.popleft()
+        elif len(row) > 2 * self.size + WORTH_COMPACTING:
+            self._row = deque(other for other in row if other.stage is READY)
 
     def first(self) -> Ticket | None:
         row = self._row
@@ -51,29 +63,23 @@ class Flow:
 
     def nearest(self, count: int) -> list[Ticket]:
         """Some of the first, in order."""
-        row = self._row
         near: list[Ticket] = []
-        while row and len(near) < count:
-            ticket = row.popleft()
+        for ticket in self._row:
             if ticket.stage is READY:
                 near.append(ticket)
-        row.extendleft(reversed(near))
+                if len(near) == count:
+                    break
         return near
-
-    def compact(self) -> None:
-        if len(self._row) > 2 * self.size + WORTH_COMPACTING:
-            self._row = deque(ticket for ticket in self._row if ticket.stage is READY)
 
 
 class Party:
     """The flows of one tenant in one queue."""
 
-    __slots__ = ("account", "flows", "size", "warmth")
+    __slots__ = ("account", "flows", "size")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Tenant) -> None:
         self.account = account
         self.size = 0
-        self.warmth = 0
         self.flows: Order[Flow] = Order()
 
 
@@ -81,49 +87,130 @@ _Member = TypeVar("_Member", Flow, Party)
 
 
 class Order(Generic[_Member]):
-    """Flows or parties, the least served first; between equals the warmest, then the one that came first."""
+    """Flows or parties, the least served first; between equals the warmest, then the one that came first.
 
-    __slots__ = ("_heap", "_members")
+    A member that has become empty never comes back: its entry is dropped when it comes to the front.
+    """
+
+    __slots__ = ("_came", "heap", "members")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, int, _Member]] = []
-        self._members: dict[Account, _Member] = {}
+        self._came = 0
+        self.heap: list[tuple[float, int, int, int, _Member]] = []
+        self.members: dict[Run | Tenant, _Member] = {}
 
-    def get(self, account: Account) -> _Member | None:
-        return self._members.get(account)
-
-    def add(self, member: _Member) -> None:
+    def add(self, member: _Member, warmth: int) -> None:
         account = member.account
-        self._members[account] = member
-        heappush(self._heap, (account.at, -member.warmth, account.rank, member))
+        self.members[account] = member
+        self._came += 1
+        heappush(self.heap, (account.at, -warmth, account.rank, self._came, member))
 
-    def first(self) -> _Member | None:
-        heap = self._heap
-        while heap:
-            at, warmth, _, member = heap[0]
+    def drop(self, member: _Member) -> None:
+        """It has nobody left."""
+        del self.members[member.account]
+        heap = self.heap
+        if heap[0][4] is member:
+            heappop(heap)
+        elif len(heap) > 2 * len(self.members) + WORTH_COMPACTING:
+            self.heap = [entry for entry in heap if entry[4].size]
+            heapify(self.heap)
+
+    def first(self) -> _Member:
+        """The member whose turn it is. There must be one."""
+        heap = self.heap
+        while True:
+            at, warmth, _, came, member = heap[0]
             account = member.account
             if not member.size:
                 heappop(heap)
-                del self._members[account]
             elif at == account.at:
                 return member
             else:
-                heapreplace(heap, (account.at, warmth, account.rank, member))
-        return None
+                heapreplace(heap, (account.at, warmth, account.rank, came, member))
 
     def nearest(self, count: int) -> list[_Member]:
         """Some of those near the front, in no order."""
-        return [entry[3] for entry in self._heap[:count] if entry[3].size]
+        return [entry[4] for entry in self.heap[:count] if entry[4].size]
 
-    def compact(self, size: int) -> None:
-        """Drop members that have nobody left, once they outnumber the jobs there are."""
-        if len(self._heap) > 2 * size + WORTH_COMPACTING:
-            self._heap = [entry for entry in self._heap if entry[3].size]
-            heapify(self._heap)
-            self._members = {entry[3].account: entry[3] for entry in self._heap}
+
+class Division:
+    """A queue in which more than one run waits: parties of tenants, and in each of them flows of runs."""
+
+    __slots__ = ("_head", "_head_at", "_parties", "_warmth_of")
+
+    def __init__(self, only: Flow, warmth_of: Callable[[Ticket], int]) -> None:
+        """Made of the only flow there was until now, with one more to come."""
+        self._parties: Order[Party] = Order()
+        self._warmth_of = warmth_of
+        first = only.first()
+        assert first is not None
+        self._join(only, None, first)
+        self._parties.members[only.account.tenant].size = only.size
+        self._head: Ticket | None = None
+        self._head_at = (0.0, 0.0)
+
+    def head(self) -> Ticket | None:
+        """Who goes next. It stays the same while its own accounts stand still: others only move further back."""
+        head = self._head
+        if head is not None and head.stage is READY:
+            run = head.run
+            if self._head_at == (run.tenant.at, run.at):
+                return head
+        head = self._head = self._parties.first().flows.first().first()
+        if head is not None:
+            self._head_at = (head.run.tenant.at, head.run.at)
+        return head
+
+    def add(self, ticket: Ticket) -> bool:
+        """Put a job in its place; say whether it is the head now."""
+        head = self.head()
+        self._add(ticket)
+        if head is not None and ticket.run.tenant.at > head.run.tenant.at:
+            return False
+        self._head = None
+        return self.head() is ticket
+
+    def _add(self, ticket: Ticket) -> None:
+        run = ticket.run
+        tenant = run.tenant
+        party = self._parties.members.get(tenant)
+        flow = None if party is None else party.flows.members.get(run)
+        if party is None or flow is None:
+            flow = Flow(run)
+            self._join(flow, party, ticket)
+        else:
+            party.size += 1
+        flow.add(ticket)
+
+    def _join(self, flow: Flow, party: Party | None, ticket: Ticket) -> None:
+        """A run comes with a job. How warm that is decides between equals, and is found out only here."""
+        warmth = self._warmth_of(ticket) if ticket.job.prefix else 0
+        if party is None:
+            party = Party(flow.account.tenant)
+            self._parties.add(party, warmth)
+        party.flows.add(flow, warmth)
+        party.size += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        run = ticket.run
+        party = self._parties.members[run.tenant]
+        flow = party.flows.members[run]
+        flow.remove(ticket)
+        party.size -= 1
+        if not flow.size:
+            if party.size:
+                party.flows.drop(flow)
+            else:
+                self._parties.drop(party)
+
+    def nearest(self, count: int) -> list[Ticket]:
+        """Some of those near the front, in no order."""
+        parties = self._parties.nearest(count)
+        return [ticket for party in parties for flow in party.flows.nearest(2) for ticket in flow.nearest(2)]
 
 
 def order(ticket: Ticket) -> tuple[float, int, float, int, float, int]:
     """Where a head stands among the heads of its lane."""
-    tenant, run = ticket.tenant, ticket.run
+    run = ticket.run
+    tenant = run.tenant
     return tenant.at, tenant.rank, run.at, run.rank, ticket.job.arrived_at, ticket.number

@@ -41,7 +41,8 @@ class Families:
         kin.tickets.append(ticket)
         kin.size += 1
 
-    def remove(self, kin: Kin) -> None:
+    def remove(self, ticket: Ticket, kin: Kin) -> None:
+        ticket.kin = None
         kin.size -= 1
         if not kin.size:
             del self._kin[kin.key]

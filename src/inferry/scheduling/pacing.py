@@ -18,31 +18,41 @@ LIVE = (Lane.P0, Lane.P1)
 """The lanes whose gaps between tokens are worth protecting."""
 NOBODY = max(Lane) + 1
 """Where a lane is asked for and none decodes: below all of them."""
-DEBT_S = 1.0
+DEBT_S = 0.25
 """How far prompts that do not wait for the pace may put the bucket in debt, in seconds of its rate."""
 
 
 class Beat:
-    """What all buckets have in common: how much one holds, the time, and when somebody who is short may try again."""
+    """What all buckets have in common: how much one holds, and the time.
 
-    __slots__ = ("burst_tokens", "now", "retry_at")
+    `soonest` is when the job that is being placed may try again on some worker that lacks only pace for it; whoever
+    places a job clears it before. `retry_at` is the soonest such time over all jobs that wait.
+    """
+
+    __slots__ = ("burst_tokens", "now", "retry_at", "soonest")
 
     def __init__(self, burst_tokens: int = QUANTUM_TOKENS) -> None:
         self.burst_tokens = float(burst_tokens)
         self.now = 0.0
+        self.soonest: float | None = None
         self.retry_at: float | None = None
 
     def start(self, now: float) -> None:
-        """A new walk: whoever is still short will say so again."""
+        """A new round: whoever is still short will say so again."""
         self.now = now
         self.retry_at = None
+
+    def wake_at(self, at: float | None) -> None:
+        """A job that waits may try again then."""
+        if at is not None and (self.retry_at is None or at < self.retry_at):
+            self.retry_at = at
 
 
 class Pace:
     """The bucket of one worker. A prompt larger than the bucket goes when it is full and leaves it in debt.
 
     Prompts that waited owe all they take, so that the rate holds in the long run. Those that did not wait owe up to a
-    second's worth, so that a burst of live calls does not shut lower lanes out for long.
+    moment's worth (`DEBT_S`), so that a burst of live calls does not shut lower lanes out for long.
 
     Lanes that leave part of a worker's room to their betters leave the same part of the bucket. It is filled up only
     when somebody asks.
@@ -71,8 +81,8 @@ class Pace:
             return True
         if self._rate > 0:
             at = max(beat.now + (needed - self._level) / self._rate, nextafter(beat.now, inf))
-            if beat.retry_at is None or at < beat.retry_at:
-                beat.retry_at = at
+            if beat.soonest is None or at < beat.soonest:
+                beat.soonest = at
         return False
 
     def spend(self, tokens: int) -> None:
@@ -80,7 +90,7 @@ class Pace:
         self._level -= tokens
 
     def spend_unasked(self, tokens: int) -> None:
-        """A prompt that need not wait goes. It puts nobody further in debt than a second's worth."""
+        """A prompt that need not wait goes. It puts nobody further in debt than a moment's worth."""
         if self._filled_at < self._beat.now:
             self._fill()
         self._level = max(self._level - tokens, min(self._level, -DEBT_S * self._rate))

@@ -5,6 +5,7 @@ prompt tokens in prefill. The fourth, prompt tokens per second, is `pacing`'s.
 """
 
 from math import inf
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -13,7 +14,15 @@ from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
 from inferry.scheduling.pacing import LIVE, NOBODY, Beat, Pace
 from inferry.scheduling.tickets import Ticket
 
+if TYPE_CHECKING:
+    from inferry.scheduling.placing.fleets import Fleet
+
+_IMMEDIATE = ReleaseReason.IMMEDIATE
 _MAX_WAIT = ReleaseReason.MAX_WAIT
+
+
+ALMOST_FULL = 0.999
+"""The load of a worker that is full of what keeps no better job out."""
 
 
 class Use(Struct, frozen=True, gc=False):
@@ -27,29 +36,37 @@ class Use(Struct, frozen=True, gc=False):
 class WorkerState:
     """A worker as the scheduler sees it: the latest belief, and everything in use there, foreign work included.
 
-    `load` is what `weigh` found, or None since something changed. The state outlives its view while jobs are in flight,
-    so that a worker that comes back is not overfilled.
+    A worker whose room is nothing in some currency `is_shut`. `load` is what `weigh` found, or None since something
+    changed; `fleets` are told of that. `part` is the part in use of the currency that is used most: a lane that may
+    fill no more than that has no room. The state outlives its view while jobs are in flight, so that a worker that
+    comes back is not overfilled.
 
     `pace` is there only when the view names a rate. `best_live` is the best lane that has a live sequence decoding, or
     NOBODY; the pace binds lanes below it. `closed_in` is the walk in which the worker is kept for somebody, from lane
-    `closed_from` on down. `stoppable` are the jobs of preemptible lanes, latest last; what of them is `leaving` is counted until it has ended. `promised` are jobs
-    that wait for that: they are counted here as well, so that nobody else takes their room.
+    `closed_from` on down. `stoppable` are the jobs of preemptible lanes, latest last; those `leaving` are counted until
+    they have ended. `promised` are jobs that wait for that: they are counted here as well, so that nobody else takes
+    their room.
     """
 
     __slots__ = (
+        "batch_limit",
         "best_live",
         "closed_from",
         "closed_in",
         "decoding",
         "drafts",
+        "fleets",
+        "is_shut",
         "kv_limit",
         "kv_tokens",
+        "leaving",
         "leaving_kv_tokens",
-        "leaving_sequences",
         "load",
         "name",
         "pace",
         "pads",
+        "part",
+        "prefill_ahead",
         "prefill_limit",
         "prefill_tokens",
         "promised",
@@ -65,16 +82,20 @@ class WorkerState:
         self.decoding = [0] * len(Lane)
         self.best_live: int = NOBODY
         self.stoppable: dict[Ticket, None] = {}
-        self.leaving_sequences = self.leaving_kv_tokens = 0
+        self.leaving: dict[Ticket, None] = {}
+        self.leaving_kv_tokens = 0
         self.promised: dict[Ticket, None] = {}
         self.view: WorkerView | None = None
-        self.pads = False
+        self.pads = self.is_shut = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
-        self.sequence_limit = self.kv_limit = self.prefill_limit = inf
+        self.sequence_limit = self.kv_limit = self.prefill_limit = self.batch_limit = inf
+        self.prefill_ahead = [0] * len(Lane)
         self.drafts: list[Draft] = []
         self.closed_in = 0
         self.closed_from = 0
-        self.load: float | None = 0.0
+        self.fleets: list[Fleet] = []
+        self.load: float | None = None
+        self.part = 0.0
 
     def believe(self, view: WorkerView | None, beat: Beat) -> None:
         """Replace the view; what this gateway has in flight is counted on."""
@@ -86,8 +107,10 @@ class WorkerState:
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
             self.sequence_limit = _limit(view.room.sequences)
+            self.batch_limit = _limit(view.room.batch_sequences)
             self.kv_limit = _limit(view.room.kv_tokens)
             self.prefill_limit = _limit(view.room.prefill_tokens)
+            self.is_shut = min(self.sequence_limit, self.kv_limit, self.prefill_limit) <= 0
             rate = view.room.prefill_tokens_per_s
             if rate is None:
                 self.pace = None
@@ -95,7 +118,9 @@ class WorkerState:
                 self.pace = Pace(beat, rate)
             else:
                 self.pace.change(rate)
-        self.load = None
+        for fleet in self.fleets:
+            fleet.kv_limit = None
+        self.changed()
 
     def own_use(self) -> Use:
         """What was sent there and has not ended."""
@@ -114,31 +139,50 @@ class WorkerState:
             self.prefill_tokens,
         )
 
-    def has_room(self, ticket: Ticket, fill: float) -> bool:
-        """Whether the job fits into the part `fill` of every currency, and may go at the pace there is."""
-        return self.fits(ticket, fill) and self._keeps_pace(ticket, fill)
+    # What there is room for.
 
-    def fits(self, ticket: Ticket, fill: float) -> bool:
-        """Whether the job fits into the part `fill` of every currency that is held until given back.
-
-        One that is larger than all of a currency enters while that is unused.
-        """
+    def takes(self, ticket: Ticket, fill: float) -> bool:
+        """Whether the job may go there now: it has place in the part `fill` of the room, and the pace allows it."""
         if self.sequences >= self.sequence_limit * fill:
             return False
-        used, limit = self.prefill_tokens, self.prefill_limit
+        if self.sequences >= self.batch_limit and ticket.queue.line.is_batch:
+            return False
+        used, limit = self.prefill_ahead[ticket.job.lane], self.prefill_limit
         if used + ticket.prefill_tokens > limit * fill and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
-        return used + ticket.kv_tokens <= limit * fill or (not used and limit > 0)
-
-    def _keeps_pace(self, ticket: Ticket, fill: float) -> bool:
-        if self.pace is None or ticket.job.lane <= self.best_live:
-            return True
-        return self.pace.allows(ticket.prefill_tokens, fill)
+        if used + ticket.kv_tokens > limit * fill and (used or limit <= 0):
+            return False
+        if self.pads and not self._lets_into_pass(ticket):
+            return False
+        pace = self.pace
+        return pace is None or ticket.job.lane <= self.best_live or pace.allows(ticket.prefill_tokens, fill)
 
     def lacks_only_pace(self, ticket: Ticket, fill: float) -> bool:
         """Whether a job that the worker does not take waits for nothing but time."""
-        return self.pace is not None and ticket.job.lane > self.best_live and self._has_place(ticket, fill)
+        return (
+            self.pace is not None
+            and ticket.job.lane > self.best_live
+            and not self.is_full_for(ticket, fill)
+            and self.has_prefill_room(ticket, fill)
+            and (not self.pads or self._lets_into_pass(ticket))
+        )
+
+    def is_full_for(self, ticket: Ticket, fill: float) -> bool:
+        """Whether sequences or KV keep the job out: what only the end of another job can change.
+
+        A job that is larger than all of a currency enters while that is unused.
+        """
+        if self.sequences >= self.sequence_limit * fill:
+            return True
+        if self.sequences >= self.batch_limit and ticket.queue.line.is_batch:
+            return True
+        used, limit = self.kv_tokens, self.kv_limit
+        return used + ticket.kv_tokens > limit * fill and (used > 0 or limit <= 0)
+
+    def has_prefill_room(self, ticket: Ticket, fill: float) -> bool:
+        used, limit = self.prefill_ahead[ticket.job.lane], self.prefill_limit
+        return used + ticket.prefill_tokens <= limit * fill or (not used and limit > 0)
 
     def takes_somebody(self, fill: float) -> bool:
         """Whether the smallest of jobs could go there."""
@@ -146,90 +190,107 @@ class WorkerState:
             not self.pads
             and self.sequences < self.sequence_limit * fill
             and self.kv_tokens < self.kv_limit * fill
-            and self.prefill_tokens < self.prefill_limit * fill
+            and self.prefill_ahead[0] < self.prefill_limit * fill
         )
 
-    def is_full_for(self, ticket: Ticket, fill: float) -> bool:
-        """Whether sequences or KV keep the job out: what only the end of another job can change."""
-        if self.sequences >= self.sequence_limit * fill:
-            return True
-        used, limit = self.kv_tokens, self.kv_limit
-        return used + ticket.kv_tokens > limit * fill and (used > 0 or limit <= 0)
-
-    def has_prefill_room(self, ticket: Ticket, fill: float) -> bool:
-        used, limit = self.prefill_tokens, self.prefill_limit
-        return used + ticket.prefill_tokens <= limit * fill or (not used and limit > 0)
-
-    def takes(self, ticket: Ticket, fill: float) -> bool:
-        """Whether the job may go there now. A padded pass is left alone unless its worker says how many it runs."""
-        return self._has_place(ticket, fill) and self._keeps_pace(ticket, fill)
-
-    def _has_place(self, ticket: Ticket, fill: float) -> bool:
-        if not self.fits(ticket, fill):
-            return False
-        if not self.pads or not self.sequences or self.sequence_limit != inf:
-            return True
-        return self.is_forming_a_plan_for(ticket)
+    def _lets_into_pass(self, ticket: Ticket) -> bool:
+        """A padded pass that runs is left alone unless its worker says how many it runs."""
+        return not self.sequences or self.sequence_limit != inf or self.is_forming_a_plan_for(ticket)
 
     def is_forming_a_plan_for(self, ticket: Ticket) -> bool:
         return any(draft.takes(ticket) for draft in self.drafts)
 
+    # How full it is.
+
+    def changed(self) -> None:
+        """Its load has to be found out again."""
+        if self.load is not None:
+            self.load = None
+            for fleet in self.fleets:
+                fleet.stale.append(self)
+
     def weigh(self) -> float:
-        """The largest fraction in use over the currencies; where none binds, more sequences are still more load."""
-        load = self.sequences / self.sequence_limit if self.sequence_limit > 0 else inf
-        if (part := self.kv_tokens / self.kv_limit if self.kv_limit > 0 else inf) > load:
-            load = part
-        if (part := self.prefill_tokens / self.prefill_limit if self.prefill_limit > 0 else inf) > load:
-            load = part
+        """The largest part in use over the currencies; where nothing is, more sequences are still more load."""
+        if self.is_shut:
+            load = inf
+        else:
+            load = self.sequences / self.sequence_limit
+            if (part := self.kv_tokens / self.kv_limit) > load:
+                load = part
+            if (part := self.prefill_ahead[0] / self.prefill_limit) > load:
+                load = part
+        self.part = load
+        if load < ALMOST_FULL and self.prefill_tokens:
+            # Prompts of lower lanes keep no better job out, but they are load.
+            part = self.prefill_tokens / self.prefill_limit
+            if part > load:
+                load = part if part < ALMOST_FULL else ALMOST_FULL
         if load == 0.0 and self.sequences:
             load = 1.0 - 1.0 / (1 + self.sequences)
         self.load = load
         return load
 
+    # What comes and goes.
+
     def take(self, ticket: Ticket) -> None:
         self.sequences += 1
         self.kv_tokens += ticket.kv_tokens
-        self.prefill_tokens += ticket.prefill_tokens
+        self._count_prefill(ticket.job.lane, ticket.prefill_tokens)
         if self.pace is not None and self.best_live != NOBODY:
             if ticket.job.lane > self.best_live:
                 self.pace.spend(ticket.prefill_tokens)
             else:
                 self.pace.spend_unasked(ticket.prefill_tokens)
-        self.load = None
+        if self.load is not None:
+            self.changed()
 
     def give_up(self, ticket: Ticket) -> None:
         """Undo `take` for a job that was never sent."""
         del self.promised[ticket]
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
-        self.prefill_tokens -= ticket.prefill_tokens
-        self.load = None
+        self._count_prefill(ticket.job.lane, -ticket.prefill_tokens)
+        self.changed()
+
+    def _count_prefill(self, lane: Lane, tokens: int) -> None:
+        """Prompts are ahead of jobs of their own and lower lanes only: nobody waits for room that lower lanes hold."""
+        self.prefill_tokens += tokens
+        ahead = self.prefill_ahead
+        ahead[2] += tokens
+        if lane < 2:
+            ahead[1] += tokens
+            if lane < 1:
+                ahead[0] += tokens
 
     def free_prefill(self, ticket: Ticket) -> None:
-        self.prefill_tokens -= ticket.prefill_tokens
-        ticket.prefill_tokens = 0
-        ticket.decoding = True
+        """The job's first token is there."""
         lane = ticket.job.lane
+        self._count_prefill(lane, -ticket.prefill_tokens)
+        ticket.prefill_tokens = 0
         self.decoding[lane] += 1
         if lane < self.best_live and lane in LIVE:
             self.best_live = lane
-        self.load = None
+        if self.load is not None:
+            self.changed()
 
     def free(self, ticket: Ticket) -> None:
+        """The job has ended."""
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
-        self.prefill_tokens -= ticket.prefill_tokens
-        if ticket.decoding:
+        if ticket.prefill_tokens:
+            self._count_prefill(ticket.job.lane, -ticket.prefill_tokens)
+        else:
             lane = ticket.job.lane
             self.decoding[lane] -= 1
             if lane == self.best_live and not self.decoding[lane]:
                 self.best_live = next((other for other in LIVE if self.decoding[other]), NOBODY)
-        if ticket.leaving:
-            self.leaving_sequences -= 1
-            self.leaving_kv_tokens -= ticket.kv_tokens
         if self.stoppable:
             self.stoppable.pop(ticket, None)
-        self.load = None
+        if self.leaving and ticket in self.leaving:
+            del self.leaving[ticket]
+            self.leaving_kv_tokens -= ticket.kv_tokens
+        if self.load is not None:
+            self.changed()
 
 
 def _limit(tokens: int | None) -> float:
@@ -266,14 +327,16 @@ class Draft:
         )
 
 
-def write_down(ticket: Ticket, drafts: list[Draft]) -> None:
+def write_down(ticket: Ticket, worker: WorkerState, drafts: list[Draft]) -> None:
     """Write a job that its worker has taken into the draft that takes it, or into a new one."""
-    worker = ticket.worker
-    assert worker is not None
-    for draft in worker.drafts:
+    drafts_there = worker.drafts
+    if drafts_there and not worker.pads and ticket.reason is _IMMEDIATE is drafts_there[-1].reason:
+        drafts_there[-1].jobs.append(ticket.job)  # as nearly always
+        return
+    for draft in drafts_there:
         if draft.takes(ticket):
             draft.jobs.append(ticket.job)
             return
     draft = Draft(worker, ticket)
-    worker.drafts.append(draft)
+    drafts_there.append(draft)
     drafts.append(draft)

@@ -5,7 +5,7 @@ are taken on one worker, no more than make room for the head. The head is promis
 so that nobody else takes it; it goes when enough of its worker is really free.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
 
@@ -19,33 +19,30 @@ MAX_PREEMPTIONS = 3
 _PER_TICK = 64
 _WORKERS = 4
 _JOBS_PER_WORKER = 32
-# Looking in vain is the dearest thing a tick can do, so a head that found nobody looks again only every so many walks.
+# Looking in vain is the dearest thing a tick can do: a queue that found nobody waits for so many rounds to look again.
 _PATIENCE = 8
 
 
 class Preemption:
     """Decides evictions, and keeps the promises they were made for."""
 
-    __slots__ = ("_in_vain", "_lines", "_promising", "_walks")
+    __slots__ = ("_lines", "_rounds", "promising")
 
     def __init__(self, lines: Sequence[Line]) -> None:
         preemptible = {line.lane for line in lines if line.policy.preemptible}
         self._lines = [line for line in lines if preemptible.intersection(line.policy.may_preempt)]
-        self._promising: dict[WorkerState, None] = {}
-        self._in_vain: dict[Queue, tuple[Ticket, int]] = {}
-        self._walks = 0
+        self.promising: dict[WorkerState, None] = {}
+        self._rounds = 0
 
-    def kept(self) -> Sequence[Ticket]:
-        """Promised jobs whose room is free by now, in the order of their promises."""
-        if not self._promising:
-            return ()
+    def kept(self, changed: Collection[WorkerState]) -> Sequence[Ticket]:
+        """Promised jobs whose room is free by now on workers that have changed, on each in the order of promises."""
         kept = []
-        for worker in tuple(self._promising):
+        for worker in [worker for worker in changed if worker in self.promising]:
             for ticket in _with_room(worker):
                 del worker.promised[ticket]
                 kept.append(ticket)
             if not worker.promised:
-                del self._promising[worker]
+                del self.promising[worker]
         return kept
 
     def take_back(self, worker: WorkerState) -> list[Ticket]:
@@ -63,53 +60,59 @@ class Preemption:
         ticket.worker = None
         ticket.stage = READY
         if not worker.promised:
-            self._promising.pop(worker, None)
+            self.promising.pop(worker, None)
 
     def decide(self) -> list[Ticket]:
         """Whom to stop for the heads that are blocked now."""
         evicted: list[Ticket] = []
         if not self._lines:
             return evicted
-        self._walks += 1
+        self._rounds += 1
         for line in self._lines:
             for queue in tuple(line.waiting):
-                while len(evicted) < _PER_TICK and (head := queue.head()) is not None:
-                    asked, walk = self._in_vain.get(queue, (None, 0))
-                    if asked is head and self._walks < walk + _PATIENCE:
-                        break
-                    found = _make_room(head, line)
-                    if found is None:
-                        self._in_vain[queue] = head, self._walks
-                        break
-                    worker, victims = found
-                    for victim in victims:
-                        victim.leaving = True
-                        worker.leaving_sequences += 1
-                        worker.leaving_kv_tokens += victim.kv_tokens
-                        del worker.stoppable[victim]
-                    evicted += victims
-                    self._promise(head, worker)
+                if queue.no_victims_before <= self._rounds:
+                    self._decide_for(queue, evicted)
         return evicted
+
+    def _decide_for(self, queue: Queue, evicted: list[Ticket]) -> None:
+        while len(evicted) < _PER_TICK and (head := queue.head()) is not None:
+            found = _make_room(head, queue.line)
+            if found is None:
+                queue.no_victims_before = self._rounds + _PATIENCE
+                return
+            worker, victims = found
+            for victim in victims:
+                worker.leaving[victim] = None
+                worker.leaving_kv_tokens += victim.kv_tokens
+                del worker.stoppable[victim]
+            evicted += victims
+            self._promise(head, worker)
 
     def _promise(self, head: Ticket, worker: WorkerState) -> None:
         head.stage = PROMISED
+        head.wait = None
+        head.run.left()
         head.queue.remove(head)
         head.worker = worker
         worker.take(head)
         worker.promised[head] = None
-        self._promising[worker] = None
+        self.promising[worker] = None
 
 
 def _make_room(head: Ticket, line: Line) -> tuple[WorkerState, list[Ticket]] | None:
     """The worker where least work is lost, and whom to stop there. None where that does not help or is not needed."""
-    workers = []
-    for worker in head.queue.route.workers:
-        if not worker.is_full_for(head, line.fill):
+    fill, workers = line.fill, head.queue.route.workers
+    for worker in workers:
+        if not worker.is_full_for(head, fill):
             return None
-        if (worker.stoppable or worker.leaving_sequences) and not worker.pads:
-            workers.append(worker)
+    ranked = [
+        (len(worker.stoppable), -number)
+        for number, worker in enumerate(workers)
+        if (worker.stoppable or worker.leaving) and not worker.pads
+    ]
     best: tuple[int, WorkerState, list[Ticket]] | None = None
-    for worker in nlargest(_WORKERS, workers, key=lambda worker: len(worker.stoppable)):
+    for _, number in nlargest(_WORKERS, ranked):
+        worker = workers[-number]
         if worker.has_prefill_room(head, line.fill) and (victims := _victims(worker, head, line)) is not None:
             lost = sum(_loss(victim) for victim in victims)
             if best is None or lost < best[0]:
@@ -122,7 +125,7 @@ def _victims(worker: WorkerState, head: Ticket, line: Line) -> list[Ticket] | No
     latest = islice(reversed(worker.stoppable), _JOBS_PER_WORKER)
     may_stop = [ticket for ticket in latest if ticket.job.lane in line.policy.may_preempt and _may_stop(ticket)]
     may_stop.sort(key=lambda ticket: (_loss(ticket), -ticket.number))
-    sequences, kv_tokens = worker.leaving_sequences, worker.leaving_kv_tokens
+    sequences, kv_tokens = len(worker.leaving), worker.leaving_kv_tokens
     victims: list[Ticket] = []
     for ticket in may_stop:
         if _is_enough(worker, head, line.fill, sequences, kv_tokens):
@@ -153,12 +156,12 @@ def _may_stop(ticket: Ticket) -> bool:
     job = ticket.job
     if job.resume is Resume.NEVER or job.attempt > MAX_PREEMPTIONS:
         return False
-    return not ticket.decoding or (job.resume is not Resume.RESTART and ticket.produced >= MIN_PROGRESS_TOKENS)
+    return ticket.prefill_tokens > 0 or (job.resume is not Resume.RESTART and ticket.produced >= MIN_PROGRESS_TOKENS)
 
 
 def _loss(ticket: Ticket) -> int:
     """Tokens computed that will have to be computed again, as far as is known."""
-    if not ticket.decoding or ticket.job.resume is Resume.NATIVE:
+    if ticket.prefill_tokens or ticket.job.resume is Resume.NATIVE:
         return 0
     return ticket.charged + ticket.produced
 

@@ -1,28 +1,68 @@
-"""When a job stops waiting for company. Holding never overrides room: what is released still waits for that."""
+"""When a job stops waiting for company. Holding never overrides room: what is released still waits for that.
+
+`adaptive` holds only where that pays. In front of workers that batch continuously it never does: whoever comes later
+joins what runs, and finds what an earlier sibling computed in the cache. A padded pass can be joined by nobody, so while
+all workers are in one, company costs nothing; before an idle worker it costs the wait of those who are held, and saves
+nearly a pass to everybody who comes in time.
+"""
+
+from math import inf
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import ReleaseReason
+from inferry.scheduling.company import Passes
 from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.placing.routes import Route
 
-
-def holds(line: Line, route: Route) -> bool:
-    """Whether the lane holds jobs for company in front of the route's workers as they are now."""
-    window = line.window
-    if window == "off" or line.coalesce_s <= 0:
-        return False
-    return window == "fixed" or _company_pays(route)
+PART_OF_PASS = 0.25
+"""How much of a pass an idle worker is kept waiting at most: one job that comes meanwhile gains three times that."""
+ENOUGH_COMPANY = 1.0
+"""How many jobs must be expected in that time."""
 
 
-def _company_pays(route: Route) -> bool:
-    """Company is worth waiting for only while every worker is in a padded pass that nobody can join."""
-    return route.all_pad and all(worker.sequences > 0 for worker in route.workers)
+def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
+    """The latest moment to which a job that comes now may be held, as far as its queue is concerned; None: not at all.
+
+    Called once for every job that comes, since that is also how it is learned who follows whom.
+    """
+    line = queue.line
+    if line.window == "off" or line.coalesce_s <= 0:
+        return None
+    if line.window == "fixed":
+        return inf
+    if not queue.route.all_pad:
+        return None
+    company = queue.company
+    follows = company.came(now)
+    if _all_busy(queue.route):
+        return inf
+    if not follows:
+        pass_s = passes.shortest_s(queue.route.workers)
+        if pass_s is None:
+            return None
+        company.watch(now + min(line.coalesce_s, PART_OF_PASS * pass_s))
+    return company.watch_until if company.expected >= ENOUGH_COMPANY else None
 
 
-def hold_until(job: InferenceJob, line: Line) -> tuple[float, ReleaseReason]:
+def goes_on(queue: Queue, now: float) -> bool:
+    """Whether jobs that are held go on being held, with the workers as they are now."""
+    line = queue.line
+    if line.window == "fixed" or (queue.route.all_pad and _all_busy(queue.route)):
+        return True
+    company = queue.company
+    is_watched = company.watch_until is not None and now < company.watch_until
+    return queue.route.all_pad and is_watched and company.expected >= ENOUGH_COMPANY
+
+
+def _all_busy(route: Route) -> bool:
+    """Whether every worker is in a padded pass that nobody can join."""
+    return all(worker.sequences > 0 for worker in route.workers)
+
+
+def hold_until(job: InferenceJob, line: Line, at_most: float = inf) -> tuple[float, ReleaseReason]:
     """The latest moment the job is held to, and why not longer. Counted from arrival, however late it is offered."""
     arrived = job.arrived_at
-    until, reason = arrived + line.coalesce_s, ReleaseReason.WINDOW
+    until, reason = min(arrived + line.coalesce_s, at_most), ReleaseReason.WINDOW
     if job.deadline is not None and (halfway := arrived + (job.deadline - arrived) / 2) < until:
         until, reason = halfway, ReleaseReason.DEADLINE
     if (patience := arrived + min(job.max_wait_s, line.max_wait_s)) < until:

@@ -4,30 +4,39 @@ One owner calls it, from one thread, with the time of its own clock; it never wa
 All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
 `tick`. The opinions live next door: `release` says when, `boarding` who is next, `fairness` whose turn it is, `shares`
 what lower lanes are owed, `packing` and `kin` who goes together, `placing` where, `pacing` how fast, `preemption` who
-has to leave.
+has to leave. `express` is the short way of a job that meets nobody.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
-from inferry.domain.plans import Ahead, BatchPlan, Ended, FirstToken, Produced, ReleaseReason, Tick, Whereabouts, WorkerView
-from inferry.scheduling import release
-from inferry.scheduling.billing import Billing
+from inferry.domain.plans import (
+    Ahead,
+    BatchPlan,
+    Ended,
+    FirstToken,
+    Produced,
+    ReleaseReason,
+    Tick,
+    Whereabouts,
+    WorkerView,
+)
+from inferry.scheduling import billing, release
 from inferry.scheduling.boarding import Boarding
+from inferry.scheduling.company import Passes
 from inferry.scheduling.due import Agenda
-from inferry.scheduling.fairness import Weights, ahead_in, jain, weigher
-from inferry.scheduling.lanes import Line, Queue
+from inferry.scheduling.express import send_alone
+from inferry.scheduling.fairness import LaneAccounts, Weights, jain, weigher
+from inferry.scheduling.lanes import Hall, Line, Queue
 from inferry.scheduling.pacing import Beat
 from inferry.scheduling.packing import Use, WorkerState
+from inferry.scheduling.placing.fleets import Fleets
 from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.placing.routes import Route, changes_routes, serves
 from inferry.scheduling.preemption import Preemption
 from inferry.scheduling.quantum import QUANTUM_TOKENS
-from inferry.scheduling.tickets import GONE, HELD, PLANNED, PROMISED, Ticket
-
-_IMMEDIATE = ReleaseReason.IMMEDIATE
+from inferry.scheduling.tickets import ALONE, GONE, HELD, PLANNED, PROMISED, Ticket
 
 
 class Scheduler:
@@ -35,7 +44,8 @@ class Scheduler:
 
     `weights` say how much of a lane a tenant gets beside the others, 1 unless it is named. `groups` name the worker
     groups a lane may use, best first; any for lanes not named. `burst_tokens` is how many prompt tokens may go to a
-    worker at once while its prefill rate binds.
+    worker at once while its prefill rate binds. `takes_shortcuts` may be switched off to compare: what is decided must
+    be the same.
     """
 
     def __init__(
@@ -45,24 +55,42 @@ class Scheduler:
         *,
         groups: Mapping[Lane, tuple[str, ...]] | None = None,
         burst_tokens: int = QUANTUM_TOKENS,
+        takes_shortcuts: bool = True,
     ) -> None:
         for lane, policy in lanes.items():
             if not (0 <= policy.share < 1 and 0 <= policy.reserve < 1):
                 raise ValueError(f"{lane.name}: share and reserve are at least 0 and less than 1")
         weight_of = weigher(weights or {})
-        self._lines = tuple(Line(lane, lanes[lane], (groups or {}).get(lane), weight_of) for lane in sorted(lanes))
+        self._past = billing.Past()
+        self._placement = Placement()
+        self._hall = Hall()
+        self._lines = tuple(
+            Line(
+                lane,
+                lanes[lane],
+                LaneAccounts(weight_of, self._past.remember),
+                self._hall,
+                self._placement.warmth,
+                (groups or {}).get(lane),
+            )
+            for lane in sorted(lanes)
+        )
         self._line_of = [next((line for line in self._lines if line.lane is lane), None) for lane in Lane]
         self._beat = Beat(burst_tokens)
         self._tickets: dict[str, Ticket] = {}
         self._workers: dict[str, WorkerState] = {}
         self._holding: dict[Queue, None] = {}
+        self._passes = Passes()
         self._agenda = Agenda()
-        self._billing = Billing()
-        self._placement = Placement()
-        self._boarding = Boarding(self._lines, self._agenda, self._billing, self._placement)
+        self._fleets = Fleets()
+        self._boarding = Boarding(self._lines, self._agenda, self._placement, self._beat)
+        self._changed = self._boarding.changed
         self._preemption = Preemption(self._lines)
         self._offers = 0
         self._plans = 0
+        self._alone: Ticket | None = None
+        self._takes_shortcuts = takes_shortcuts
+        self._boarding.looks_everywhere = not takes_shortcuts
         # What the next tick has to look at. Without either flag only time can have changed anything.
         self._stirred = False
         self._calmed = False
@@ -77,7 +105,7 @@ class Scheduler:
         line = self._line_of[job.lane]
         if line is None:
             raise ValueError(f"no policy for lane {job.lane.name}")
-        if line.depth >= line.policy.queue_limit:
+        if line.depth >= line.queue_limit:
             raise QueueFull(
                 f"lane {job.lane.name} holds {line.depth} jobs, which is its limit",
                 retry_after_s=line.drain.seconds_for(line.depth, now),
@@ -85,15 +113,28 @@ class Scheduler:
         if not line.depth:
             line.drain.begin(now)
         self._offers += 1
+        queue = line.queue_of.get(job.route) or self._queue_for(line, job)
+        ticket = self._tickets[job_id] = line.ticket_for(job, self._offers, queue)
+        held_until = release.held_until(queue, self._passes, now)
+        if held_until is not None:
+            self._hold(ticket, held_until)
+            return
+        if job.deadline is not None:
+            self._agenda.put(ticket, job.deadline)
+        if not self._hall.waiting and self._alone is None and self._takes_shortcuts:
+            ticket.stage = ALONE
+            self._alone = ticket
+            return
+        if self._alone is not None:
+            self._line_up()
+        if queue.push(ticket):
+            self._stirred = True
+
+    def _queue_for(self, line: Line, job: InferenceJob) -> Queue:
         route = line.routes.get(job.route)
         if route is None:
-            route = line.routes[job.route] = Route(job.route, self._workers.values(), line.groups)
-        ticket = self._tickets[job_id] = line.ticket_for(job, self._offers, route)
-        line.count(ticket, 1)
-        if release.holds(line, route):
-            self._hold(ticket)
-        else:
-            self._make_ready(ticket, _IMMEDIATE)
+            route = line.routes[job.route] = Route(job.route, self._workers.values(), self._fleets, line.groups)
+        return line.queue_for(job, route)
 
     def cancel(self, job_id: str) -> Whereabouts:
         """A queued job leaves at once. A planned one is counted until it has ended: only its worker can free it."""
@@ -111,9 +152,11 @@ class Scheduler:
         if worker is None:
             worker = self._workers[view.worker] = WorkerState(view.worker)
         old = worker.view
+        self._line_up()
         changes = changes_routes(old, view)
         if changes or old is None or old.room != view.room or old.foreign != view.foreign:
             self._take_back_promises(worker)
+            self._changed[worker] = None
             self._stirred = self._calmed = True
         self._beat.now = now
         worker.believe(view, self._beat)
@@ -125,9 +168,11 @@ class Scheduler:
         state = self._workers.get(worker)
         if state is None or state.view is None:
             return
+        self._line_up()
         self._take_back_promises(state)
         state.believe(None, self._beat)
         self._placement.forget(state)
+        self._passes.forget(worker)
         if not state.sequences:
             del self._workers[worker]
         self._refresh_routes()
@@ -146,16 +191,20 @@ class Scheduler:
             return
         if isinstance(step, Produced):
             # Who comes next may be another by now, but nobody has more room: the next walk is soon enough.
-            self._billing.produced(ticket, step.tokens)
+            billing.produced(ticket, step.tokens)
             return
         self._stirred = True
+        self._changed[worker] = None
         if isinstance(step, FirstToken):
-            if not ticket.decoding:
+            if ticket.prefill_tokens:
                 worker.free_prefill(ticket)
-                self._billing.prefilled(ticket, step.prompt_tokens)
+                if step.prompt_tokens is not None:
+                    billing.prefilled(ticket, step.prompt_tokens)
             return
         worker.free(ticket)
-        self._billing.ended(ticket, step)
+        if worker.pads:
+            self._passes.left(worker, now)
+        billing.ended(ticket, step)
         ticket.run.ended()
         del self._tickets[job_id]
         if not worker.sequences:
@@ -169,16 +218,23 @@ class Scheduler:
         """Everything that can be decided now. A second tick at the same instant decides nothing."""
         expired = self._settle_what_is_due(now) if self._agenda.has_come(now) else ()
         if self._calmed:
-            self._end_needless_holds()
-        retry_at = self._beat.retry_at
-        if retry_at is not None and retry_at <= now:
-            self._stirred = True
+            self._calmed = False
+            if self._holding:
+                self._end_needless_holds(now)
+        beat = self._beat
         plans: tuple[BatchPlan, ...] = ()
         evictions: tuple[InferenceJob, ...] = ()
-        if self._stirred:
-            plans, evictions = self._fill_workers(now)
-            retry_at = self._beat.retry_at
+        if self._alone is not None:
+            plans = self._send_alone(self._alone, now)
+        if self._stirred or (beat.retry_at is not None and beat.retry_at <= now):
+            self._stirred = False
+            beat.start(now)
+            if self._hall.waiting or self._preemption.promising:
+                plans, evictions = self._fill_workers(now)
+            else:
+                self._boarding.forget_waits()
         wake_at = self._agenda.next()
+        retry_at = beat.retry_at
         if retry_at is not None and (wake_at is None or retry_at < wake_at):
             wake_at = retry_at
         return Tick(plans, evictions, expired, wake_at)
@@ -199,27 +255,35 @@ class Scheduler:
 
     def service(self) -> Mapping[str, int]:
         """Tokens served to every tenant since the start, as far as they are known."""
-        return MappingProxyType(self._billing.served)
+        served = dict(self._past.served)
+        for line in self._lines:
+            for name, tenant in line.accounts.members.items():
+                if tenant.served or name in served:
+                    served[name] = served.get(name, 0) + tenant.served
+        return served
+
+    def jain(self, lane: Lane | None = None) -> float:
+        """Jain's index of the tokens served, over their weights, to tenants that have work now; of one lane or all.
+
+        One lane is asked for what it served since those tenants' accounts were opened, all of them for everything.
+        """
+        lines = [line for line in self._lines if lane is None or line.lane == lane]
+        busy = [tenant for line in lines for tenant in line.accounts.members.values() if tenant.active]
+        if lane is not None:
+            return jain(tenant.served / tenant.weight for tenant in busy)
+        service = self.service()
+        return jain(service.get(name, 0) / weight for name, weight in {one.name: one.weight for one in busy}.items())
 
     def ahead(self, lane: Lane, tenant: str | None = None) -> Ahead:
         """What is queued before a job of this lane that would come now: all of better lanes, and of its own lane what
         fair share lets go before the tenant's next job, or all of it where no tenant is named.
         """
-        parts = [line.ahead() for line in self._lines if line.lane < lane or (tenant is None and line.lane == lane)]
-        line = self._line_of[lane]
-        if tenant is not None and line is not None:
-            parts.append(ahead_in(line.accounts, tenant))
+        parts = [line.ahead(tenant if line.lane == lane else None) for line in self._lines if line.lane <= lane]
         return Ahead(
             sum([part.jobs for part in parts]),
             sum([part.prompt_tokens for part in parts]),
             sum([part.output_tokens for part in parts]),
         )
-
-    def jain(self, lane: Lane | None = None) -> float:
-        """Jain's index of the tokens served, over their weights, to tenants that have work now; of one lane or all."""
-        lines = [line for line in self._lines if lane is None or line.lane == lane]
-        weights = {name: member.weight for line in lines for name, member in line.accounts.members.items() if member.jobs}
-        return jain(self._billing.served.get(tenant, 0) / weight for tenant, weight in weights.items())
 
     def use(self, worker: str) -> Use:
         """What this gateway's jobs in flight take up on the worker."""
@@ -232,9 +296,9 @@ class Scheduler:
 
     # Holding and releasing.
 
-    def _hold(self, ticket: Ticket) -> None:
+    def _hold(self, ticket: Ticket, at_most: float) -> None:
         queue = ticket.queue
-        until, ticket.reason = release.hold_until(ticket.job, queue.line)
+        until, ticket.reason = release.hold_until(ticket.job, queue.line, at_most)
         self._agenda.put(ticket, until)
         queue.hold(ticket)
         self._holding[queue] = None
@@ -260,25 +324,37 @@ class Scheduler:
             self._agenda.put(ticket, deadline)
         elif ticket.due is not None:
             self._agenda.drop(ticket)
-        if ticket.queue.push(ticket, self._placement.warmth(ticket) if ticket.job.prefix else 0):
+        self._line_up()
+        if ticket.queue.push(ticket):
+            self._stirred = True
+
+    def _line_up(self) -> None:
+        """A job that was alone is so no more, or will be somewhere else: it goes into its queue."""
+        ticket, self._alone = self._alone, None
+        if ticket is not None:
+            ticket.queue.push(ticket)
             self._stirred = True
 
     def _leave_queue(self, ticket: Ticket) -> None:
+        self._line_up()
         if ticket.stage is HELD:
             self._let_go(ticket)
             ticket.stage = GONE
         else:
             self._stirred = True
             if ticket.stage is PROMISED:
+                assert ticket.worker is not None
+                self._changed[ticket.worker] = None
                 self._preemption.cancel(ticket)
                 ticket.stage = GONE
             else:
                 was_head = ticket.queue.head() is ticket
                 ticket.stage = GONE
+                ticket.run.left()
                 ticket.queue.remove(ticket, was_head)
         self._agenda.drop(ticket)
+        ticket.queue.line.leaves(ticket)
         ticket.run.ended()
-        ticket.queue.line.count(ticket, -1)
         del self._tickets[ticket.job.job_id]
 
     def _settle_what_is_due(self, now: float) -> tuple[InferenceJob, ...]:
@@ -295,26 +371,51 @@ class Scheduler:
                 self._release(ticket.queue, ticket.reason)
         return tuple(expired)
 
-    def _end_needless_holds(self) -> None:
-        """Workers have changed: release jobs that would not be held if they came now."""
-        self._calmed = False
+    def _end_needless_holds(self, now: float) -> None:
+        """Workers have changed: release jobs that have nothing to wait for any more."""
         for queue in tuple(self._holding):
-            if not release.holds(queue.line, queue.route):
+            if not release.goes_on(queue, now):
                 self._release(queue, ReleaseReason.IMMEDIATE)
             elif release.is_full(queue):
                 self._release(queue, ReleaseReason.SIZE)
 
     # Planning.
 
+    def _send_alone(self, ticket: Ticket, now: float) -> tuple[BatchPlan, ...]:
+        """Plan the only job there is, if it finds room; else it takes its place in its queue."""
+        self._beat.now = now
+        worker = None if self._preemption.promising else send_alone(ticket, self._placement, self._agenda)
+        if worker is None:
+            self._line_up()
+            return ()
+        self._alone = None
+        self._plans += 1
+        job = ticket.job
+        padded = None
+        if worker.pads:
+            padded = job.footprint.prompt.expected
+            self._passes.began(worker, 1, now)
+        plan = BatchPlan(
+            plan_id=self._plans,
+            worker=worker.name,
+            jobs=(job,),
+            reason=ticket.reason,
+            formed_at=now,
+            padded_tokens=padded,
+        )
+        return (plan,)
+
     def _fill_workers(self, now: float) -> tuple[tuple[BatchPlan, ...], tuple[InferenceJob, ...]]:
-        self._stirred = False
-        self._beat.start(now)
-        drafts = self._boarding.fill_workers(self._preemption.kept())
-        evicted = self._preemption.decide()
-        first = self._plans + 1
-        self._plans += len(drafts)
-        plans = tuple([draft.plan(plan_id, now) for plan_id, draft in enumerate(drafts, first)])
-        return plans, tuple([ticket.job for ticket in evicted])
+        preemption = self._preemption
+        drafts = self._boarding.fill_workers(preemption.kept(self._changed) if preemption.promising else ())
+        evicted = preemption.decide() if self._hall.waiting else ()
+        plans = []
+        for draft in drafts:
+            self._plans += 1
+            plans.append(draft.plan(self._plans, now))
+            if draft.worker.pads:
+                self._passes.began(draft.worker, len(draft.jobs), now)
+        return tuple(plans), tuple([ticket.job for ticket in evicted])
 
     def _take_back_promises(self, worker: WorkerState) -> None:
         if worker.promised:
@@ -326,9 +427,14 @@ class Scheduler:
 
     def _refresh_routes(self) -> None:
         """Workers came, went or changed their kind. Rare, so it is also when unused routes and queues are dropped."""
+        self._fleets.clear()
         for line in self._lines:
-            line.prune()
-            line.first_seen = None
+            # Jobs that were promised room stand in no queue and may come back to theirs.
+            if not self._preemption.promising:
+                line.prune()
+            line.queue_of.clear()
+            line.price = None
             for route in line.routes.values():
-                route.refresh(self._workers.values())
+                route.refresh(self._workers.values(), self._fleets)
+        self._boarding.forget_waits()
         self._stirred = self._calmed = True

@@ -1,10 +1,19 @@
 """What lower lanes are owed. Between lanes the order is strict, except that a lane with a share is never starved.
 
 A waiting lane earns credit as higher lanes are admitted: a share s of all prompt tokens is s / (1 - s) of theirs. Every
-job of the lane that goes pays with it. Once the credit covers its first job, that job goes before its betters. Credit
-is capped at a quantum and no head of a higher lane is overtaken by more than a quantum, which is therefore what a live
-job may have to wait for.
-A job larger than a quantum goes for a full quantum and leaves the lane in debt: jobs are not split here.
+job of the lane that goes pays with it, also in advance: up to `PREPAID_TOKENS` of what it is served in order count
+against what it will be owed. Once the credit covers its first job, that job goes before its betters: it takes its turn.
+
+The law of what turns cost: between two departures of a queue, the turns of lower lanes that go to any of its workers
+come to one quantum of prompt tokens at most, or to one job that is larger than that. So that is what the first of a
+queue waits for, in tokens. A job further back waits for as much again each time somebody of its queue goes before it.
+While a turn finds no room, one worker is kept from its betters, the one that was least loaded when it began to wait,
+until that has drained enough for this one job; all its other workers go on taking them. Where it lacks nothing but
+pace, the worker is kept from nobody but lanes that are paced as well.
+
+The law of what a share is worth: while a lane has jobs waiting, it is admitted at least s / (1 - s) of the prompt
+tokens of the lanes above it, less one quantum and what it had paid in advance. Credit is capped at a quantum. A job
+larger than that goes for a full quantum and leaves the lane in debt: jobs are not split here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,24 +28,34 @@ class Shares:
     Lanes that are owed at the same time take turns in rotation, so that none of them starves another.
     """
 
-    __slots__ = ("_holder", "_lines", "_rotation")
+    __slots__ = ("_holder", "_lines", "_paid_turn", "_rotation")
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
-        self._rotation = [line for line in self._lines if line.policy.share]
+        self._rotation = [line for line in lines if line.policy.share]
+        for line in lines:
+            line.below = tuple(lower for lower in self._rotation if lower.lane > line.lane)
         self._holder: Line | None = None
+        self._paid_turn = False
+
+    def start(self) -> None:
+        """A new walk. Who is first in a lane may be another since the last one."""
+        for line in self._rotation:
+            line.price = None
 
     def admitted(self, line: Line, tokens: int) -> bool:
         """A job of the lane went to a worker. Lanes below that wait earn; say whether one may be due a turn."""
-        if line.credit > 0:
-            # Whoever is served is owed less, and nobody is owed anything for jobs that are not there.
-            line.credit = max(0.0, line.credit - tokens) if line.ready else 0.0
+        if self._paid_turn:
+            self._paid_turn = False
+        else:
+            line.pays(tokens)
         due = False
-        for lower in self._rotation:
-            if lower.ready and lower.lane > line.lane:
-                earned = tokens * lower.policy.share / (1 - lower.policy.share)
-                lower.credit = min(QUANTUM_TOKENS, lower.credit + earned)
-                due = due or (lower.credit >= 1 and _is_covered(lower))
+        for lower in line.below:
+            if lower.ready:
+                credit = lower.credit + tokens * lower.earns
+                lower.credit = credit if credit < QUANTUM_TOKENS else QUANTUM_TOKENS
+                if credit >= 1 and credit >= (lower.first_price() if lower.price is None else lower.price):
+                    due = True
         return due
 
     def turn(self) -> Queue | None:
@@ -52,8 +71,8 @@ class Shares:
     def takes_turn(self, queue: Queue, tokens: int) -> None:
         """The queue's head is about to go before higher lanes: remember who is overtaken, and what it cannot pay."""
         line = queue.line
-        if line.credit < tokens:
-            line.credit -= tokens
+        line.credit -= tokens
+        self._paid_turn = True
         self._rotation.remove(line)
         self._rotation.append(line)
         self._holder = None
@@ -62,13 +81,23 @@ class Shares:
 
     def _is_owed(self, line: Line) -> bool:
         """Whether the lane can pay for its first job and somebody stands before it."""
-        return _is_covered(line) and any(higher.ready for higher in self._lines if higher.lane < line.lane)
+        return (
+            line.ready > 0
+            and line.credit >= line.first_price()
+            and any(higher.ready for higher in self._lines if higher.lane < line.lane)
+        )
 
     def _oversteps(self, line: Line) -> bool:
         """Whether a head of a higher lane would be overtaken by more than a quantum."""
         queue = line.first()
-        return queue is not None and any(
-            other.overtaken and other.overtaken + _price(queue) > QUANTUM_TOKENS for other in self._overtaken_by(queue)
+        head = None if queue is None else queue.head()
+        return (
+            queue is not None
+            and head is not None
+            and any(
+                other.overtaken and other.overtaken + head.prefill_tokens > QUANTUM_TOKENS
+                for other in self._overtaken_by(queue)
+            )
         )
 
     def _overtaken_by(self, queue: Queue) -> Iterator[Queue]:
@@ -76,13 +105,3 @@ class Shares:
         for line in self._lines:
             if line.lane < queue.line.lane:
                 yield from (other for other in line.waiting if other.route.overlaps(queue.route))
-
-
-def _is_covered(line: Line) -> bool:
-    queue = line.first() if line.ready else None
-    return queue is not None and line.credit >= min(_price(queue), QUANTUM_TOKENS)
-
-
-def _price(queue: Queue) -> int:
-    head = queue.head()
-    return 0 if head is None else head.prefill_tokens

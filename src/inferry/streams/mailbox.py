@@ -81,6 +81,8 @@ class JobStream:
 
     def take_now(self) -> tuple[Delta | None, End | None]:
         """What `take` gives, without waiting: both are None where nothing has come."""
+        if self._end is not None:
+            self._listener = None  # nothing more will come, and whoever listens holds this stream in turn
         deltas = self._deltas
         if not deltas:
             return None, self._end

@@ -1,10 +1,13 @@
 """Scorers in order: the longest warm prefix, then the session's or the prefix's own worker, then the least loaded.
 
-Affinity only ranks workers that have room now, so it delays nobody.
+Affinity only ranks workers that have room now, so it delays nobody. What of a prompt is warm on the worker it goes to
+is not counted as prefill.
 """
 
+from collections.abc import Collection, Sequence
+
 from inferry.scheduling.packing import WorkerState
-from inferry.scheduling.placing.loads import least_loaded
+from inferry.scheduling.placing.fleets import Fleet
 from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.placing.warmth import Warmth
 from inferry.scheduling.tickets import Ticket
@@ -19,45 +22,69 @@ class Placement:
         self._warmth = Warmth()
 
     def pick(self, route: Route, ticket: Ticket, walk: int, fill: float) -> WorkerState | None:
-        """The best worker that takes the job now. A prefix that is warm there is not counted as prefill."""
+        """The best worker that takes the job now."""
         job = ticket.job
-        if (job.prefix or job.session is not None) and route.workers:
-            worker = self._by_affinity(route, ticket, walk, fill)
-            if worker is not None:
-                route.circle.sent_one()
-                return worker
+        if job.prefix or job.session is not None:
+            return None if route.is_full(ticket.kv_tokens, fill) else self._by_ties(route, ticket, walk, fill)
         for tier in route.tiers:
-            worker = least_loaded(tier, ticket, walk, fill)
-            if worker is not None:
-                return worker
+            if tier.closed_in != walk:
+                worker = tier.least_loaded(ticket, walk, fill)
+                if worker is not None:
+                    return worker
         return None
 
-    def _by_affinity(self, route: Route, ticket: Ticket, walk: int, fill: float) -> WorkerState | None:
-        job, circle = ticket.job, route.circle
-        fair_load = circle.fair_load(walk)
-        if job.prefix:
-            depth, warm = self._warmth.find(job.prefix)
-            if warm:
+    def pick_among(
+        self, workers: Collection[WorkerState], route: Route, ticket: Ticket, walk: int, fill: float
+    ) -> WorkerState | None:
+        """The worker that `pick` finds when only some have room."""
+        job = ticket.job
+        if len(workers) > 1 and (job.prefix or job.session is not None):
+            return None if route.is_full(ticket.kv_tokens, fill) else self._by_ties(route, ticket, walk, fill, workers)
+        depth, warm = self._warmth.find(job.prefix) if job.prefix else (0, ())
+        for tier in route.tiers:
+            if tier.closed_in != walk:
+                worker = tier.least_loaded_among(workers, ticket, walk, fill)
+                if worker is not None:
+                    if depth and worker in warm:
+                        ticket.prefill_tokens = _discounted(ticket, depth)
+                    return worker
+        return _where_it_is_warm(depth, warm, workers, route, ticket, walk, fill) if depth else None
+
+    def _by_ties(
+        self,
+        route: Route,
+        ticket: Ticket,
+        walk: int,
+        fill: float,
+        among: Collection[WorkerState] | None = None,
+    ) -> WorkerState | None:
+        """Where its prefix is warm, where its kind belongs, where there is least to do; of all or of some."""
+        job, first = ticket.job, route.tiers[0]
+        depth, warm = self._warmth.find(job.prefix) if job.prefix else (0, ())
+        if first.closed_in != walk:
+            fair_load = first.fair_load()
+            if depth:
                 cold = ticket.prefill_tokens
                 ticket.prefill_tokens = _discounted(ticket, depth)
-                for worker in warm:
-                    if (
-                        (worker.closed_in != walk or job.lane < worker.closed_from)
-                        and worker in circle.members
-                        and worker.sequences < fair_load
-                        and worker.takes(ticket, fill)
-                    ):
-                        return worker
+                worker = _lightly_loaded(warm, fair_load, first, ticket, walk, fill, among)
+                if worker is not None:
+                    return worker
                 ticket.prefill_tokens = cold
-        key = job.prefix[0] if job.session is None else f"{job.tenant}\0{job.session}"
-        for worker in circle.nearest(key):
-            if (
-                (worker.closed_in != walk or job.lane < worker.closed_from)
-                and worker.sequences < fair_load
-                and worker.takes(ticket, fill)
-            ):
+            key = job.prefix[0] if job.session is None else f"{job.tenant}\0{job.session}"
+            worker = _lightly_loaded(first.circle.nearest(key), fair_load, first, ticket, walk, fill, among)
+            if worker is not None:
                 return worker
-        return None
+        for tier in route.tiers:
+            if tier.closed_in != walk:
+                if among is None:
+                    worker = tier.least_loaded(ticket, walk, fill)
+                else:
+                    worker = tier.least_loaded_among(among, ticket, walk, fill)
+                if worker is not None:
+                    if depth and worker in warm:
+                        ticket.prefill_tokens = _discounted(ticket, depth)
+                    return worker
+        return _where_it_is_warm(depth, warm, among, route, ticket, walk, fill) if depth else None
 
     def joins(self, ticket: Ticket, worker: WorkerState, fill: float, at_most: int) -> bool:
         """Whether the worker also takes a sibling of a job it has just taken, for so many prompt tokens at most.
@@ -84,8 +111,60 @@ class Placement:
         self._warmth.forget(worker)
 
 
+def _lightly_loaded(
+    workers: Sequence[WorkerState],
+    fair_load: float,
+    fleet: Fleet,
+    ticket: Ticket,
+    walk: int,
+    fill: float,
+    among: Collection[WorkerState] | None,
+) -> WorkerState | None:
+    """The first of the workers that takes the job and carries no more than its part."""
+    for worker in workers:
+        if (
+            worker.sequences < fair_load
+            and worker in fleet.index
+            and (among is None or worker in among)
+            and (fleet.touched_in != walk or fleet.is_open(worker, ticket, walk))
+            and worker.takes(ticket, fill)
+        ):
+            return worker
+    return None
+
+
+def _where_it_is_warm(
+    depth: int,
+    warm: Sequence[WorkerState],
+    among: Collection[WorkerState] | None,
+    route: Route,
+    ticket: Ticket,
+    walk: int,
+    fill: float,
+) -> WorkerState | None:
+    """Rather than wait, a job goes where part of its prompt is warm and the rest fits, however loaded that is."""
+    cold = ticket.prefill_tokens
+    ticket.prefill_tokens = _discounted(ticket, depth)
+    if ticket.prefill_tokens < cold:
+        for worker in warm:
+            if among is None or worker in among:
+                for tier in route.tiers:
+                    if (
+                        worker in tier.index
+                        and tier.closed_in != walk
+                        and tier.is_open(worker, ticket, walk)
+                        and worker.takes(ticket, fill)
+                    ):
+                        return worker
+    ticket.prefill_tokens = cold
+    return None
+
+
 def _discounted(ticket: Ticket, depth: int) -> int:
     """The prompt tokens still to compute when that many slices of the prefix are warm; never more than was expected."""
     job = ticket.job
     prompt = job.footprint.prompt.expected
-    return max(1, min(ticket.prefill_tokens, prompt - prompt * depth // len(job.prefix)))
+    tokens = prompt - prompt * depth // len(job.prefix)
+    if tokens > ticket.prefill_tokens:
+        tokens = ticket.prefill_tokens
+    return tokens if tokens > 0 else 1
