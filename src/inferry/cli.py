@@ -91,7 +91,6 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     from inferry.ingress import server
 
     server.raise_file_limit()
-    server.keep_freed_memory()
     sock = server.bind(host, port)
 
     async def main() -> None:

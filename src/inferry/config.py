@@ -140,8 +140,8 @@ class VllmWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chunk_tokens: int | None = None
     """What the server computes in one step (vLLM's `--max-num-batched-tokens`); null where it is not known."""
     engine_priority: bool = True
-    """Tell the server each call's lane as its `priority`, where it takes that (vLLM's `--scheduling-policy priority`; it
-    is asked once at the start)."""
+    """Tell the server each call's lane as its `priority`, where it takes that (vLLM's `--scheduling-policy priority`).
+    It is asked once, at the start."""
     connect_timeout_s: float = 5.0
     """How long a connection may take."""
     silence_timeout_s: float = 120.0

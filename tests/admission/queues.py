@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from inferry.admission.rates import NOTHING, Work
-from inferry.admission.waits import FLOOR_S, Ahead, Wait, WaitModel
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.admission.waits import FLOOR_S, Told, WaitModel
+from inferry.domain.jobs import Lane
+from inferry.domain.plans import Ahead
 
 
 class Arrival(Struct, frozen=True):
@@ -22,18 +22,20 @@ class Arrival(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    lane: Lane
-    predicted: Wait
+    told: Told
     actual_s: float
-    at: float
+
+    @property
+    def lane(self) -> Lane:
+        return self.told.lane
 
     @property
     def counts(self) -> bool:
-        return self.predicted.p90_s > FLOOR_S
+        return self.told.p90_s > FLOOR_S
 
     @property
     def held(self) -> bool:
-        return self.actual_s <= self.predicted.p90_s
+        return self.actual_s <= max(FLOOR_S, self.told.p90_s)
 
 
 ServiceTime = Callable[[Arrival], float]
@@ -93,44 +95,42 @@ def bursts(rng: random.Random, every_s: float, size: int, until: float) -> Itera
         now = start
 
 
-def simulate(
-    arrivals: Iterator[Arrival],
-    service: ServiceTime,
-    slots: Slots,
-    model: WaitModel | None = None,
-) -> list[Outcome]:
+def simulate(arrivals: Iterator[Arrival], service: ServiceTime, slots: Slots) -> list[Outcome]:
     """Offer every arrival to a queue with so many slots, telling the model what the gateway would."""
-    model = WaitModel(DEFAULT_LANES) if model is None else model
-    waiting: list[deque[tuple[Arrival, Wait]]] = [deque() for _ in Lane]
-    queued = [NOTHING for _ in Lane]
+    model = WaitModel()
+    waiting: list[deque[tuple[Arrival, Told]]] = [deque() for _ in Lane]
     ends: list[float] = []
     outcomes: list[Outcome] = []
+    ahead = [Ahead() for _ in Lane]
+
+    def change(job: Arrival, by: int) -> None:
+        for lane in range(job.lane, len(Lane)):
+            before = ahead[lane]
+            ahead[lane] = Ahead(
+                before.jobs + by, before.prompt_tokens + by * job.prefill, before.output_tokens + by * job.guess
+            )
 
     def admit(now: float) -> None:
         while len(ends) < slots(now):
             lane = next((lane for lane in Lane if waiting[lane]), None)
             if lane is None:
                 return
-            job, predicted = waiting[lane].popleft()
-            queued[lane] = _minus(queued[lane], _work(job))
+            job, told = waiting[lane].popleft()
+            change(job, -1)
             heapq.heappush(ends, now + service(job))
-            waited = now - job.at
-            model.observe_admitted(lane, _work(job), waited, now)
-            model.observe_wait(predicted, waited)
-            outcomes.append(Outcome(lane, predicted, waited, now))
+            model.sent(told, now)
+            outcomes.append(Outcome(told, now - job.at))
 
     for job in arrivals:
         while ends and ends[0] <= job.at:
-            now = heapq.heappop(ends)
-            admit(now)
-        ahead = Ahead(tuple(queued), Work(jobs=len(ends)), has_room=len(ends) < slots(job.at))
-        predicted = model.predict(job.lane, _work(job), ahead, job.at)
-        waiting[job.lane].append((job, predicted))
-        queued[job.lane] = queued[job.lane].plus(_work(job))
+            admit(heapq.heappop(ends))
+        told = model.predict(job.lane, job.prefill, job.guess, ahead[job.lane], job.at)
+        model.queued(told, job.at)
+        waiting[job.lane].append((job, told))
+        change(job, 1)
         admit(job.at)
     while ends:
-        now = heapq.heappop(ends)
-        admit(now)
+        admit(heapq.heappop(ends))
     return outcomes
 
 
@@ -138,13 +138,3 @@ def coverage(outcomes: list[Outcome], lane: Lane | None = None) -> tuple[int, fl
     """How many jobs were told a P90 above the floor, and the part of them for which it held."""
     judged = [one.held for one in outcomes if one.counts and lane in (None, one.lane)]
     return len(judged), sum(judged) / max(1, len(judged))
-
-
-def _work(job: Arrival) -> Work:
-    return Work(1, job.prefill, job.guess)
-
-
-def _minus(queued: Work, job: Work) -> Work:
-    return Work(
-        queued.jobs - job.jobs, queued.prefill_tokens - job.prefill_tokens, queued.output_tokens - job.output_tokens
-    )

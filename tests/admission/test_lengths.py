@@ -1,6 +1,7 @@
 """Output lengths: what is expected, learned, forgotten and measured."""
 
 import random
+from math import log
 
 import pytest
 from hypothesis import given
@@ -147,3 +148,21 @@ def test_many_observations_do_not_overflow_the_weights() -> None:
     spread = sketch.spread()
     assert spread is not None
     assert spread.low <= spread.mean <= spread.high < 10
+
+
+def test_the_error_falls_as_history_grows() -> None:
+    """Three templates of one tenant, each with answers of its own length."""
+    model, draw = LengthModel(), random.Random(3)
+    means = {"label": 1.5, "draft": 5.0, "report": 7.0}
+    errors: list[float] = []
+    for _ in range(600):
+        template = draw.choice(list(means))
+        written = max(1, round(draw.lognormvariate(means[template], 0.3)))
+        question = a_question(template=template)
+        predicted = model.predict(question)
+        model.observe(question, predicted, written, cut=False)
+        errors.append(abs(log(written / predicted.expected)))
+    first, later, last = (sum(errors[begin : begin + 50]) / 50 for begin in (0, 50, 550))
+    assert last < later < first / 1.5
+    assert last < 0.35, "about what the answers themselves vary by"
+    assert model.accuracy.mean_abs_log_error < sum(errors[:100]) / 100

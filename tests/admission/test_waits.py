@@ -3,30 +3,45 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from admission.queues import coverage
 from admission.scenarios import SCENARIOS
-from inferry.admission.calibration import HIGHEST, Threshold
-from inferry.admission.rates import NOTHING, Capacity, Work
-from inferry.admission.waits import Ahead, Wait, WaitModel, infeasible
+from inferry.admission.calibration import MOST_CORRECTION, Correction, Errors
+from inferry.admission.rates import Drain
+from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, Told, WaitModel, infeasible
 from inferry.domain.errors import DeadlineInfeasible
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.jobs import Lane
+from inferry.domain.plans import Ahead
 from support.builders import a_job
 
-ONE = Work(1, 100, 100)
-# Not the seeds that the steps of the calibration were chosen on (0 to 4).
+# Not the seeds that the model was made on.
 SEEDS = range(100, 105)
 
 
-def queued(p0: float = 0, p1: float = 0, p2: float = 0) -> Ahead:
-    return Ahead(tuple(Work(jobs, jobs * 100, jobs * 100) for jobs in (p0, p1, p2)))
+def ahead(jobs: int) -> Ahead:
+    return Ahead(jobs, jobs * 100, jobs * 100)
 
 
-def a_model(per_s: float = 10.0, lane: Lane = Lane.P1) -> WaitModel:
-    """One that has seen jobs of `lane` admitted at this rate, each after a wait."""
-    model = WaitModel(DEFAULT_LANES)
-    for number in range(200):
-        model.observe_admitted(lane, ONE, 5.0, number / per_s)
+def a_model(per_s: float = 10.0, lane: Lane = Lane.P1, seconds: float = 60.0) -> WaitModel:
+    """One that has seen a backlog of `lane` go at this rate, each job after five seconds of waiting."""
+    model = WaitModel()
+    waiting: list[Told] = []
+
+    def comes(now: float) -> None:
+        told = model.predict(lane, 100, 100, ahead(len(waiting)), now)
+        model.queued(told, now)
+        waiting.append(told)
+
+    for _ in range(int(5 * per_s)):
+        comes(0.0)
+    for number in range(1, int(seconds * per_s)):
+        now = number / per_s
+        model.sent(waiting.pop(0), now)
+        comes(now)
+    for told in waiting:
+        model.left(told, seconds)
     return model
 
 
@@ -38,118 +53,202 @@ def test_nine_in_ten_jobs_wait_no_longer_than_the_p90_they_were_told(name: str) 
         for lane in {one.lane for one in outcomes}:
             jobs, part = coverage(outcomes, lane)
             assert jobs > 200
-            assert 0.85 <= part <= 0.96, f"seed {seed}, {lane.name}: {part:.3f} of {jobs}"
+            assert 0.80 <= part <= 0.98, f"seed {seed}, {lane.name}: {part:.3f} of {jobs}"
             judged += jobs
             held += jobs * part
-    assert 0.87 <= held / judged <= 0.93
+    assert 0.87 <= held / judged <= 0.96
 
 
 @pytest.mark.parametrize("name", ["steady", "load_steps"])
 def test_the_median_is_one_and_the_p90_is_no_mere_upper_bound(name: str) -> None:
     outcomes = [one for one in SCENARIOS[name](random.Random(7)) if one.counts]
-    below = sum(one.actual_s <= one.predicted.p50_s for one in outcomes) / len(outcomes)
+    below = sum(one.actual_s <= one.told.p50_s for one in outcomes) / len(outcomes)
     assert 0.42 <= below <= 0.62
-    ratios = sorted((one.predicted.p90_s + 0.05) / (one.predicted.p50_s + 0.05) for one in outcomes)
+    ratios = sorted((one.told.p90_s + 0.05) / (one.told.p50_s + 0.05) for one in outcomes)
     assert ratios[len(ratios) // 2] < 3
 
 
-def test_a_job_that_finds_room_waits_for_nobody() -> None:
-    wait = a_model().predict(Lane.P1, ONE, Ahead(has_room=True), 21.0)
-    assert wait.p90_s < 0.05
-
-
 def test_nothing_is_predicted_before_anything_was_measured() -> None:
-    wait = WaitModel(DEFAULT_LANES).predict(Lane.P1, ONE, queued(p1=500), 0.0)
-    assert wait.p90_s < 0.05
-    assert infeasible(a_job(deadline=1.0), wait, 0.0, 0.0) is None
+    model = WaitModel()
+    told = model.predict(Lane.P1, 100, 100, ahead(500), 0.0)
+    assert told.p90_s < 0.05
+    assert infeasible(model, a_job(deadline=1.0), told, 0.0) is None
 
 
 def test_the_wait_is_what_is_ahead_over_the_rate() -> None:
-    wait = a_model(per_s=10.0).predict(Lane.P1, ONE, queued(p1=99), 20.0)
-    assert wait.p50_s == pytest.approx(10.0, rel=0.05)
-    assert wait.p90_s > wait.p50_s
+    told = a_model(per_s=10.0).predict(Lane.P1, 100, 100, ahead(99), 60.0)
+    assert told.p50_s == pytest.approx(10.0, rel=0.25)
+    assert told.p10_s < told.p50_s <= told.p90_s
 
 
-def test_higher_lanes_are_waited_for_and_lower_ones_only_as_far_as_they_are_owed() -> None:
-    model = a_model()
-    alone, behind, before = (
-        model.predict(Lane.P1, ONE, ahead, 20.0).p50_s
-        for ahead in (queued(p1=20), queued(p0=20, p1=20), queued(p1=20, p2=500))
-    )
-    assert behind == pytest.approx(2 * alone, rel=0.1)
-    assert alone < before < 1.1 * alone
+def test_what_arrives_above_is_waited_for_too() -> None:
+    """Ten a second are sent. While six of those come for P0, a P2 job sees its queue go at four a second."""
+    quiet, busy = WaitModel(), WaitModel()
+    for model, live_every in ((quiet, None), (busy, 10)):
+        waiting: list[Told] = []
+        for number in range(1200):
+            now = number / 20
+            lane = Lane.P0 if live_every and number % live_every < 6 else Lane.P2
+            told = model.predict(lane, 100, 100, Ahead(), now)
+            model.queued(told, now)
+            waiting.append(told)
+            if number % 2:
+                waiting.sort(key=lambda one: (one.lane, one.at))
+                model.sent(waiting.pop(0), now + 0.01)
+    without, with_live = (model.predict(Lane.P2, 100, 100, ahead(100), 60.0).middle_s for model in (quiet, busy))
+    assert without == pytest.approx(10.0, rel=0.1)
+    assert with_live > 2 * without
 
 
-def test_a_lane_with_a_share_is_served_however_busy_the_lanes_above_are() -> None:
-    model = a_model(lane=Lane.P0)  # which took all there was
-    wait = model.predict(Lane.P2, ONE, queued(p0=10_000, p2=9), 20.0)
-    assert wait.p50_s == pytest.approx(10 / (10 * 0.05), rel=0.1)
+def test_a_lane_with_a_share_is_not_told_to_wait_for_ever() -> None:
+    """More comes for P0 than can be sent; P2 gets one in twenty."""
+    model = WaitModel()
+    live: list[Told] = []
+    batch = [model.predict(Lane.P2, 100, 100, Ahead(), 0.0) for _ in range(100)]
+    for told in batch:
+        model.queued(told, 0.0)
+    for number in range(600):
+        now = number / 10
+        for _ in range(2):
+            told = model.predict(Lane.P0, 100, 100, Ahead(), now)
+            model.queued(told, now)
+            live.append(told)
+        model.sent((batch if number % 20 == 19 else live).pop(0), now + 0.05)
+    assert model.predict(Lane.P2, 100, 100, ahead(9), 60.0).middle_s == pytest.approx(20.0, rel=0.2)
 
 
-def test_idle_time_is_no_measurement_of_capacity() -> None:
-    capacity = Capacity()
+def test_jobs_that_nobody_holds_up_say_nothing_about_capacity() -> None:
+    drain = Drain()
     for number in range(100):
-        capacity.admitted(ONE, 0.0, number * 60.0)
-    assert not capacity.is_known
-    capacity.admitted(ONE, 0.5, 6000.0)
-    assert capacity.jobs_per_s == pytest.approx(2.0)
+        drain.came(Lane.P1, 100, 100, number * 1.0)
+        drain.sent(Lane.P1, 100, 100, 0.001, number + 0.001)
+        drain.beat(number + 0.001)
+    assert drain.seconds[Lane.P1] == [(0.0, 0.0, 0.0)] * 3
+    drain.came(Lane.P1, 100, 50, 100.0)
+    drain.sent(Lane.P1, 100, 50, 0.5, 100.5)
+    drain.beat(100.5)
+    assert drain.seconds[Lane.P1][0] == pytest.approx((0.5, 0.005, 0.01), rel=0.15)
+    assert drain.waiting(Lane.P2) == 0
 
 
 def test_the_currency_that_predicts_is_the_one_that_counts() -> None:
+    """Jobs go at ten a second whatever they write; some are said to write a lot."""
     model = a_model()
-    job = Work(1, 100, 10_000)  # many output tokens, which cost nothing on this worker
-    first = model.predict(Lane.P1, job, queued(p1=9), 20.0)
-    for _ in range(200):
-        model.observe_wait(model.predict(Lane.P1, job, queued(p1=9), 20.0), 1.0)
-    last = model.predict(Lane.P1, job, queued(p1=9), 20.0)
-    assert abs(last.center_s - 1.0) < 0.3 * abs(first.center_s - 1.0)
+    for number in range(400):
+        now = 60.0 + number / 10
+        writes = 10_000 if number % 2 == 0 else 100
+        told = model.predict(Lane.P1, 100, writes, ahead(9), now)
+        model.queued(told, now)
+        model.sent(told, now + 1.0)
+    long, short = (model.predict(Lane.P1, 100, output, ahead(9), 101.0).middle_s for output in (10_000, 100))
+    assert long < 2 * short
+
+
+def test_a_wait_that_is_longer_than_stated_is_learned_from_before_it_ends() -> None:
+    model = a_model()
+    before = model.predict(Lane.P1, 100, 100, ahead(9), 60.0)
+    for number in range(20):
+        told = model.predict(Lane.P1, 100, 100, ahead(9), 60.0 + number)
+        model.queued(told, 60.0 + number)
+    assert model.predict(Lane.P1, 100, 100, ahead(9), 80.0).p90_s / before.middle_s > before.p90_s / before.middle_s
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_job_that_leaves_the_queue_teaches_nothing(leaves: bool) -> None:
+    model = a_model()
+    told = model.predict(Lane.P1, 100, 100, ahead(99), 100.0)
+    model.queued(told, 100.0)
+    judged = model.coverage(Lane.P1).jobs
+    if leaves:
+        model.left(told, 101.0)
+    later = model.predict(Lane.P0, 100, 100, Ahead(), 200.0)
+    model.queued(later, 200.0)
+    assert model.coverage(Lane.P1).jobs == judged + (not leaves)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(list(Lane)), st.floats(0, 3), st.floats(0, 30), st.integers(0, 50)), max_size=120
+    ),
+    queue=st.integers(0, 10_000),
+    longer=st.integers(0, 10_000),
+)
+def test_predictions_are_never_negative_ordered_and_grow_with_what_is_ahead(
+    steps: list[tuple[Lane, float, float, int]], queue: int, longer: int
+) -> None:
+    model = WaitModel()
+    now = 0.0
+    open_jobs: list[Told] = []
+    for lane, gap, patience, before in steps:
+        now += gap
+        told = model.predict(lane, 50, 20, ahead(before), now)
+        model.queued(told, now)
+        open_jobs.append(told)
+        while open_jobs and now - open_jobs[0].at > patience:
+            model.sent(open_jobs.pop(0), now)
+    for lane in Lane:
+        short, long = (model.predict(lane, 50, 20, ahead(jobs), now) for jobs in (queue, queue + longer))
+        for told in (short, long):
+            assert 0 <= told.p10_s <= told.p50_s <= told.p90_s < 1e6
+            for within in (None, 0.0, 5.0, 1e9):
+                assert SHORTEST_RETRY_S <= model.retry_after(told, within) <= LONGEST_RETRY_S
+        assert long.p10_s >= short.p10_s
+        assert long.p50_s >= short.p50_s
+        assert long.p90_s >= short.p90_s
 
 
 def test_a_refused_job_is_sent_away_for_as_long_as_the_backlog_takes() -> None:
     model = a_model()
-    whole = model.retry_after(Lane.P1, ONE, queued(p1=200), 20.0)
-    assert 15 <= whole <= 60
-    assert model.retry_after(Lane.P1, ONE, queued(p1=200), 20.0, within_s=10.0) < whole
-    assert model.retry_after(Lane.P1, ONE, Ahead(has_room=True), 20.0) == 1.0
-    assert model.retry_after(Lane.P1, ONE, queued(p1=10**9), 20.0) == 120.0
+    told = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
+    assert model.retry_after(told) == pytest.approx(told.p50_s)
+    assert model.retry_after(told, 0.9 * told.p50_s) < model.retry_after(told, 0.0)
+    assert model.retry_after(model.predict(Lane.P1, 100, 100, Ahead(), 60.0)) == SHORTEST_RETRY_S
+    assert model.retry_after(model.predict(Lane.P1, 100, 100, ahead(10**9), 60.0)) == LONGEST_RETRY_S
 
 
-def test_a_job_that_would_miss_its_deadline_is_refused_with_the_reason_and_a_time() -> None:
-    refusal = infeasible(a_job(deadline=3.0), Wait(4.0, 6.0), 0.5, 1.0)
+def test_a_job_that_would_expire_in_the_queue_is_refused_with_the_reason_and_a_time() -> None:
+    model = a_model()
+    told = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
+    refusal = infeasible(model, a_job(deadline=62.0), told, 60.0)
     assert isinstance(refusal, DeadlineInfeasible)
     assert (refusal.status, refusal.code, refusal.retryable) == (408, "deadline_infeasible", True)
-    assert refusal.retry_after_s == pytest.approx(2.5)
-    assert "4500 ms" in refusal.message
+    assert refusal.retry_after_s == model.retry_after(told, 2.0)
+    assert refusal.predicted_wait_s == told.p50_s
     assert "2000 ms" in refusal.message
 
 
-def test_a_job_that_can_make_it_or_has_no_deadline_is_let_in() -> None:
-    assert infeasible(a_job(deadline=5.5), Wait(4.0, 6.0), 0.5, 1.0) is None
-    assert infeasible(a_job(deadline=None), Wait(4000.0, 6000.0), 0.5, 1.0) is None
+def test_a_job_that_may_make_it_or_has_no_deadline_is_let_in() -> None:
+    model = a_model()
+    told = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
+    assert infeasible(model, a_job(deadline=60.0 + told.p10_s + 0.01), told, 60.0) is None
+    assert told.p10_s < told.p50_s
+    assert infeasible(model, a_job(deadline=None), told, 60.0) is None
 
 
-def test_one_burst_of_surprises_moves_a_threshold_by_a_bounded_amount() -> None:
-    threshold = Threshold(0.9, 1.0)
-    for _ in range(100):
-        threshold.learn(True, 1.0)
-    before = threshold.value
-    for _ in range(50):
-        threshold.learn(False, 0.25)
-    assert before < threshold.value < before + 2
-    for _ in range(100_000):
-        threshold.learn(False, 1.0)
-    assert threshold.value == HIGHEST
+def test_a_backlog_that_goes_in_one_piece_moves_a_correction_by_a_bounded_amount() -> None:
+    correction = Correction()
+    for _ in range(300):
+        correction.judge(False, 60.0, 1.0)
+    assert 1.0 < correction.factor < 1.3
+    for number in range(10_000):
+        correction.judge(False, 1.0, float(number))
+    assert correction.factor == pytest.approx(2.718281828**MOST_CORRECTION)
+
+
+def test_quantiles_of_errors_follow_what_is_seen() -> None:
+    errors = Errors(0.0, 0.5)
+    draw = random.Random(1)
+    for number in range(2000):
+        errors.add(draw.gauss(0.7, 0.2), 0.5, float(number))
+    assert errors.p50 == pytest.approx(2.01, rel=0.05)
+    assert errors.p90 == pytest.approx(2.60, rel=0.06)
+    assert errors.p10 == pytest.approx(1.56, rel=0.06)
 
 
 def test_the_record_of_the_p90_can_be_read() -> None:
-    model = WaitModel(DEFAULT_LANES)
-    for actual in (0.5, 0.5, 0.5, 2.0):
-        model.observe_wait(Wait(0.4, 1.0, Lane.P0), actual)
-    model.observe_wait(Wait(0.0, 0.01, Lane.P0), 5.0)  # told less than the floor: not judged
-    assert model.coverage(Lane.P0).jobs == 4
-    assert model.coverage(Lane.P0).within == pytest.approx(0.75)
-    assert model.coverage(Lane.P1).jobs == 0
-
-
-def test_work_adds_up_in_every_currency() -> None:
-    assert NOTHING.plus(ONE).plus(ONE) == Work(2, 200, 200)
+    model = a_model()
+    record = model.coverage(Lane.P1)
+    assert record.jobs > 100
+    assert 0.5 < record.within <= 1.0
+    assert model.coverage(Lane.P0).jobs == 0

@@ -27,42 +27,60 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
-    Mutant("idle tenants hoard credit", "fairness.py", "account.at = parent.clock\n", "pass\n"),
-    Mutant("a weight changes nothing", "fairness.py", "account.at += paid / account.weight", "account.at += paid"),
-    Mutant("refunds are lost", "fairness.py", "account.refund -= tokens\n            else", "pass\n            else"),
-    Mutant("the clock stands still", "fairness.py", "parent.clock += paid / parent._ready_weight", "pass"),
+    Mutant(
+        "idle tenants hoard credit",
+        "fairness.py",
+        "            tenant.at = lane.clock\n            tenant.refund = 0.0\n\n    def left",
+        "            pass\n\n    def left",
+    ),
+    Mutant("a weight changes nothing", "fairness.py", "member.at += tokens / member.weight", "member.at += tokens"),
+    Mutant("refunds are lost", "fairness.py", "        member.refund -= tokens\n", "        pass\n"),
+    Mutant("the clock stands still", "fairness.py", "family.clock += tokens / family.ready_weight", "pass"),
     Mutant(
         "past service is a penalty",
         "fairness.py",
-        "elif not parent.ready and account.at > parent.clock:",
+        "elif not family.ready and member.at > family.clock:",
         "elif False:",
     ),
     Mutant(
         "accounts are never forgotten",
         "fairness.py",
-        "del parent.members[account.name]\n                else",
-        "pass\n                else",
+        "            del self.members[member.name]\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "whoever has a rival is served free",
+        "fairness.py",
+        "if lane.active > 1 or lane.clock < lane.ahead_until:",
+        "if lane.active > 2:",
     ),
     Mutant("stale keys are believed", "flows.py", "elif at == account.at:", "elif True:"),
     Mutant(
+        "a head stays whatever it is charged", "flows.py", "if self._head_at == (run.tenant.at, run.at):", "if True:"
+    ),
+    Mutant(
         "warmth does not decide between equals",
         "flows.py",
-        "(account.at, -member.warmth, account.rank, member)",
-        "(account.at, 0, account.rank, member)",
+        "(account.at, -warmth, account.rank, self._came, member)",
+        "(account.at, 0, account.rank, self._came, member)",
     ),
     Mutant("a run forgets its order", "flows.py", "insort(row, ticket, key=_arrival)", "row.append(ticket)"),
-    Mutant("prompts are not charged", "billing.py", "ticket.charged = ticket.prefill_tokens", "ticket.charged = 0"),
+    Mutant("one run is all there is", "lanes.py", "if only.account is run:", "if True:"),
+    Mutant("prompts are not charged", "boarding.py", "ticket.run.goes(tokens, in_turn)", "ticket.run.goes(0, in_turn)"),
     Mutant("output is charged twice", "billing.py", "end.output_tokens - ticket.produced)", "end.output_tokens)"),
     Mutant("siblings ignore the quantum", "placing/place.py", "ticket.prefill_tokens <= at_most and ", ""),
     Mutant("strangers are siblings", "kin.py", "job.template_id or job.run_id", '""'),
     Mutant(
         "affinity ignores room",
         "placing/place.py",
-        "worker.sequences < fair_load and worker.takes(ticket, fill)",
-        "worker.sequences < fair_load",
+        "            and (fleet.touched_in != walk or fleet.is_open(worker, ticket, walk))\n"
+        "            and worker.takes(ticket, fill)\n",
+        "",
     ),
-    Mutant("affinity ignores load", "placing/affinity.py", "ceil((1.0 + SLACK)", "10**6 * ceil((1.0 + SLACK)"),
-    Mutant("no discount for what is warm", "placing/place.py", "prompt - prompt * depth // len(job.prefix)", "prompt"),
+    Mutant("affinity ignores load", "placing/place.py", "worker.sequences < fair_load", "True"),
+    Mutant(
+        "no discount for what is warm", "placing/place.py", "tokens = prompt - prompt * depth", "tokens = prompt - 0"
+    ),
     Mutant(
         "any precision will do",
         "placing/routes.py",
@@ -75,11 +93,54 @@ MUTANTS = (
         "for group in self._groups]",
         "for group in sorted(self._groups, reverse=True)]",
     ),
-    Mutant("the rate always binds", "packing.py", "self.pace is None or not self.live or", "self.pace is None or"),
-    Mutant("prompts spend nothing", "pacing.py", "self._level -= tokens", "pass"),
+    Mutant(
+        "the rate binds whoever decodes",
+        "packing.py",
+        "if lane < self.best_live and lane in LIVE:",
+        "if lane < self.best_live:",
+    ),
+    Mutant(
+        "the rate binds its own lane",
+        "packing.py",
+        "pace is None or ticket.job.lane <= self.best_live or",
+        "pace is None or ticket.job.lane < self.best_live or",
+    ),
+    Mutant(
+        "the rate binds nobody once P0 has ended",
+        "packing.py",
+        "next((other for other in LIVE if self.decoding[other]), NOBODY)",
+        "NOBODY",
+    ),
+    Mutant("prompts spend nothing", "pacing.py", "        self._level -= tokens\n", "        pass\n"),
+    Mutant("who need not wait spends nothing", "packing.py", "self.pace.spend_unasked(ticket.prefill_tokens)", "pass"),
+    Mutant(
+        "live prompts put lower lanes in debt for good",
+        "pacing.py",
+        "max(self._level - tokens, min(self._level, -DEBT_S * self._rate))",
+        "self._level - tokens",
+    ),
     Mutant("the bucket has no brim", "pacing.py", "min(beat.burst_tokens, self._level", "max(0.0, self._level"),
     Mutant("lower lanes drain the bucket", "pacing.py", " + burst * (1.0 - fill)\n", "\n"),
-    Mutant("nobody wakes for a refill", "pacing.py", "beat.retry_at = at", "pass"),
+    Mutant("nobody wakes for a refill", "pacing.py", "self.retry_at = at", "pass"),
+    Mutant(
+        "a turn that waits for pace keeps everybody out",
+        "keeping.py",
+        "worker.best_live + 1 if worker.lacks_only_pace(ticket, 1.0) else 0",
+        "0",
+    ),
+    Mutant(
+        "a turn keeps every worker",
+        "boarding.py",
+        "                keep_for_turn(ticket, ticket.wait, self._walk)\n",
+        "                queue.route.close(self._walk)\n",
+    ),
+    Mutant(
+        "a turn keeps no worker",
+        "keeping.py",
+        "    worker.closed_in = walk\n",
+        "",
+    ),
+    Mutant("turns have no bound", "shares.py", "other.overtaken and other.overtaken + head", "False and head"),
     Mutant("anybody may be stopped", "preemption.py", "job.resume is Resume.NEVER or ", ""),
     Mutant("no minimum of progress", "preemption.py", "ticket.produced >= MIN_PROGRESS_TOKENS", "True"),
     Mutant("no maximum of preemptions", "preemption.py", " or job.attempt > MAX_PREEMPTIONS", ""),
@@ -93,21 +154,62 @@ MUTANTS = (
         "more are stopped than needed", "preemption.py", "            victims.remove(ticket)\n", "            pass\n"
     ),
     Mutant("a promise is not counted", "preemption.py", "        worker.take(head)\n", ""),
+    Mutant("a victim may be stopped twice", "preemption.py", "                del worker.stoppable[victim]\n", ""),
+    Mutant("prefill is reason enough to stop", "preemption.py", "if not worker.is_full_for(head, fill):", "if False:"),
     Mutant(
-        "a victim may be stopped twice", "preemption.py", "                        del worker.stoppable[victim]\n", ""
+        "a promised job loses its queue",
+        "scheduler.py",
+        "            if not self._preemption.promising:\n",
+        "            if True:\n",
     ),
-    Mutant(
-        "prefill is reason enough to stop", "preemption.py", "if not worker.is_full_for(head, line.fill):", "if False:"
-    ),
-    Mutant("nobody is kept a worker", "passing.py", "if worker is not kept", ""),
-    Mutant("passing has no end", "passing.py", "head.passed += ticket.kv_tokens", "pass"),
+    Mutant("nobody is kept a worker", "passing.py", "if worker is not kept\n", "if True\n"),
+    Mutant("passing has no end", "passing.py", "wait.passed += ticket.kv_tokens", "pass"),
     Mutant(
         "late messages count", "scheduler.py", "if attempt is not None and attempt != ticket.job.attempt:", "if False:"
     ),
-    Mutant("a blocked head keeps nothing", "placing/loads.py", "worker.closed_in = walk\n", "pass\n"),
+    Mutant("a blocked head keeps nothing", "placing/fleets.py", "        self.closed_in = walk\n", "        pass\n"),
     Mutant(
-        "lower lanes are owed nothing", "shares.py", "lower.credit = min(QUANTUM_TOKENS, lower.credit + earned)", "pass"
+        "a blocked head keeps nothing from other routes",
+        "placing/fleets.py",
+        "                worker.closed_in = walk\n",
+        "                pass\n",
     ),
+    Mutant(
+        "lower lanes are owed nothing",
+        "shares.py",
+        "lower.credit = credit if credit < QUANTUM_TOKENS else QUANTUM_TOKENS",
+        "pass",
+    ),
+    Mutant("a load is never found out again", "packing.py", "                fleet.stale.append(self)\n", ""),
+    Mutant(
+        "a freed worker goes unnoticed",
+        "scheduler.py",
+        "        self._changed[worker] = None\n        if isinst",
+        "        if isinst",
+    ),
+    Mutant("a look at part of the room will do", "boarding.py", "            and wait.fill >= fill\n", ""),
+    Mutant(
+        "a look past closed workers will do",
+        "boarding.py",
+        "self._round if route.is_untouched(self._walk) else -1",
+        "self._round",
+    ),
+    Mutant(
+        "the express waits for nobody",
+        "scheduler.py",
+        "if not self._hall.waiting and self._alone is None",
+        "if self._alone is None",
+    ),
+    Mutant(
+        "the express breaks promises",
+        "scheduler.py",
+        "None if self._preemption.promising else send_alone(",
+        "send_alone(",
+    ),
+    Mutant("the express is free", "express.py", "ticket.run.goes_alone(tokens)", "ticket.run.goes_alone(0)"),
+    Mutant("the express keeps no deadline", "express.py", "        agenda.drop(ticket)\n", "        pass\n"),
+    Mutant("the express is not stoppable", "express.py", "        worker.stoppable[ticket] = None\n", "        pass\n"),
+    Mutant("what left the express stays ahead", "express.py", "    line.leaves(ticket)\n", "    line.depth -= 1\n"),
 )
 
 
@@ -125,8 +227,9 @@ def survives(mutant: Mutant) -> bool:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         apply(mutant, source)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
-        environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no_shrinking", *TESTS]
+        path = os.pathsep.join((str(source), str(Path(__file__).parent)))
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False

@@ -338,14 +338,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ),
             ):
                 assert limit is None or used <= limit or (new == 1 and was == 0 and limit > 0)
-            limit = view.room.prefill_tokens
-            for lane in {job.lane for plan in plans for job in plan.jobs} if limit is not None else ():
+            for lane in {job.lane for plan in plans for job in plan.jobs}:
                 # A job meets the prompts of its own and better lanes; better ones may have come after it.
                 new_here = [j for plan in plans for j in plan.jobs if j.lane is lane]
                 better = sum(j.footprint.prefill_tokens for plan in plans for j in plan.jobs if j.lane < lane)
                 used = self.use(worker, lane).prefill_tokens - better
                 own = sum(job.footprint.prefill_tokens for job in new_here)
-                assert used <= limit or (len(new_here) == 1 and used == own and limit > 0)
+                limit = view.room.prefill_tokens
+                assert limit is None or used <= limit or (len(new_here) == 1 and used == own and limit > 0)
             if view.pads and view.room.sequences is None:
                 assert len(plans) == 1
                 assert before[worker].sequences + foreign_sequences == 0

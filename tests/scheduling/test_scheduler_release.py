@@ -277,7 +277,8 @@ def test_an_idle_worker_waits_for_a_part_of_its_pass_and_never_beyond_the_window
         a_fan_out(scheduler, 2.0 * n, took=took)
     offer(scheduler, a_job("1", at=50.0), a_job("2", at=50.001))
     tick = scheduler.tick(50.001)
-    assert (sent(tick), tick.wake_at) == ([], pytest.approx(50.0 + held_s))
+    assert sent(tick) == []
+    assert tick.wake_at == pytest.approx(50.0 + held_s)
     tick = scheduler.tick(50.0 + held_s)
     assert (batches(tick), reasons(tick)) == ([["1", "2"]], ["window"])
 

@@ -1,118 +1,192 @@
-"""How fast work is admitted, measured in three currencies at once: jobs, prompt tokens and output tokens.
+"""How fast queues empty, measured in three currencies at once: jobs, prompt tokens and output tokens.
 
 Which of them binds depends on the engine and the hour: sequences, KV or prefill. Nobody is asked; whoever predicts
 waits compares what each currency would have said.
+
+What stands before a job of lane L is what is queued at or above L. It shrinks by what is sent from those lanes and
+grows by what comes into the lanes above L: while a batch job waits, live jobs overtake it. So the net rate is
+
+    max( sent at or above L - came above L,  sent from L )
+
+each a second. The second because a lane with a share is served however much arrives above it. What was sent is counted
+over the time in which somebody waited: when nobody does, it says how much arrives and nothing about how much could go.
+
+Rates are kept with three memories, since the next minute is best told by the last and the next second by the last few.
+Events only add to counters; once in a beat these are folded in and the answers for all lanes are made ready.
 """
 
-from math import exp
+from math import exp, inf
 
-from msgspec import Struct
+from inferry.domain.jobs import Lane
 
-BUSY_MEMORY_S = 10.0
-"""Busy seconds after which a measurement of capacity counts for a third."""
-LOAD_MEMORY_S = 10.0
-"""Seconds after which what a lane was given counts for a third."""
+BEAT_S = 0.25
+MEMORIES_S = (4.0, 16.0, 64.0)
+"""Seconds after which what was counted weighs a third."""
+HELD_UP_S = 0.005
+"""A job that leaves sooner after its arrival was not held up by anybody, and proves nothing about capacity."""
+LEAST_NET = 0.05
+"""Whatever arrives above, at least this part of what is sent is taken to come through: what follows is 'very long'."""
 
+_LANES = len(Lane)
+_CURRENCIES = range(3)
 
-class Work(Struct, frozen=True, gc=False):
-    """An amount of work in every currency."""
-
-    jobs: float = 0.0
-    prefill_tokens: float = 0.0
-    output_tokens: float = 0.0
-
-    def plus(self, other: "Work") -> "Work":
-        return Work(
-            self.jobs + other.jobs,
-            self.prefill_tokens + other.prefill_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+Seconds = tuple[float, float, float]
+"""For each job, prompt token and output token."""
+NOTHING_KNOWN: Seconds = (0.0, 0.0, 0.0)
 
 
-NOTHING = Work()
+class _Flow:
+    """Amounts over a time that may stand still, fading together."""
+
+    __slots__ = ("amounts", "memory_s", "seconds")
+
+    def __init__(self, memory_s: float) -> None:
+        self.memory_s = memory_s
+        self.seconds = 0.0
+        self.amounts = [0.0, 0.0, 0.0]
+
+    def fold(self, amounts: list[float], seconds: float) -> None:
+        keep = exp(-seconds / self.memory_s)
+        # The integral of the fading itself, so that a long pause counts for no more than a memory.
+        self.seconds = self.seconds * keep + self.memory_s * (1.0 - keep)
+        self.amounts = [old * keep + new for old, new in zip(self.amounts, amounts, strict=True)]
+
+    def per_s(self, currency: int) -> float:
+        return self.amounts[currency] / self.seconds if self.seconds > 0 else 0.0
 
 
-class Capacity:
-    """Work admitted per second while somebody waited, with the spread of the steps it came in.
+class _Busy:
+    """How long somebody has been waiting, since this was last asked. `waiting` counts who, `since` is when it began."""
 
-    When nobody waits, what is admitted says how much arrives and nothing about how much could. A job that waited
-    proves that the time since the last admission, as far as it waited through it, was busy.
+    __slots__ = ("_sum", "since", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.since = 0.0
+        self._sum = 0.0
+
+    def ended(self, now: float) -> None:
+        """Nobody waits any more."""
+        self._sum += now - self.since
+
+    def take(self, now: float) -> float:
+        if self.waiting:
+            self._sum += now - self.since
+            self.since = now
+        taken, self._sum = self._sum, 0.0
+        return max(0.0, taken)
+
+
+class Drain:
+    """Seconds that a unit of what stands before a job takes to go, for every lane and memory.
+
+    `seconds[lane][memory]` is zero for a currency of which nothing has been sent while somebody waited.
     """
 
-    __slots__ = ("_busy_s", "_jobs", "_last", "_output", "_prefill", "_squares", "_steps")
+    __slots__ = (
+        "_beat_at",
+        "_busy",
+        "_came",
+        "_came_flows",
+        "_concerned",
+        "_own_busy",
+        "_own_flows",
+        "_sent",
+        "_sent_flows",
+        "next_beat_at",
+        "seconds",
+    )
 
     def __init__(self) -> None:
-        self._busy_s = 0.0
-        self._jobs = self._prefill = self._output = 0.0
-        self._steps = self._squares = 0.0
-        self._last: float | None = None
+        self.seconds: list[list[Seconds]] = [[NOTHING_KNOWN] * len(MEMORIES_S) for _ in Lane]
+        self._busy = [_Busy() for _ in Lane]
+        self._own_busy = [_Busy() for _ in Lane]
+        # Where a job of each lane counts: what comes for P0 stands before everybody.
+        self._concerned = [(*self._busy[lane:], self._own_busy[lane]) for lane in range(_LANES)]
+        self._came = _zeros()
+        self._sent = _zeros()
+        self._came_flows = _flows()
+        self._sent_flows = _flows()
+        self._own_flows = _flows()
+        self._beat_at: float | None = None
+        self.next_beat_at = -inf
 
-    def admitted(self, work: Work, waited_s: float, now: float) -> None:
-        last, self._last = self._last, now
-        if last is None or waited_s <= 0:
-            return
-        busy = min(max(0.0, now - last), waited_s)
-        if busy > 0:
-            keep = exp(-busy / BUSY_MEMORY_S)
-            self._busy_s = self._busy_s * keep + busy
-            self._jobs *= keep
-            self._prefill *= keep
-            self._output *= keep
-            self._steps *= keep
-            self._squares *= keep
-        self._jobs += work.jobs
-        self._prefill += work.prefill_tokens
-        self._output += work.output_tokens
-        self._steps += 1
-        self._squares += busy * busy
+    def waiting(self, lane: Lane) -> int:
+        """Jobs queued at or above the lane."""
+        return self._busy[lane].waiting
 
-    @property
-    def is_known(self) -> bool:
-        return self._busy_s > 0
+    def came(self, lane: Lane, prompt_tokens: int, output_tokens: int, now: float) -> None:
+        """A job has joined the queue."""
+        for busy in self._concerned[lane]:
+            if not busy.waiting:
+                busy.since = now
+            busy.waiting += 1
+        _add(self._came[lane], prompt_tokens, output_tokens)
 
-    def seconds_for(self, work: Work) -> tuple[float, float, float]:
-        """How long that much takes to be admitted, by each currency: jobs, prompt tokens, output tokens."""
-        busy = self._busy_s
-        return (
-            work.jobs * busy / self._jobs if self._jobs else 0.0,
-            work.prefill_tokens * busy / self._prefill if self._prefill else 0.0,
-            work.output_tokens * busy / self._output if self._output else 0.0,
-        )
+    def left(self, lane: Lane, now: float) -> None:
+        """A job has left the queue without being sent."""
+        for busy in self._concerned[lane]:
+            busy.waiting -= 1
+            if not busy.waiting:
+                busy.ended(now)
 
-    @property
-    def jobs_per_s(self) -> float:
-        return self._jobs / self._busy_s if self._busy_s else 0.0
+    def sent(self, lane: Lane, prompt_tokens: int, output_tokens: int, waited_s: float, now: float) -> None:
+        """A job has been given to a worker, after so long in the queue."""
+        self.left(lane, now)
+        if waited_s >= HELD_UP_S:
+            _add(self._sent[lane], prompt_tokens, output_tokens)
 
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        return self._prefill / self._busy_s if self._busy_s else 0.0
+    def beat(self, now: float) -> bool:
+        """Fold in what was counted, if it is time (`next_beat_at`); say whether it was."""
+        if now < self.next_beat_at:
+            return False
+        last, self._beat_at, self.next_beat_at = self._beat_at, now, now + BEAT_S
+        if last is None:
+            return False
+        elapsed = now - last
+        for lane in range(_LANES):
+            busy_s, own_busy_s = self._busy[lane].take(now), self._own_busy[lane].take(now)
+            sent = [sum(self._sent[upper][currency] for upper in range(lane + 1)) for currency in _CURRENCIES]
+            for memory in range(len(MEMORIES_S)):
+                self._came_flows[lane][memory].fold(self._came[lane], elapsed)
+                if busy_s:
+                    self._sent_flows[lane][memory].fold(sent, busy_s)
+                if own_busy_s:
+                    self._own_flows[lane][memory].fold(self._sent[lane], own_busy_s)
+        self._came = _zeros()
+        self._sent = _zeros()
+        for lane in range(_LANES):
+            self.seconds[lane] = [self._seconds(lane, memory) for memory in range(len(MEMORIES_S))]
+        return True
 
-    @property
-    def step_cv(self) -> float:
-        """Coefficient of variation of the time between admissions; 1 for a Poisson stream, and before it is known."""
-        if self._steps < 8 or not self._busy_s:
-            return 1.0
-        mean = self._busy_s / self._steps
-        variance = max(0.0, self._squares / self._steps - mean * mean)
-        return float(variance**0.5) / mean
+    def shrinking(self, lane: Lane) -> float:
+        """The part of what is sent at or above the lane that is not made up for by what comes there."""
+        sent = self._sent_flows[lane][1].per_s(0)
+        came = sum(self._came_flows[upper][1].per_s(0) for upper in range(lane + 1))
+        return 1.0 - came / sent if sent > 0 else 1.0
 
+    def _seconds(self, lane: int, memory: int) -> Seconds:
+        jobs, prompt, output = (self._seconds_in(lane, memory, currency) for currency in _CURRENCIES)
+        return (jobs, prompt, output)
 
-class Load:
-    """What a lane was given lately, in jobs per second: how much of the capacity it takes from the lanes below it."""
-
-    __slots__ = ("_amount", "_since")
-
-    def __init__(self) -> None:
-        self._amount = 0.0
-        self._since: float | None = None
-
-    def add(self, jobs: float, now: float) -> None:
-        if self._since is None:
-            self._since = now
-        self._amount = self._amount * exp(-max(0.0, now - self._since) / LOAD_MEMORY_S) + jobs
-        self._since = max(now, self._since)
-
-    def per_s(self, now: float) -> float:
-        if self._since is None:
+    def _seconds_in(self, lane: int, memory: int, currency: int) -> float:
+        sent = self._sent_flows[lane][memory].per_s(currency)
+        if sent <= 0:
             return 0.0
-        return self._amount * exp(-max(0.0, now - self._since) / LOAD_MEMORY_S) / LOAD_MEMORY_S
+        came_above = sum(self._came_flows[upper][memory].per_s(currency) for upper in range(lane))
+        own = self._own_flows[lane][memory].per_s(currency)
+        return 1.0 / max(sent - came_above, own, LEAST_NET * sent)
+
+
+def _zeros() -> list[list[float]]:
+    return [[0.0, 0.0, 0.0] for _ in Lane]
+
+
+def _flows() -> list[list[_Flow]]:
+    return [[_Flow(memory_s) for memory_s in MEMORIES_S] for _ in Lane]
+
+
+def _add(amounts: list[float], prompt_tokens: int, output_tokens: int) -> None:
+    amounts[0] += 1
+    amounts[1] += prompt_tokens
+    amounts[2] += output_tokens

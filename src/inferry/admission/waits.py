@@ -1,30 +1,29 @@
-"""How long a job offered now would wait to be admitted, and when a refused one should come back.
+"""How long a job offered now would wait until it is sent to a worker, and when a refused one should come back.
 
-The point estimate is a fluid model. A job of lane L waits for what is queued in its lane and above, for what arrives
-above it meanwhile, and for itself to fit. With capacity R measured while somebody waited, higher lanes taking H of it
-and lanes below that wait owning a share s of it:
+The middle estimate is a fluid model: what stands before the job, times the seconds each unit of it takes (`rates`), in
+jobs, prompt tokens and output tokens; each currency counts by how well it has predicted lately, so that whichever binds
+takes over. Around it stand quantiles learned from how far waits were from it (`calibration`), for every lane, and apart
+for short and long waits: those differ by more than a factor.
 
-    W = min( (above + own) / (R (1 - s) - H),  own / (share of L · R) )
+Every statement is judged when its time is up: was the job sent by then? Judging jobs as they go would hear of the short
+waits first and of the long ones too late, and always expect too little while queues grow. Before anything has been
+measured a wait is predicted as nearly zero: nobody is refused out of ignorance.
 
-the second because a lane with a share is served however much arrives above it. W is computed in jobs, prompt tokens
-and output tokens; each currency counts by how well it has predicted lately, so that whichever binds takes over.
-
-Around it stand quantiles. The spread expected is that of a sum of admissions, which narrows with the root of the
-number ahead, and a part that does not narrow; its multiple is learned, per lane and per depth (`calibration`).
-Before anything has been measured a wait is predicted as zero: nobody is refused out of ignorance.
-
-One model serves one group of workers, and has one owner.
+One model serves one scheduler and has one owner, who calls `predict`, then `queued` if the job was let in, then `sent`
+or `left` when it is not queued any more.
 """
 
-from collections.abc import Mapping
-from math import exp, inf, log
+from bisect import bisect_right
+from heapq import heappop, heappush
+from math import log
 
 from msgspec import Struct
 
-from inferry.admission.calibration import Coverage, Threshold, weight_of
-from inferry.admission.rates import NOTHING, Capacity, Load, Work
-from inferry.domain.errors import DeadlineInfeasible, GatewayError
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
+from inferry.admission.calibration import Correction, Coverage, Errors, lanes_of_errors
+from inferry.admission.rates import NOTHING_KNOWN, Drain, Seconds
+from inferry.domain.errors import DeadlineInfeasible
+from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.plans import Ahead, PredictedWait
 
 FLOOR_S = 0.05
 """Differences below this matter to nobody."""
@@ -32,196 +31,262 @@ SHORTEST_RETRY_S = 1.0
 LONGEST_RETRY_S = 120.0
 LONGEST_WAIT_S = 3600.0
 
-_LANES = len(Lane)
-_DEPTHS = 11
-# One weight for all jobs of a depth: unequal ones would shift the quantile towards the jobs that count for more.
-_WEIGHTS = (1.0, 1.0, *(weight_of(1.5 * 2**power) for power in range(_DEPTHS - 2)))
-_SOFT_S = FLOOR_S / 5
-"""Scores compare waits on a logarithmic scale that is linear below this."""
-_STEADY_SPREAD = 0.15
+NOBODY = Ahead()
+_HORIZONS_S = (0.1, 0.4, 1.6, 6.4, 25.6)
+_PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.25), (0.05, 0.15))
+"""Middle and spread of log(actual / predicted) before anything is known: long waits average over more."""
+_NEAR_S, _FAR_S = 2.0, 8.0
+"""Waits below the one are told by the shortest memory, beyond the other by the longest."""
+_SOFT_S = 0.01
+"""Errors compare waits on a logarithmic scale that is linear below this."""
+_STILL_THERE = 0.35
+"""Until it is known how long it takes, a wait beyond its P90 counts as longer by this much (of a logarithm)."""
 _ERROR_RATE = 0.03
-_LEAST_RATE = 0.02
-"""Higher lanes leave at least this part of the capacity in the formula; what it says then is 'very long'."""
+_LEAST_SHRINKING = 0.25
 
 
-class Ahead(Struct, frozen=True):
-    """What a job offered now finds: work queued per lane (index: the lane), and whether it has room at once."""
+class Told(PredictedWait, gc=False):
+    """A statement about one job, and what it takes to learn from what comes of it. Belongs to the model."""
 
-    queued: tuple[Work, ...] = (NOTHING,) * _LANES
-    in_flight: Work = NOTHING
-    has_room: bool = False
+    p10_s: float
+    lane: Lane
+    at: float
+    middle_s: float
+    errors: Errors
+    ahead: Ahead
+    prompt_tokens: int
+    output_tokens: int
+    seconds: Seconds
+    waited_s: float | None = None
+    has_left: bool = False
+    counted: tuple[int, float] | None = None
 
 
-class Wait(Struct, frozen=True, gc=False):
-    """Half of jobs wait no longer than `p50_s`, nine in ten no longer than `p90_s`.
-
-    The rest is for `observe_wait`: what was predicted before calibration, and by which yardstick.
+class _Stretch(Struct, frozen=True, gc=False):
+    """By what a predicted wait of one horizon is multiplied to get its quantiles, and what they are at least: what is
+    told for the longest waits of nearer horizons.
     """
 
-    p50_s: float
-    p90_s: float
-    lane: Lane = Lane.P1
-    center_s: float = 0.0
-    by_currency: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    depth: int = 0
-
-
-class _Calibration:
-    """One quantile of one lane: what all queues share, and what each depth adds.
-
-    Jobs that find room are a case of their own: they wait for nothing that a queue could tell about, and below zero
-    there is nothing to follow.
-    """
-
-    __slots__ = ("_at", "_shared")
-
-    def __init__(self, level: float, first: float) -> None:
-        self._shared = Threshold(level, first)
-        self._at = [Threshold(level, first, lowest=0.0), *(Threshold(level, 0.0) for _ in range(_DEPTHS - 1))]
-
-    def value(self, depth: int) -> float:
-        own = self._at[depth].value
-        return self._shared.value + own if depth else own
-
-    def learn(self, was_within: bool, depth: int) -> None:
-        weight = _WEIGHTS[depth]
-        self._at[depth].learn(was_within, weight)
-        if depth:
-            self._shared.learn(was_within, weight)
+    errors: Errors
+    p10: float
+    p50: float
+    p90: float
+    least_p10: float = 0.0
+    least_p50: float = 0.0
+    least_p90: float = 0.0
 
 
 class WaitModel:
-    """Predicts waits and learns from them. O(1) per call; no call waits or looks at a clock."""
+    """Predicts waits and learns from them. O(1) per job but for a heap; no call waits or looks at a clock."""
 
-    def __init__(self, lanes: Mapping[Lane, LanePolicy]) -> None:
-        self._shares = [lanes[lane].share if lane in lanes else 0.0 for lane in Lane]
-        self._capacity = Capacity()
-        self._loads = [Load() for _ in Lane]
-        self._errors = [[0.25, 0.25, 0.25] for _ in Lane]
-        self._p50 = [_Calibration(0.5, 0.0) for _ in Lane]
-        self._p90 = [_Calibration(0.9, 1.28) for _ in Lane]
-        self._judged = [0] * _LANES
-        self._within = [0.0] * _LANES
+    def __init__(self) -> None:
+        self._drain = Drain()
+        self._errors = lanes_of_errors(_PRIORS)
+        self._corrections = [Correction() for _ in Lane]
+        self._squares = [[0.25, 0.25, 0.25] for _ in Lane]
+        self._mixed: list[list[Seconds]] = [[NOTHING_KNOWN] * 3 for _ in Lane]
+        self._stretches = self._all_stretches()
+        self._young: list[Told] = []
+        self._due: list[tuple[float, int, Told]] = []
+        self._pushed = 0
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
-    def predict(self, lane: Lane, job: Work, ahead: Ahead, now: float) -> Wait:
-        """The wait of `job`, offered to `lane` now."""
-        jobs_ahead = sum(ahead.queued[higher].jobs for higher in range(lane + 1))
-        if ahead.has_room and not jobs_ahead:
-            depth, by_currency, center = 0, (0.0, 0.0, 0.0), 0.0
-        else:
-            depth = _depth_of(jobs_ahead)
-            by_currency = self._fluid(lane, job, ahead, now)
-            center = _weighted(by_currency, self._errors[lane])
-        cv = self._capacity.step_cv
-        spread = (_STEADY_SPREAD**2 + cv * cv / (jobs_ahead + 1)) ** 0.5
-        p50 = _stretched(center, self._p50[lane].value(depth) * spread)
-        p90 = _stretched(center, self._p90[lane].value(depth) * spread)
-        return Wait(p50, max(p50, p90), lane, center, by_currency, depth)
+    def is_behind_somebody(self, lane: Lane) -> bool:
+        """Whether a job of the lane would find anybody queued at or above it."""
+        return self._drain.waiting(lane) > 0
 
-    def retry_after(self, lane: Lane, job: Work, ahead: Ahead, now: float, *, within_s: float = 0.0) -> float:
-        """Seconds until a job like this one would wait no longer than `within_s`, as things go.
+    def predict(self, lane: Lane, prompt_tokens: int, output_tokens: int, ahead: Ahead, now: float) -> Told:
+        """The wait of a job with so many expected tokens, offered now behind what is `ahead`. Changes nothing.
 
-        The backlog shrinks by what the capacity exceeds the load; where that seems to be nothing, half as fast as it is
-        worked off.
+        Between two beats the same job is never told to wait less where more is ahead of it.
         """
-        excess = self.predict(lane, job, ahead, now).p50_s - within_s
-        rate = self._capacity.jobs_per_s
-        load = sum(self._loads[higher].per_s(now) for higher in range(lane + 1)) / rate if rate else 0.0
-        # While a lane is backlogged it gets all there is, so its load alone does not tell how much arrives.
-        shrinking = max(0.5, 1 - load)
-        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, excess / shrinking))
+        jobs, prompt, output = ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens
+        memories, memory = self._mixed[lane], 1
+        by_job, by_prompt, by_output = memories[1]
+        middle = jobs * by_job + prompt * by_prompt + output * by_output
+        if middle < _NEAR_S:
+            memory = 0
+            by_job, by_prompt, by_output = memories[0]
+            middle = jobs * by_job + prompt * by_prompt + output * by_output
+            if middle > _NEAR_S:
+                middle = _NEAR_S
+        elif middle > _FAR_S:
+            memory = 2
+            by_job, by_prompt, by_output = memories[2]
+            middle = min(LONGEST_WAIT_S, max(_FAR_S, jobs * by_job + prompt * by_prompt + output * by_output))
+        stretch = self._stretches[lane][bisect_right(_HORIZONS_S, middle)]
+        soft = middle + _SOFT_S
+        # Comparisons instead of min and max: these lines run for every job.
+        p10, p50, p90 = soft * stretch.p10, soft * stretch.p50, soft * stretch.p90
+        if p10 < stretch.least_p10:
+            p10 = stretch.least_p10
+        if p50 < stretch.least_p50:
+            p50 = stretch.least_p50
+        if p90 < stretch.least_p90:
+            p90 = stretch.least_p90
+        if jobs == 1:
+            # Nobody is ahead: how much room there is decides, of which the queue says nothing.
+            stretch = self._stretches[lane][0]
+            if p10 > (own := soft * stretch.p10):
+                p10 = own
+            if p50 > (own := soft * stretch.p50):
+                p50 = own
+            if p90 > (own := soft * stretch.p90):
+                p90 = own
+        p10, p50, p90 = p10 - _SOFT_S, p50 - _SOFT_S, p90 - _SOFT_S
+        if p10 < 0.0:
+            p10 = 0.0
+        if p50 < p10:
+            p50 = p10
+        return Told(
+            p50,
+            p90 if p90 > p50 else p50,
+            p10,
+            lane,
+            now,
+            middle,
+            stretch.errors,
+            ahead,
+            prompt_tokens,
+            output_tokens,
+            self._drain.seconds[lane][memory],
+        )
+
+    def retry_after(self, told: Told, within_s: float | None = None) -> float:
+        """Seconds until a job that was told this should come back, between one and two minutes at most.
+
+        Without `within_s`: when what is before it now has gone. With it: when the median wait of a job like this will
+        have come down to that. What is before it shrinks by what is sent beyond what comes; where that seems to be
+        nothing, a quarter as fast as it is worked off, since who is refused comes later.
+        """
+        seconds = told.p50_s
+        if within_s is not None:
+            seconds = (seconds - within_s) / max(_LEAST_SHRINKING, self._drain.shrinking(told.lane))
+        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))
 
     def coverage(self, lane: Lane) -> Coverage:
-        """How the P90 has held where it was above the floor. Recent jobs count for more."""
-        return Coverage(self._judged[lane], self._within[lane])
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens admitted per second while somebody waited."""
-        return self._capacity.prefill_tokens_per_s
+        """How the P90 has held where it was above the floor, or should have been. Recent jobs count for more."""
+        correction = self._corrections[lane]
+        return Coverage(correction.jobs, correction.within)
 
     # -- what it learns ----------------------------------------------------------------------------------------------
 
-    def observe_admitted(self, lane: Lane, work: Work, waited_s: float, now: float) -> None:
-        """A job has been given to a worker, after so long in the queue. Voluntary holds do not count as waiting."""
-        self._capacity.admitted(work, waited_s, now)
-        self._loads[lane].add(work.jobs, now)
+    def queued(self, told: Told, now: float) -> None:
+        """The job was let in."""
+        self._drain.came(told.lane, told.prompt_tokens, told.output_tokens, now)
+        self._young.append(told)
+        if now >= self._drain.next_beat_at:
+            self._beat(now)
 
-    def observe_wait(self, predicted: Wait, actual_s: float) -> None:
-        """The wait of a job that was predicted has ended with admission. Cancelled and expired jobs teach nothing."""
-        lane = predicted.lane
-        if predicted.center_s > 0:
-            errors = self._errors[lane]
-            for currency, said in enumerate(predicted.by_currency):
-                off = log((actual_s + _SOFT_S) / (said + _SOFT_S))
-                errors[currency] += _ERROR_RATE * (min(off * off, 4.0) - errors[currency])
-        held = actual_s <= predicted.p90_s
-        self._p50[lane].learn(actual_s <= predicted.p50_s, predicted.depth)
-        self._p90[lane].learn(held, predicted.depth)
-        if predicted.p90_s > FLOOR_S:
-            self._judged[lane] += 1
-            rate = max(1 / 1000, 1 / self._judged[lane])
-            self._within[lane] += rate * (held - self._within[lane])
+    def sent(self, told: Told, now: float) -> None:
+        """The job was given to a worker."""
+        waited = told.waited_s = now - told.at
+        self._drain.sent(told.lane, told.prompt_tokens, told.output_tokens, waited, now)
+        if told.counted is not None:
+            told.errors.move(told.counted, _error(waited, told))
+        if waited > FLOOR_S:
+            self._compare_currencies(told, waited)
+        if now >= self._drain.next_beat_at:
+            self._beat(now)
 
-    # -- the model ---------------------------------------------------------------------------------------------------
+    def left(self, told: Told, now: float) -> None:
+        """The job left the queue without being sent: cancelled or expired. Its wait teaches nothing."""
+        told.has_left = True
+        self._drain.left(told.lane, now)
+        if now >= self._drain.next_beat_at:
+            self._beat(now)
 
-    def _fluid(self, lane: Lane, job: Work, ahead: Ahead, now: float) -> tuple[float, float, float]:
-        capacity = self._capacity
-        if not capacity.is_known:
-            return (0.0, 0.0, 0.0)
-        above = NOTHING
-        for higher in range(lane):
-            above = above.plus(ahead.queued[higher])
-        own = ahead.queued[lane].plus(job)
-        taken = sum(self._loads[higher].per_s(now) for higher in range(lane)) / capacity.jobs_per_s
-        owed = sum(self._shares[lower] for lower in range(lane + 1, _LANES) if ahead.queued[lower].jobs)
-        left = max(_LEAST_RATE, 1 - owed - taken)
-        by_order = capacity.seconds_for(above.plus(own))
-        share = self._shares[lane]
-        by_share = capacity.seconds_for(own)
-        # A lane without a share is served by order alone.
-        slower = 1 / share if share else inf
-        return (
-            min(by_order[0] / left, by_share[0] * slower, LONGEST_WAIT_S),
-            min(by_order[1] / left, by_share[1] * slower, LONGEST_WAIT_S),
-            min(by_order[2] / left, by_share[2] * slower, LONGEST_WAIT_S),
-        )
+    def _compare_currencies(self, told: Told, waited_s: float) -> None:
+        squares, seconds, ahead = self._squares[told.lane], told.seconds, told.ahead
+        amounts = (ahead.jobs + 1, ahead.prompt_tokens + told.prompt_tokens, ahead.output_tokens + told.output_tokens)
+        for currency in range(3):
+            off = log((waited_s + _SOFT_S) / (amounts[currency] * seconds[currency] + _SOFT_S))
+            squares[currency] += _ERROR_RATE * (min(off * off, 4.0) - squares[currency])
+
+    def _beat(self, now: float) -> None:
+        if self._drain.beat(now):
+            self._mixed = [
+                [_mixed(seconds, squares) for seconds in memories]
+                for memories, squares in zip(self._drain.seconds, self._squares, strict=True)
+            ]
+            self._judge_what_is_due(now)
+            self._stretches = self._all_stretches()
+
+    def _all_stretches(self) -> list[list[_Stretch]]:
+        return [
+            _stretches(horizons, correction.factor)
+            for horizons, correction in zip(self._errors, self._corrections, strict=True)
+        ]
+
+    def _judge_what_is_due(self, now: float) -> None:
+        due = self._due
+        for told in self._young:
+            self._pushed += 1
+            heappush(due, (told.at + max(told.p90_s, FLOOR_S), self._pushed, told))
+        self._young.clear()
+        while due and due[0][0] <= now:
+            at, _, told = heappop(due)
+            if not told.has_left:
+                self._judge(told, at)
+
+    def _judge(self, told: Told, at: float) -> None:
+        """The time that was stated for the job is up."""
+        waited, stated = told.waited_s, max(told.p90_s, FLOOR_S)
+        if waited is not None and waited <= stated:
+            # What is within the floor is kept by whatever is said: it teaches nothing about what to say.
+            if told.p90_s > FLOOR_S:
+                self._corrections[told.lane].judge(True, stated, at)
+            told.errors.add(_error(waited, told), waited, at)
+        else:
+            self._corrections[told.lane].judge(False, stated, at)
+            error = _error(stated, told) + _STILL_THERE if waited is None else _error(waited, told)
+            counted = told.errors.add(error, stated, at)
+            if waited is None:
+                told.counted = counted
 
 
-def infeasible(job: InferenceJob, wait: Wait, service_s: float, now: float) -> GatewayError | None:
-    """The refusal of a job that would more likely than not miss its deadline, or None.
+def infeasible(model: WaitModel, job: InferenceJob, told: Told, now: float) -> DeadlineInfeasible | None:
+    """The refusal of a job that will almost certainly still be queued when its deadline passes, or None.
 
-    `service_s` is how long it is expected to take once admitted, as far as the deadline covers that.
+    It is refused when its P10 breaks the deadline, that is when nine in ten jobs like it would expire in the queue: to
+    refuse a job that could have been served is worse than to queue one that expires, which costs nobody a GPU second.
     """
-    if job.deadline is None:
+    if job.deadline is None or told.p10_s <= (left := job.deadline - now):
         return None
-    left = job.deadline - now
-    needed = wait.p50_s + service_s
-    if needed <= left:
-        return None
-    return DeadlineInfeasible(
-        f"lane {job.lane.name} needs about {needed * 1000:.0f} ms for this job "
-        f"({wait.p50_s * 1000:.0f} ms of it in the queue); the deadline leaves {max(0.0, left) * 1000:.0f} ms",
-        retry_after_s=min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, min(wait.p50_s, needed - left))),
+    left = max(0.0, left)
+    refusal = DeadlineInfeasible(
+        f"lane {job.lane.name} would keep this job queued for about {told.p50_s * 1000:.0f} ms; its deadline leaves "
+        f"{left * 1000:.0f} ms",
+        retry_after_s=model.retry_after(told, left),
     )
+    refusal.predicted_wait_s = told.p50_s
+    return refusal
 
 
-def _depth_of(jobs_ahead: float) -> int:
-    """0 is kept for jobs that find room; 1 is an empty queue without room, then one more for every doubling."""
-    return min(_DEPTHS - 1, 1 + int(jobs_ahead).bit_length())
+def _error(waited_s: float, told: Told) -> float:
+    return log((waited_s + _SOFT_S) / (told.middle_s + _SOFT_S))
 
 
-def _weighted(by_currency: tuple[float, float, float], errors: list[float]) -> float:
-    total = weights = 0.0
-    for said, error in zip(by_currency, errors, strict=True):
-        if said > 0:
-            weight = 1 / (error + 0.01) ** 2
-            total += weight * said
-            weights += weight
-    return total / weights if weights else 0.0
+def _stretches(horizons: list[Errors], correction: float) -> list[_Stretch]:
+    found: list[_Stretch] = []
+    p10 = p50 = p90 = 0.0
+    for place, errors in enumerate(horizons):
+        stretch = _Stretch(errors, errors.p10, errors.p50, errors.p90 * correction, p10, p50, p90)
+        found.append(stretch)
+        if place < len(_HORIZONS_S):
+            longest = _HORIZONS_S[place] + _SOFT_S
+            p10 = max(p10, longest * stretch.p10)
+            p50 = max(p50, longest * stretch.p50)
+            p90 = max(p90, longest * stretch.p90)
+    return found
 
 
-def _stretched(center: float, logarithm: float) -> float:
-    return min(LONGEST_WAIT_S, max(0.0, (center + _SOFT_S) * exp(min(12.0, logarithm)) - _SOFT_S))
+def _mixed(seconds: Seconds, squares: list[float]) -> Seconds:
+    """What each unit adds to the prediction, when currencies count by how well they have predicted."""
+    weights = [1.0 / (square + 0.01) ** 2 if each > 0 else 0.0 for each, square in zip(seconds, squares, strict=True)]
+    total = sum(weights)
+    if total <= 0:
+        return NOTHING_KNOWN
+    jobs, prompt, output = (each * weight / total for each, weight in zip(seconds, weights, strict=True))
+    return (jobs, prompt, output)

@@ -8,11 +8,13 @@ from inferry.bench.results import keep
 BENCHES = {
     "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
     "engine": "the embedded engine: batched against one by one, one call against transformers",
+    "fairness": "shares of tenants and bounds of lanes under overload, in virtual time",
     "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
     "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
     "scale": "the simulator itself: up to a million jobs over two hundred workers, time and memory",
     "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",
     "waits": "predicted waits against the real scheduler in the simulator: how often a stated P90 holds",
+    "windows": "holding jobs for company: adaptive against off and fixed, before engines that batch or pad",
 }
 
 

@@ -29,6 +29,9 @@ class Beginning(Struct, frozen=True, gc=False):
     chain: tuple[str, ...] = ()
 
 
+_NEW = Beginning()
+
+
 class PrefixMemory:
     """A bounded memory of beginnings, per tenant and model.
 
@@ -46,6 +49,8 @@ class PrefixMemory:
         """Remember a prompt, and say how much of it was known. `body` is the request it came in."""
         start = _start(body)
         size = len(body) - start
+        if size < SLICE_BYTES:
+            return _NEW  # most small calls: not one whole slice
         chain = _chain(hash((tenant, model)), body, start)
         known = 0
         young, old = self._young, self._old

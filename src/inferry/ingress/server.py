@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import resource
@@ -19,8 +18,6 @@ log = logging.getLogger(__name__)
 AFTER_ABANDON_S = 2.0
 """Once the grace is over: time for clients to be told."""
 BACKLOG = 4096
-KEPT_BYTES = 64 * 1024 * 1024
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -49,18 +46,6 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed instead of giving it back to the kernel and asking for it again.
-
-    Bodies of some hundred kilobytes come and go with every call; new pages for each cost more than reading it. Only
-    glibc knows how; elsewhere nothing changes.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 class StopSignals:

@@ -51,11 +51,12 @@ class Company:
     is over, and is added to what is `expected` when the next one opens.
     """
 
-    __slots__ = ("_came", "expected", "watch_until")
+    __slots__ = ("_came", "_watches", "expected", "watch_until")
 
     def __init__(self) -> None:
         self.expected = 0.0
         self.watch_until: float | None = None
+        self._watches = 0
         self._came = 0
 
     def came(self, now: float) -> bool:
@@ -68,6 +69,8 @@ class Company:
     def watch(self, until: float) -> None:
         """A job has come that is nobody's company: see who comes until then."""
         if self.watch_until is not None:
-            self.expected += LEARNS * (self._came - self.expected)
+            # At first the mean of what was seen and of one watch in vain, so that little is believed, but soon.
+            self._watches += 1
+            self.expected += max(LEARNS, 1 / (self._watches + 1)) * (self._came - self.expected)
         self.watch_until = until
         self._came = 0

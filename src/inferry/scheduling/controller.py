@@ -9,8 +9,8 @@ gap that prompts may stretch a step to follows from the least slack of all live 
 that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
 wrong estimate narrows the next answer, slack that was gained widens it.
 
-Work that promises nothing may use what keeps the slack of live streams at a whole first-token time. Live prompts of a
-lower lane may eat into it down to a third: they have a promise of their own to keep, and for such moments it is saved.
+Work that promises nothing may use what keeps the slack of live streams at sixteen gaps. Live prompts of a lower lane
+may eat into it down to five: they have a promise of their own to keep, and for such moments it is saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ EARN_S = 0.4
 """Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
 long step, and costs are estimates.
 """
-KEEP = 1.0
-"""The part of the first-token time that streams keep as slack while only work without promises comes."""
-KEEP_FROM_LIVE = 0.3
-"""The part they keep while prompts of a lower live lane come."""
+KEEP = 16
+"""How many gaps' worth of slack streams keep while only work without promises comes."""
+KEEP_FROM_LIVE = 5
+"""How many they keep while prompts of a lower live lane come."""
 MOST_SPENT = 0.8
 MOST_EARNED = 0.8
 """How much slower or faster than promised tokens may be wanted, as parts of these."""
@@ -94,11 +94,11 @@ class _Live(_Flow):
                 least = slack
         self.slack_s = least
 
-    def gap_wanted_s(self, keep: float) -> float:
-        """How far apart tokens may come for the next moment, if slack is to come to the part `keep` of `ttft_s`."""
+    def gap_wanted_s(self, keep: int) -> float:
+        """How far apart tokens may come for the next moment, if slack is to come to `keep` gaps."""
         if self.slack_s == inf:
             return self.gap_s
-        spare_s = self.slack_s - keep * self.ttft_s
+        spare_s = self.slack_s - keep * self.gap_s
         if spare_s > 0:
             return self.gap_s / (1.0 - min(MOST_SPENT, spare_s / SPEND_S))
         return self.gap_s / (1.0 + min(MOST_EARNED, -spare_s / EARN_S))
@@ -257,7 +257,7 @@ class RoomController:
         self._tokens_of_ended = 0
 
     def _learn(self) -> None:
-        """What the last beats cost. Every stream has a token in every step: as many steps as tokens for each of them."""
+        """What the last beats cost. Every stream has a token in every step: so many steps as tokens for each."""
         tokens = self._tokens_of_ended
         for flow in self._flows.values():
             for stream in flow.streams:

@@ -75,7 +75,7 @@ class StepCosts:
     def _solve(self, before: list[float]) -> list[float]:
         """The costs that explain the sums best, none of them negative.
 
-        There are three, so every choice of which are zero is tried: the largest that leaves the others positive is best.
+        There are three, so every choice of which are zero is tried: the largest without negative ones is best.
         """
         seen = [i for i in range(3) if self._seen[i] and self._moments[i][i] >= 1]
         for chosen in _SUBSETS:

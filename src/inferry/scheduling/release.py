@@ -1,9 +1,9 @@
 """When a job stops waiting for company. Holding never overrides room: what is released still waits for that.
 
 `adaptive` holds only where that pays. In front of workers that batch continuously it never does: whoever comes later
-joins what runs, and finds what an earlier sibling computed in the cache. A padded pass can be joined by nobody, so while
-all workers are in one, company costs nothing; before an idle worker it costs the wait of those who are held, and saves
-nearly a pass to everybody who comes in time.
+joins what runs, and mostly finds in the cache what an earlier sibling computed. A padded pass can be joined by nobody,
+so while all workers are in one, company costs nothing; before an idle worker it costs the wait of those who are held,
+and saves nearly a pass to everybody who comes in time.
 """
 
 from math import inf
@@ -16,8 +16,8 @@ from inferry.scheduling.placing.routes import Route
 
 PART_OF_PASS = 0.25
 """How much of a pass an idle worker is kept waiting at most: one job that comes meanwhile gains three times that."""
-ENOUGH_COMPANY = 1.0
-"""How many jobs must be expected in that time."""
+ENOUGH_COMPANY = 0.75
+"""How many jobs must be expected in that time: one that nearly always comes is enough."""
 
 
 def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
@@ -38,9 +38,7 @@ def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
         return inf
     if not follows:
         pass_s = passes.shortest_s(queue.route.workers)
-        if pass_s is None:
-            return None
-        company.watch(now + min(line.coalesce_s, PART_OF_PASS * pass_s))
+        company.watch(now + (line.coalesce_s if pass_s is None else min(line.coalesce_s, PART_OF_PASS * pass_s)))
     return company.watch_until if company.expected >= ENOUGH_COMPANY else None
 
 

@@ -169,7 +169,7 @@ class Engine:
     # What it is told.
 
     def receive(self, prompt_tokens: int, now: float) -> float:
-        """The server process takes its turn with a request; when it will be through with it. Then the next, or `submit`."""
+        """The server process takes a turn with a request; when it is through with it. Then the next, or `submit`."""
         return self.server.accept(self.costs.request_cost_s(prompt_tokens) / self.costs.request_turns, now)
 
     def submit(self, sequence: Sequence, now: float) -> None:

@@ -1,0 +1,358 @@
+"""Predicted waits against the real scheduler, in the twin: how often does a stated P90 hold?
+
+Every job is told its wait as it arrives, by the model and the scheduler that dispatch uses, and is compared with what
+came of it: the time until it was sent to a worker. Five kinds of arrivals, five loads, several seeds, on the model of
+one H200. Load is in parts of what the engine serves when there is always more. Lanes have queue limits, and who is
+refused comes again when told to, so that 1.5 is a steady overload; two runs without limits, whose queues only grow,
+stand apart: their waits become as long as the run, and what is said early has to do.
+
+What "covers" means. Waits and statements below 50 ms count as 50 ms, so a job that goes at once is covered by whatever
+was said, and where most do, no statement can fail one time in ten. The figures are therefore given for all jobs, for
+those that found somebody ahead, and for those that were told more than the floor; the last are *judged*. All three
+sets are known when the statement is made. A cell holds if 87 to 93 of 100 judged jobs were covered; where fewer than 13
+of 100 waited beyond the floor at all, only the lower bound is asked for. Cells of fewer than 200 judged jobs are shown
+and not counted.
+
+The trace is read from the directory named in TRACES, or from ../shared/traces beside the repository, and left out where
+there is none.
+"""
+
+import os
+import statistics
+import timeit
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from inferry.admission.waits import FLOOR_S, NOBODY, Told, WaitModel
+from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy
+from inferry.domain.plans import Ahead, Room, Tick
+from inferry.sim.arrivals import bursts, even_lengths, poisson
+from inferry.sim.calls import Call, Run
+from inferry.sim.costs import load_model
+from inferry.sim.draws import stream
+from inferry.sim.gateway import GatewayDoor
+from inferry.sim.harbor import harbor
+from inferry.sim.traces import read_trace
+from inferry.sim.world import World
+
+TRACE = Path(os.environ.get("TRACES", Path(__file__).parents[4] / "shared" / "traces")) / "azure2023_code.csv.gz"
+SEEDS = (31, 32, 33)
+LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
+SECONDS = 220.0
+JUDGED_S = (30.0, 180.0)
+"""Arrivals in this time are judged: a gateway that has just started knows nothing, and the last ones have no end."""
+QUEUE_LIMITS = {Lane.P0: 64, Lane.P1: 128, Lane.P2: 128}
+FEWEST_JUDGED = 200
+COVERED = (0.87, 0.93)
+DEADLINES_S = (1.0, 5.0, 20.0)
+TENANTS = ("a", "b", "c")
+MIX = {
+    Lane.P0: (0.25, even_lengths((200, 1200), (20, 120))),
+    Lane.P1: (0.35, even_lengths((200, 1600), (20, 200))),
+    Lane.P2: (0.40, even_lengths((1000, 5000), (100, 300))),
+}
+BURST_EVERY_S = {Lane.P0: 6.0, Lane.P1: 10.0, Lane.P2: 25.0}
+
+Arrivals = Callable[[int, float, float], list[Run]]
+"""Seed, intensity and seconds to the runs."""
+
+
+class Outcome(Struct, frozen=True, gc=False):
+    """What a job was told and how long it waited; `is_over` is False for one that still waits after so long."""
+
+    told: Told
+    waited_s: float
+    is_over: bool = True
+
+    @property
+    def is_judged(self) -> bool:
+        return self.told.p90_s > FLOOR_S
+
+    @property
+    def held(self) -> bool:
+        return self.waited_s <= max(FLOOR_S, self.told.p90_s)
+
+
+class TellingDoor(GatewayDoor):
+    """The gateway, telling every job how long it will wait, as the dispatch loop does."""
+
+    def __init__(self, lanes: dict[Lane, LanePolicy], room: Room) -> None:
+        super().__init__(lanes, room)
+        self.waits = WaitModel()
+        self.outcomes: list[Outcome] = []
+        self._told: dict[str, Told] = {}
+
+    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
+        lane, footprint, waits = job.lane, job.footprint, self.waits
+        ahead = self.scheduler.ahead(lane, job.tenant) if waits.is_behind_somebody(lane) else NOBODY
+        told = waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+        refused = self.refused
+        super()._offer(call, job, now)
+        if self.refused == refused:
+            waits.queued(told, now)
+            self._told[job.job_id] = told
+
+    def _act(self, tick: Tick, now: float) -> None:
+        for plan in tick.plans:
+            for job in plan.jobs:
+                told = self._told.pop(job.job_id)
+                self.waits.sent(told, now)
+                if job.attempt == 1:
+                    self.outcomes.append(Outcome(told, now - told.at))
+        super()._act(tick, now)
+
+    def withdraw(self, call: Call, now: float) -> None:
+        told = self._told.pop(call.job_id, None)
+        if told is not None:
+            self.waits.left(told, now)
+        super().withdraw(call, now)
+
+    def all_outcomes(self, now: float) -> list[Outcome]:
+        """With those who still wait and have done so for longer than they were told. The rest may yet come right."""
+        waiting = [Outcome(told, now - told.at, False) for told in self._told.values()]
+        return self.outcomes + [one for one in waiting if not one.held]
+
+
+# -- arrivals --------------------------------------------------------------------------------------------------------
+
+
+def poisson_mix(seed: int, rate: float, seconds: float) -> list[Run]:
+    """Live, standard and batch calls that know nothing of each other."""
+    return [
+        run
+        for lane, (part, lengths) in MIX.items()
+        for run in poisson(seed, rate * part, seconds, lengths, lane=lane, tenants=TENANTS, name=lane.name)
+    ]
+
+
+def burst_mix(seed: int, rate: float, seconds: float) -> list[Run]:
+    """Seven in ten calls come in bursts, of every lane at its own period."""
+    runs: list[Run] = []
+    for lane, (part, lengths) in MIX.items():
+        every, name = BURST_EVERY_S[lane], lane.name
+        calls = max(1, round(0.7 * rate * part * every))
+        runs += bursts(seed, calls, every, every / 10, seconds, lengths, lane=lane, tenants=TENANTS, name=f"{name}b")
+        runs += poisson(seed, 0.3 * rate * part, seconds, lengths, lane=lane, tenants=TENANTS, name=f"{name}p")
+    return runs
+
+
+def stepped_mix(seed: int, rate: float, seconds: float) -> list[Run]:
+    """Forty seconds of 0.72 of the rate, twenty of 1.6, and again."""
+    draw = stream(seed, "steps")
+    return [run for run in poisson_mix(seed, 1.6 * rate, seconds) if run.at % 60 >= 40 or draw.random() < 0.45]
+
+
+def agent_runs(seed: int, scale: float, seconds: float) -> list[Run]:
+    """Harbor's agents in their webhook bursts, with its digests spread over the time."""
+    draw = stream(seed, "digests")
+    return [
+        replace(run, at=draw.uniform(0, seconds)) if run.lane is Lane.P2 else run
+        for run in harbor(seed, seconds=seconds, scale=scale, digests=int(1.2 * seconds))
+    ]
+
+
+def trace_calls(seed: int, speed: float, seconds: float) -> list[Run]:
+    """A recorded trace from some moment on, so many times as fast, over the lanes and tenants of the mix."""
+    draw = stream(seed, "trace")
+    runs = read_trace(TRACE)
+    begin = draw.uniform(0, max(0.0, runs[-1].at - seconds * speed))
+    lanes, parts = list(MIX), [part for part, _ in MIX.values()]
+    return [
+        replace(run, at=(run.at - begin) / speed, lane=draw.choices(lanes, parts)[0], tenant=draw.choice(TENANTS))
+        for run in runs
+        if begin <= run.at < begin + seconds * speed
+    ]
+
+
+def arrivals() -> dict[str, tuple[Arrivals, float]]:
+    """What is played, and an intensity that is too much for the engine."""
+    kinds: dict[str, tuple[Arrivals, float]] = {
+        "poisson": (poisson_mix, 60.0),
+        "bursts": (burst_mix, 60.0),
+        "steps": (stepped_mix, 60.0),
+        "agents": (agent_runs, 4.0),
+    }
+    if TRACE.exists():
+        kinds["trace"] = (trace_calls, 40.0)
+    return kinds
+
+
+# -- playing ---------------------------------------------------------------------------------------------------------
+
+
+def play(runs: Sequence[Run], limits: dict[Lane, int] | None = None, until: float | None = None) -> TellingDoor:
+    model = load_model()
+    lanes = dict(DEFAULT_LANES)
+    if limits is not None:
+        lanes = {lane: replace(policy, queue_limit=limits[lane]) for lane, policy in lanes.items()}
+    door = TellingDoor(lanes, Room(model.flags.max_num_seqs, model.flags.kv_tokens, 3072))
+    World(door, model.costs, model.flags).play(runs, until)
+    return door
+
+
+def judged_outcomes(make: Arrivals, intensity: float, seed: int, limits: dict[Lane, int] | None) -> list[Outcome]:
+    door = play(make(seed, intensity, SECONDS), limits, SECONDS)
+    return [one for one in door.all_outcomes(SECONDS) if JUDGED_S[0] <= one.told.at < JUDGED_S[1]]
+
+
+def full_load(make: Arrivals, too_much: float, seconds: float = 20.0) -> float:
+    """The intensity at which as many calls come as the engine serves when there is always more."""
+    runs = make(1, too_much, seconds)
+    calls = sum(len(run.steps) for run in runs)
+    model = load_model()
+    world = World(
+        GatewayDoor(dict(DEFAULT_LANES), Room(model.flags.max_num_seqs, model.flags.kv_tokens, 3072)),
+        model.costs,
+        model.flags,
+    )
+    world.play(runs)
+    ended = max(row.at + row.end_s for row in world.rows)
+    return too_much * (calls / ended) / (calls / seconds)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+def cell(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    judged = [one for one in outcomes if one.is_judged]
+    behind = [one for one in outcomes if one.told.ahead.jobs]
+    beyond_floor = _part(judged, lambda one: one.waited_s > FLOOR_S)
+    held = _part(judged, lambda one: one.held)
+    figures: dict[str, Any] = {
+        "jobs": len(outcomes),
+        "covered": _part(outcomes, lambda one: one.held),
+        "behind_somebody": len(behind),
+        "covered_behind_somebody": _part(behind, lambda one: one.held),
+        "judged": len(judged),
+        "covered_judged": held,
+        "median_covers": _part(judged, lambda one: one.waited_s <= one.told.p50_s),
+        "p90_over_p50": _median([(one.told.p90_s + FLOOR_S) / (one.told.p50_s + FLOOR_S) for one in judged]),
+        "waited_s_p50": _median([one.waited_s for one in outcomes]),
+        "holds": None,
+    }
+    if len(judged) >= FEWEST_JUDGED and held is not None and beyond_floor is not None:
+        figures["holds"] = held >= COVERED[0] and (held <= COVERED[1] or beyond_floor < 1 - COVERED[0])
+    return figures
+
+
+def cells(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    lanes = {lane.name: cell([one for one in outcomes if one.told.lane is lane]) for lane in Lane}
+    return {**lanes, "all": cell(outcomes)}
+
+
+def refusals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Had every job come with a deadline: whom would P10, and whom would P50, turn away, and how rightly?"""
+    over = [one for one in outcomes if one.is_over]
+    table: dict[str, Any] = {}
+    for deadline in DEADLINES_S:
+        late = [one for one in over if one.waited_s > deadline]
+        row: dict[str, Any] = {"jobs": len(over), "would_expire": len(late)}
+        for name in ("p10", "p50"):
+            refused = [one for one in over if getattr(one.told, f"{name}_s") > deadline]
+            wrongly = sum(one.waited_s <= deadline for one in refused)
+            row[name] = {
+                "refused": len(refused),
+                "wrongly": round(wrongly / max(1, len(refused)), 4),
+                "wrongly_of_all_feasible": round(wrongly / max(1, len(over) - len(late)), 4),
+                "spotted": round((len(refused) - wrongly) / max(1, len(late)), 4),
+            }
+        table[f"{deadline:g} s"] = row
+    return table
+
+
+def costs() -> dict[str, float]:
+    """Microseconds, fastest and median of many loops: a prediction, and all that is done for a job."""
+    model, now, number = WaitModel(), 0.0, 20_000
+    ahead = Ahead(20, 20_000, 4000)
+    waiting: list[Told] = []
+
+    def one_job() -> None:
+        nonlocal now
+        now += 0.01
+        told = model.predict(Lane.P1, 1000, 200, ahead, now)
+        model.queued(told, now)
+        waiting.append(told)
+        if len(waiting) > 20:
+            model.sent(waiting.pop(0), now)
+
+    def at_once() -> None:
+        nonlocal now
+        now += 0.001
+        told = model.predict(Lane.P1, 1000, 200, NOBODY, now)
+        model.queued(told, now)
+        model.sent(told, now + 0.0001)
+
+    one_job()
+    figures = {}
+    for name, work in (
+        ("predict_behind_20", lambda: model.predict(Lane.P1, 1000, 200, ahead, now)),
+        ("predict_behind_nobody", lambda: model.predict(Lane.P1, 1000, 200, NOBODY, now)),
+        ("all_for_a_job_behind_20_at_100_a_second", one_job),
+        ("all_for_a_job_that_goes_at_once", at_once),
+    ):
+        times = [one / number * 1e6 for one in timeit.repeat(work, number=number, repeat=7)]
+        figures[name] = round(min(times), 2)
+        figures[f"{name}_median"] = round(statistics.median(times), 2)
+    return figures
+
+
+def measure() -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    pooled: list[Outcome] = []
+    counted: list[bool] = []
+    for name, (make, too_much) in arrivals().items():
+        full = full_load(make, too_much)
+        table[name] = {"full_load": round(full, 3), "loads": {}}
+        for load in LOADS:
+            outcomes = [one for seed in SEEDS for one in judged_outcomes(make, load * full, seed, QUEUE_LIMITS)]
+            table[name]["loads"][f"{load:g}"] = found = cells(outcomes)
+            pooled += outcomes
+            counted += [figures["holds"] for figures in found.values() if figures["holds"] is not None]
+            print(f"{name:8s} {load:3.1f} {_line(found)}", flush=True)
+    growing: dict[str, Any] = {}
+    for name in ("poisson", "agents"):
+        make, full = arrivals()[name][0], table[name]["full_load"]
+        outcomes = [one for seed in SEEDS for one in judged_outcomes(make, 1.5 * full, seed, None)]
+        growing[name] = cells(outcomes)
+        print(f"{name:8s} 1.5 {_line(growing[name])}  without limits", flush=True)
+    over_all = cells(pooled)
+    print(f"pooled       {_line(over_all)}", flush=True)
+    return {
+        "seeds": list(SEEDS),
+        "seconds": SECONDS,
+        "judged_s": list(JUDGED_S),
+        "queue_limits": {lane.name: limit for lane, limit in QUEUE_LIMITS.items()},
+        "floor_s": FLOOR_S,
+        "cells": len(counted),
+        "cells_that_hold": sum(counted),
+        "pooled": over_all,
+        "arrivals": table,
+        "without_queue_limits_at_1.5": growing,
+        "deadlines": refusals(pooled),
+        "microseconds": costs(),
+    }
+
+
+def _part(outcomes: Sequence[Outcome], holds: Callable[[Outcome], bool]) -> float | None:
+    return round(sum(map(holds, outcomes)) / len(outcomes), 4) if outcomes else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(statistics.median(values), 3) if values else None
+
+
+def _line(found: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for name, one in found.items():
+        mark = {True: " ", False: "*", None: "?"}[one["holds"]]
+        covered = "  -  " if one["covered_judged"] is None else f"{100 * one['covered_judged']:5.1f}"
+        parts.append(f"{name:>3s} {100 * (one['covered'] or 0):5.1f} {covered}{mark} of {one['judged']:5d}")
+    return "  ".join(parts)
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,29 @@
+"""Predicted waits beside the real scheduler, in virtual time: a little of what `make bench BENCH=waits` measures."""
+
+from inferry.bench.waits import QUEUE_LIMITS, TellingDoor, agent_runs, burst_mix, cells, play
+from inferry.domain.jobs import Lane
+
+
+def test_nine_in_ten_jobs_are_sent_within_the_p90_they_were_told() -> None:
+    seconds = 120.0
+    outcomes = [
+        one
+        for make, intensity in ((burst_mix, 20.0), (agent_runs, 1.0))
+        for one in play(make(5, intensity, seconds), QUEUE_LIMITS, seconds).all_outcomes(seconds)
+        if 20.0 <= one.told.at < 90.0
+    ]
+    found = cells(outcomes)
+    assert found["all"]["judged"] > 2000
+    assert 0.87 <= found["all"]["covered_judged"] <= 0.96
+    assert 0.85 <= found["P1"]["covered_judged"] <= 0.96
+    # Batch waits are as long as so short a run: all of them share one error, and only too little would be a fault.
+    assert found["P2"]["judged"] > 200
+    assert found["P2"]["covered_judged"] >= 0.80
+    assert found["all"]["p90_over_p50"] < 4, "covering everything would be easy"
+
+
+def test_every_job_that_is_queued_is_accounted_for_until_it_goes() -> None:
+    door: TellingDoor = play(agent_runs(6, 0.6, 30.0))
+    assert door.scheduler.queued == 0
+    assert not door._told
+    assert not any(door.waits.is_behind_somebody(lane) for lane in Lane)
