@@ -1,5 +1,6 @@
 """What clients do with their connections, byte by byte: nothing of it hurts their own answers or anybody else."""
 
+import asyncio
 import gc
 import json
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inferry.ingress.connection import Reply
+from inferry.ingress.connection import Connection, House, Reply, Request
 from inferry.streams.mailbox import JobStream
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
@@ -234,6 +235,43 @@ def test_a_body_in_a_thousand_little_chunks_is_the_same_body(scripted: ScriptedG
 def test_an_upgrade_that_is_not_spoken_here_is_answered_as_if_not_asked_for(scripted: ScriptedGateway) -> None:
     answer = ask(scripted, request(HELLO, "connection: upgrade, http2-settings, close", "upgrade: h2c"))
     assert b"one two three" in answer
+
+
+@pytest.mark.parametrize("piece", [1_000, 70_001, 10_000_000])
+def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
+    bodies = [bytes(range(256)) * 2_000, b"short", b"x" * 65_537, b"y" * 300_000]
+    sent = b"".join(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+
+    async def scenario() -> list[bytes]:
+        got: list[bytes] = []
+
+        def serve(request: Request, reply: Reply) -> None:
+            got.append(request.body)
+            reply.whole(200, b"", b"")
+
+        loop = asyncio.get_running_loop()
+        house = House(serve, max_body_bytes=1_000_000, body_timeout_s=5, idle_timeout_s=5)
+        server = await loop.create_server(lambda: Connection(house, loop), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        for at in range(0, len(sent), piece):
+            writer.write(sent[at : at + piece])
+            await writer.drain()
+            await asyncio.sleep(0)
+        while len(got) < len(bodies):
+            await asyncio.sleep(0)
+        writer.close()
+        server.close()
+        await house.close()
+        house.abort()
+        return got
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == bodies
+
+
+def test_a_long_body_that_stops_coming_is_given_up_on(scripted: ScriptedGateway) -> None:
+    with connected(scripted) as sock:
+        sock.sendall(f"POST {CHAT} HTTP/1.1\r\ncontent-length: 500000\r\n\r\n".encode() + b"x" * 100_000)
+        assert read_all(sock).startswith(b"HTTP/1.1 400 ")
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

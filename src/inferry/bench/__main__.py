@@ -9,6 +9,7 @@ BENCHES = {
     "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
     "engine": "the embedded engine: batched against one by one, one call against transformers",
     "fairness": "shares of tenants and bounds of lanes under overload, in virtual time",
+    "controller": "the room controller in the simulator: steps of load on three engines",
     "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
     "path": "the cost of the path: the gateway beside a bare pass-through, with a profile",
     "scale": "the simulator itself: up to a million jobs over two hundred workers, time and memory",

@@ -35,9 +35,13 @@ def error_headers(error: GatewayError) -> bytes:
     if error.status == 408:
         # The deadline was the client's own: sent again, it would start anew. OpenAI's clients retry 408 unless told.
         headers += b"x-should-retry: false\r\n"
-    if error.status in (429, 503):
-        seconds = error.retry_after_s if error.retry_after_s is not None else _DEFAULT_RETRY_AFTER_S
+    seconds = error.retry_after_s
+    if seconds is None and error.status in (429, 503):
+        seconds = _DEFAULT_RETRY_AFTER_S
+    if seconds is not None:
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(seconds))
+    if error.predicted_wait_s is not None:
+        headers += b"x-inferry-predicted-wait-ms: %d\r\n" % math.ceil(1000 * error.predicted_wait_s)
     return headers
 
 
