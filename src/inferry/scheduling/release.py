@@ -42,14 +42,9 @@ def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
     return company.watch_until if company.expected >= ENOUGH_COMPANY else None
 
 
-def goes_on(queue: Queue, now: float) -> bool:
-    """Whether jobs that are held go on being held, with the workers as they are now."""
-    line = queue.line
-    if line.window == "fixed" or (queue.route.all_pad and _all_busy(queue.route)):
-        return True
-    company = queue.company
-    is_watched = company.watch_until is not None and now < company.watch_until
-    return queue.route.all_pad and is_watched and company.expected >= ENOUGH_COMPANY
+def goes_on(queue: Queue) -> bool:
+    """Whether jobs that are held go on being held when workers have changed. Before an idle one they go at once."""
+    return queue.line.window == "fixed" or (queue.route.all_pad and _all_busy(queue.route))
 
 
 def _all_busy(route: Route) -> bool:

@@ -221,7 +221,7 @@ class Scheduler:
         if self._calmed:
             self._calmed = False
             if self._holding:
-                self._end_needless_holds(now)
+                self._end_needless_holds()
         beat = self._beat
         plans: tuple[BatchPlan, ...] = ()
         evictions: tuple[InferenceJob, ...] = ()
@@ -372,10 +372,10 @@ class Scheduler:
                 self._release(ticket.queue, ticket.reason)
         return tuple(expired)
 
-    def _end_needless_holds(self, now: float) -> None:
+    def _end_needless_holds(self) -> None:
         """Workers have changed: release jobs that have nothing to wait for any more."""
         for queue in tuple(self._holding):
-            if not release.goes_on(queue, now):
+            if not release.goes_on(queue):
                 self._release(queue, ReleaseReason.IMMEDIATE)
             elif release.is_full(queue):
                 self._release(queue, ReleaseReason.SIZE)
