@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "the rate binds nobody once P0 has ended",
         "packing.py",
-        "next((other for other in LIVE if self.decoding[other]), NOBODY)",
-        "NOBODY",
+        "                self.best_live = lane\n",
+        "                pass\n",
     ),
     Mutant("prompts spend nothing", "pacing.py", "        self._level -= tokens\n", "        pass\n"),
     Mutant("who need not wait spends nothing", "packing.py", "self.pace.spend_unasked(ticket.prefill_tokens)", "pass"),

@@ -453,7 +453,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         able = [view for view in self.views.values() if eligible(view, known.job)]
         if policy.window == "fixed":
             return True
-        return bool(able) and all(view.pads and self.is_busy(view) for view in able)
+        # Before an idle worker that pads, a job may wait for company that is expected.
+        return bool(able) and all(view.pads for view in able)
 
     def is_busy(self, view: WorkerView) -> bool:
         return self.use(view.worker).sequences + view.foreign.running + view.foreign.waiting > 0

@@ -290,6 +290,7 @@ def test_jobs_that_wait_before_an_idle_worker_go_when_they_are_enough_or_may_wai
     offer(scheduler, *(a_job(f"{n}", at=20.0) for n in range(4)))
     assert reasons(scheduler.tick(20.0)) == ["size"]
     end(scheduler, "0", "1", "2", "3", now=20.040)
+    scheduler.tick(20.040)
     offer(scheduler, a_job("impatient", at=21.0, max_wait_s=0.002))
     assert scheduler.tick(21.0).wake_at == pytest.approx(21.002)
 

@@ -27,9 +27,6 @@ MOST_PARTS = 1024
 """A body that comes in more pieces than this is put together as it comes: small pieces cost more than they hold."""
 MOST_DISCARDED = 8
 """A body this many times over the limit is not read to its end before it is refused."""
-READ_BYTES = 262_144
-LONG_BODY_BYTES = 65_536
-"""A longer body of known length is read into its place by the kernel, without a stop at the parser."""
 LINGER_S = 2.0
 """How long the rest of a refused request is read and thrown away, so that its sender sees the answer and no reset."""
 PROBES_S = (0.05, 0.25, 1.0, 4.0)
@@ -162,8 +159,6 @@ class House:
         self.idle_timeout_s = idle_timeout_s
         self.connections: set[Connection] = set()
         self.answering = 0
-        # One for all: what is read into it is taken out before anything else is read.
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._is_closing = False
@@ -207,17 +202,15 @@ class House:
         self._sweeper = self._loop.call_later(self._every_s, self._sweep)
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
         "_at_eof",
-        "_filled",
         "_head_bytes",
         "_house",
         "_is_last",
         "_is_shut",
-        "_long_body",
         "_loop",
         "_parser",
         "_parts",
@@ -244,8 +237,6 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = Request(b"", b"", {})
         self._parts: list[bytes | bytearray] = []
         self._size = 0
-        self._long_body: bytearray | None = None
-        self._filled = 0
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._reply: Reply | None = None
@@ -310,26 +301,9 @@ class Connection(asyncio.BufferedProtocol):
         self._house.connections.add(self)
         self._expect_more()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._long_body is None:
-            return self._house.read_buffer
-        return memoryview(self._long_body)[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         if self._is_shut or self._is_last:
             return  # the rest of something that was refused
-        if self._long_body is None:
-            self._read(bytes(self._house.read_buffer[:nbytes]))
-            return
-        self._filled += nbytes
-        if self._filled == len(self._long_body):
-            self._parts = [bytes(self._long_body)]
-            self._long_body = None
-            self._parser = httptools.HttpRequestParser(self)  # the old one is still waiting for this body
-            self.on_message_complete()
-            self._go_on()
-
-    def _read(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -343,9 +317,12 @@ class Connection(asyncio.BufferedProtocol):
             if self._head_bytes > LARGEST_HEADERS:
                 self._refuse_head(431, f"the headers are larger than {LARGEST_HEADERS} bytes")
                 return
-        self._go_on()
-        if self._phase is _Phase.BODY:
-            self._expect_long_body()
+        if self._waiting:
+            self._serve_next()
+            if len(self._waiting) > MOST_PIPELINED or self._waiting_bytes > self._house.max_body_bytes:
+                self.abort()
+        elif self._reply is None:
+            self._expect_more()
 
     def eof_received(self) -> bool:
         """The client has finished writing. Whether it has left altogether shows only when it is written to."""
@@ -438,15 +415,6 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """After something was read."""
-        if self._waiting:
-            self._serve_next()
-            if len(self._waiting) > MOST_PIPELINED or self._waiting_bytes > self._house.max_body_bytes:
-                self.abort()
-        elif self._reply is None:
-            self._expect_more()
-
     def _serve_next(self) -> None:
         if self._waiting and self._reply is None:
             request = self._waiting.popleft()
@@ -467,19 +435,6 @@ class Connection(asyncio.BufferedProtocol):
         if is_body and self._reading.headers.get(b"expect", b"").lower() == b"100-continue":
             self.send(_CONTINUE)
 
-    def _expect_long_body(self) -> None:
-        """Have the rest of a long body read straight to where it belongs: parsing it would copy it twice."""
-        headers = self._reading.headers
-        length = int(headers.get(b"content-length", b"0"))
-        if self._is_last or not LONG_BODY_BYTES < length <= self._house.max_body_bytes:
-            return
-        came = b"".join(self._parts)
-        self._long_body = bytearray(length)
-        self._long_body[: len(came)] = came
-        self._filled = len(came)
-        self._parts = []
-        self._size = length
-
     def _read_without_upgrade(self, rest: bytes) -> None:
         """Read the last request again as if it had not asked for a protocol that is not spoken here.
 
@@ -494,13 +449,12 @@ class Connection(asyncio.BufferedProtocol):
         fields = [field for field in request.headers.items() if field[0] != b"upgrade"]
         lines = [b"%b %b HTTP/1.1" % (request.method, request.target), *(b"%b: %b" % field for field in fields)]
         self._parser = httptools.HttpRequestParser(self)
-        self._read(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def _refuse_rest(self, problem: GatewayError) -> None:
         """Answer the request that is being read although the rest of it is missing, and nothing after it."""
         self._reading.problem = problem
         self._parts = []
-        self._long_body = None
         self._is_last = True
         self._waiting.append(self._reading)
 

@@ -273,6 +273,12 @@ class WorkerState:
         if self.load is not None:
             self.changed()
 
+    def _find_best_live(self) -> None:
+        self.best_live = NOBODY
+        for lane in reversed(LIVE):
+            if self.decoding[lane]:
+                self.best_live = lane
+
     def free(self, ticket: Ticket) -> None:
         """The job has ended."""
         self.sequences -= 1
@@ -283,7 +289,7 @@ class WorkerState:
             lane = ticket.job.lane
             self.decoding[lane] -= 1
             if lane == self.best_live and not self.decoding[lane]:
-                self.best_live = next((other for other in LIVE if self.decoding[other]), NOBODY)
+                self._find_best_live()
         if self.stoppable:
             self.stoppable.pop(ticket, None)
         if self.leaving and ticket in self.leaving:
