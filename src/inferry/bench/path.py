@@ -22,8 +22,8 @@ from typing import Any
 
 from inferry.bench.serving import a_gateway, a_process, cpu_seconds, free_port, wait_for
 
-ROUNDS = 7
-SECONDS = 2.0
+ROUNDS = 11
+SECONDS = 1.5
 GAP_US = 20_000
 STREAMS = 512
 GATEWAY_CORE, LOAD_CORE = 0, 1
