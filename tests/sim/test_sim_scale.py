@@ -40,7 +40,7 @@ def test_runs_that_are_made_while_they_are_played_give_what_a_list_of_them_gives
     listed, lazy = a_world(), a_world()
     listed.play(list(some_work()))
     lazy.play_in_order(some_work())
-    # The same calls with the same ends. What happens at one instant may come in another order: times are about the same.
+    # The same calls, the same ends. What happens at one instant may come in another order: times are about the same.
     assert sorted((row.run, row.step, row.outcome, row.produced) for row in lazy.rows) == sorted(
         (row.run, row.step, row.outcome, row.produced) for row in listed.rows
     )
