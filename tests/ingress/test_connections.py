@@ -1,7 +1,6 @@
 """What clients do with their connections, byte by byte: nothing of it hurts their own answers or anybody else."""
 
 import asyncio
-import gc
 import json
 import re
 import socket
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from inferry.ingress.connection import Connection, House, Reply, Request
-from inferry.streams.mailbox import JobStream
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, get, post
@@ -395,30 +393,3 @@ def test_a_model_that_may_still_be_listed_is_503_and_not_404(tmp_path: Path) -> 
         assert (status, answer["error"]["code"]) == (503, "no_worker")
         assert int(headers["retry-after"]) >= 1
         assert post(gateway.url, CHAT, HELLO)[0] == 200
-
-
-# -- what is left ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answered_call_leaves_nothing_for_the_collector(tmp_path: Path, stream: bool) -> None:
-    with ScriptedGateway(tmp_path) as gateway:
-        gc.collect()
-        gc.disable()
-        try:
-            before = {id(one) for one in _replies_and_streams()}
-            for _ in range(5):
-                assert post(gateway.url, CHAT, {**HELLO, "stream": stream})[0] == 200
-            # The loop runs in a thread of its own, and may still be at the last call's end.
-            until = time.monotonic() + 5
-            while left := [id(one) for one in _replies_and_streams() if id(one) not in before]:
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.01)
-        finally:
-            gc.enable()
-    assert left == []
-
-
-def _replies_and_streams() -> list[Reply | JobStream]:
-    return [one for one in gc.get_objects() if isinstance(one, Reply | JobStream)]

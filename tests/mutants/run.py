@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         "the rate binds its own lane",
         "packing.py",
-        "pace is None or ticket.job.lane <= self.best_live or",
-        "pace is None or ticket.job.lane < self.best_live or",
+        "pace is None or ticket.lane <= self.best_live or",
+        "pace is None or ticket.lane < self.best_live or",
     ),
     Mutant(
         "the rate binds nobody once P0 has ended",

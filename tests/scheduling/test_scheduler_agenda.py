@@ -47,5 +47,5 @@ def test_dropped_dates_do_not_pile_up() -> None:
         agenda.put(ticket, float(n))
         agenda.drop(ticket)
     assert len(agenda) == 1
-    assert len(agenda._heap) < 200
+    assert len(agenda.heap) < 200
     assert agenda.next() == 1e9

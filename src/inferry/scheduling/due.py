@@ -10,41 +10,37 @@ _WORTH_COMPACTING = 64
 class Agenda:
     """Tickets by the time they are due. A ticket has one date at most; a new one replaces the old.
 
-    Dropped dates stay in the heap until they surface or until they outnumber the live ones, so that neither dropping
+    Dropped dates stay in the `heap` until they surface or until they outnumber the live ones, so that neither dropping
     nor looking costs more as the backlog grows.
     """
 
-    __slots__ = ("_dropped", "_heap")
+    __slots__ = ("_dropped", "heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Ticket]] = []
+        self.heap: list[tuple[float, int, Ticket]] = []
         self._dropped = 0
 
     def __len__(self) -> int:
-        return len(self._heap) - self._dropped
+        return len(self.heap) - self._dropped
 
     def put(self, ticket: Ticket, due: float) -> None:
         self.drop(ticket)
         ticket.due = due
-        heapq.heappush(self._heap, (due, ticket.number, ticket))
+        heapq.heappush(self.heap, (due, ticket.number, ticket))
 
     def drop(self, ticket: Ticket) -> None:
         if ticket.due is None:
             return
         ticket.due = None
         self._dropped += 1
-        if self._dropped > _WORTH_COMPACTING and 2 * self._dropped > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].due == entry[0]]
-            heapq.heapify(self._heap)
+        if self._dropped > _WORTH_COMPACTING and 2 * self._dropped > len(self.heap):
+            self.heap = [entry for entry in self.heap if entry[2].due == entry[0]]
+            heapq.heapify(self.heap)
             self._dropped = 0
-
-    def has_come(self, now: float) -> bool:
-        """Whether something may be due by now; cheap, and never wrong when it says no."""
-        return bool(self._heap) and self._heap[0][0] <= now
 
     def next(self) -> float | None:
         """When the next ticket is due."""
-        heap = self._heap
+        heap = self.heap
         while heap:
             due, _, ticket = heap[0]
             if ticket.due == due:
@@ -58,6 +54,6 @@ class Agenda:
         due = self.next()
         if due is None or due > now:
             return None
-        ticket = heapq.heappop(self._heap)[2]
+        ticket = heapq.heappop(self.heap)[2]
         ticket.due = None
         return ticket

@@ -166,6 +166,7 @@ class Line:
         "is_batch",
         "lane",
         "max_wait_s",
+        "number",
         "output_tokens",
         "policy",
         "preemptible",
@@ -191,6 +192,7 @@ class Line:
         groups: tuple[str, ...] | None = None,
     ) -> None:
         self.lane = lane
+        self.number = int(lane)
         self.policy = policy
         self.groups = groups
         self.hall = hall
@@ -241,8 +243,9 @@ class Line:
             return
         credit = self.credit - tokens
         if credit < -PREPAID_TOKENS:
-            # What it owes for a job that was larger than a quantum stays owed.
-            credit = min(self.credit, -PREPAID_TOKENS)
+            if self.credit < -PREPAID_TOKENS:  # what it owes for a job that was larger than a quantum stays owed
+                return
+            credit = -PREPAID_TOKENS
         self.credit = credit if self.ready or credit < 0 else 0.0
 
     def first_price(self) -> int:

@@ -147,7 +147,7 @@ class WorkerState:
             return False
         if self.sequences >= self.batch_limit and ticket.queue.line.is_batch:
             return False
-        used, limit = self.prefill_ahead[ticket.job.lane], self.prefill_limit
+        used, limit = self.prefill_ahead[ticket.lane], self.prefill_limit
         if used + ticket.prefill_tokens > limit * fill and (used or limit <= 0):
             return False
         used, limit = self.kv_tokens, self.kv_limit
@@ -156,13 +156,13 @@ class WorkerState:
         if self.pads and not self._lets_into_pass(ticket):
             return False
         pace = self.pace
-        return pace is None or ticket.job.lane <= self.best_live or pace.allows(ticket.prefill_tokens, fill)
+        return pace is None or ticket.lane <= self.best_live or pace.allows(ticket.prefill_tokens, fill)
 
     def lacks_only_pace(self, ticket: Ticket, fill: float) -> bool:
         """Whether a job that the worker does not take waits for nothing but time."""
         return (
             self.pace is not None
-            and ticket.job.lane > self.best_live
+            and ticket.lane > self.best_live
             and not self.is_full_for(ticket, fill)
             and self.has_prefill_room(ticket, fill)
             and (not self.pads or self._lets_into_pass(ticket))
@@ -181,7 +181,7 @@ class WorkerState:
         return used + ticket.kv_tokens > limit * fill and (used > 0 or limit <= 0)
 
     def has_prefill_room(self, ticket: Ticket, fill: float) -> bool:
-        used, limit = self.prefill_ahead[ticket.job.lane], self.prefill_limit
+        used, limit = self.prefill_ahead[ticket.lane], self.prefill_limit
         return used + ticket.prefill_tokens <= limit * fill or (not used and limit > 0)
 
     def takes_somebody(self, fill: float) -> bool:
@@ -235,9 +235,9 @@ class WorkerState:
     def take(self, ticket: Ticket) -> None:
         self.sequences += 1
         self.kv_tokens += ticket.kv_tokens
-        self._count_prefill(ticket.job.lane, ticket.prefill_tokens)
+        self._count_prefill(ticket.lane, ticket.prefill_tokens)
         if self.pace is not None and self.best_live != NOBODY:
-            if ticket.job.lane > self.best_live:
+            if ticket.lane > self.best_live:
                 self.pace.spend(ticket.prefill_tokens)
             else:
                 self.pace.spend_unasked(ticket.prefill_tokens)
@@ -249,22 +249,22 @@ class WorkerState:
         del self.promised[ticket]
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
-        self._count_prefill(ticket.job.lane, -ticket.prefill_tokens)
+        self._count_prefill(ticket.lane, -ticket.prefill_tokens)
         self.changed()
 
-    def _count_prefill(self, lane: Lane, tokens: int) -> None:
+    def _count_prefill(self, lane: int, tokens: int) -> None:
         """Prompts are ahead of jobs of their own and lower lanes only: nobody waits for room that lower lanes hold."""
         self.prefill_tokens += tokens
         ahead = self.prefill_ahead
         ahead[2] += tokens
         if lane < 2:
             ahead[1] += tokens
-            if lane < 1:
+            if not lane:
                 ahead[0] += tokens
 
     def free_prefill(self, ticket: Ticket) -> None:
         """The job's first token is there."""
-        lane = ticket.job.lane
+        lane = ticket.lane
         self._count_prefill(lane, -ticket.prefill_tokens)
         ticket.prefill_tokens = 0
         self.decoding[lane] += 1
@@ -284,9 +284,9 @@ class WorkerState:
         self.sequences -= 1
         self.kv_tokens -= ticket.kv_tokens
         if ticket.prefill_tokens:
-            self._count_prefill(ticket.job.lane, -ticket.prefill_tokens)
+            self._count_prefill(ticket.lane, -ticket.prefill_tokens)
         else:
-            lane = ticket.job.lane
+            lane = ticket.lane
             self.decoding[lane] -= 1
             if lane == self.best_live and not self.decoding[lane]:
                 self._find_best_live()

@@ -205,7 +205,8 @@ class Scheduler:
             worker.free(ticket)
             if worker.pads:
                 self._passes.left(worker, now)
-            billing.ended(ticket, step)
+            if step.prompt_tokens is not None or step.output_tokens is not None:
+                billing.ended(ticket, step)
             ticket.run.ended()
             del self._tickets[job_id]
             if not worker.sequences:
@@ -217,7 +218,8 @@ class Scheduler:
 
     def tick(self, now: float) -> Tick:
         """Everything that can be decided now. A second tick at the same instant decides nothing."""
-        expired = self._settle_what_is_due(now) if self._agenda.has_come(now) else ()
+        dates = self._agenda.heap
+        expired = self._settle_what_is_due(now) if dates and dates[0][0] <= now else ()
         if self._calmed:
             self._calmed = False
             if self._holding:
@@ -233,8 +235,8 @@ class Scheduler:
             if self._hall.waiting or self._preemption.promising:
                 plans, evictions = self._fill_workers(now)
             else:
-                self._boarding.forget_waits()
-        wake_at = self._agenda.next()
+                self._changed.clear()
+        wake_at = self._agenda.next() if self._agenda.heap else None
         retry_at = beat.retry_at
         if retry_at is not None and (wake_at is None or retry_at < wake_at):
             wake_at = retry_at

@@ -55,8 +55,8 @@ class Wait:
 class Ticket:
     """One attempt at a job, from its offer to its end.
 
-    `due` is when something happens to a queued job by itself: the end of its hold, then its deadline. `prefill_tokens`
-    falls to zero when the prefill is over; `cold_tokens` is what it was when the job came. `charged` is what of its
+    `lane` is the job's, as a plain number. `due` is when something happens to a queued job by itself: the end of its
+    hold, then its deadline. `prefill_tokens` falls to zero when the prefill is over; `cold_tokens` is what it was when the job came. `charged` is what of its
     prompt, `produced` what of its output its accounts have been charged.
     """
 
@@ -67,6 +67,7 @@ class Ticket:
         "job",
         "kin",
         "kv_tokens",
+        "lane",
         "number",
         "prefill_tokens",
         "produced",
@@ -82,6 +83,7 @@ class Ticket:
         self.job = job
         self.number = number
         self.queue = queue
+        self.lane = queue.line.number
         self.run = run
         footprint = job.footprint
         prompt = footprint.prompt.expected

@@ -114,7 +114,7 @@ class Fleet:
 
     def is_open(self, worker: WorkerState, ticket: Ticket, walk: int) -> bool:
         """Whether the worker is kept for nobody who keeps it from this job. Not to be asked of a closed fleet."""
-        return self.touched_in != walk or worker.closed_in != walk or ticket.job.lane < worker.closed_from
+        return self.touched_in != walk or worker.closed_in != walk or ticket.lane < worker.closed_from
 
     def close(self, walk: int) -> None:
         """Keep all its workers for the job that waits for them: nobody behind it may have them in this walk."""
