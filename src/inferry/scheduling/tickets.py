@@ -56,8 +56,8 @@ class Ticket:
     """One attempt at a job, from its offer to its end.
 
     `lane` is the job's, as a plain number. `due` is when something happens to a queued job by itself: the end of its
-    hold, then its deadline. `prefill_tokens` falls to zero when the prefill is over; `cold_tokens` is what it was when the job came. `charged` is what of its
-    prompt, `produced` what of its output its accounts have been charged.
+    hold, then its deadline. `prefill_tokens` falls to zero when the prefill is over; `cold_tokens` is what it was when
+    the job came. `charged` is what of its prompt, `produced` what of its output its accounts have been charged.
     """
 
     __slots__ = (
