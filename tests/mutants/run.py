@@ -184,8 +184,8 @@ MUTANTS = (
     Mutant(
         "a freed worker goes unnoticed",
         "scheduler.py",
-        "        self._changed[worker] = None\n        if isinst",
-        "        if isinst",
+        "        self._changed[worker] = None\n        if type",
+        "        if type",
     ),
     Mutant("a look at part of the room will do", "boarding.py", "            and wait.fill >= fill\n", ""),
     Mutant(

@@ -107,6 +107,30 @@ def test_a_later_route_does_not_take_the_worker_an_earlier_one_waits_for() -> No
     assert sent(scheduler.tick(0.0)) == []
 
 
+def test_a_blocked_head_keeps_workers_from_routes_that_share_only_some_of_them() -> None:
+    scheduler = a_scheduler(a_view("m", sequences=1), a_view("both", models=("m", "n"), prefill_tokens=100))
+    offer(scheduler, a_job("1", lane=Lane.P0), a_job("2", tokens=60, lane=Lane.P0))
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("large", tokens=90, lane=Lane.P0), a_job("small", tokens=10, model="n", lane=Lane.P1))
+    assert sent(scheduler.tick(0.0)) == []
+    scheduler.cancel("large")
+    assert places(scheduler.tick(0.0)) == {"small": "both"}
+
+
+def test_who_was_kept_from_a_worker_looks_there_again_when_it_is_kept_no_more() -> None:
+    scheduler = a_scheduler(
+        a_view("m", sequences=1), a_view("both", models=("m", "n"), prefill_tokens=100), a_view("n", models=("n",))
+    )
+    offer(scheduler, a_job("1", lane=Lane.P0), a_job("2", tokens=60, lane=Lane.P0))
+    scheduler.tick(0.0)
+    scheduler.observe(a_view("n", models=("n",), sequences=0), 0.0)
+    offer(scheduler, a_job("large", tokens=90, lane=Lane.P0), a_job("small", tokens=10, model="n", lane=Lane.P1))
+    assert sent(scheduler.tick(0.0)) == []
+    assert sent(scheduler.tick(0.0)) == []
+    scheduler.cancel("large")
+    assert places(scheduler.tick(0.0)) == {"small": "both"}
+
+
 def test_a_route_nobody_serves_blocks_nobody() -> None:
     scheduler = a_scheduler(a_view(), P2=a_policy(share=0.5))
     offer(scheduler, a_job("lost", model="n", lane=Lane.P0), a_job("lost too", model="n", lane=Lane.P2))

@@ -161,3 +161,12 @@ def test_a_rate_of_nothing_lets_nobody_in_and_nobody_waits_for_it() -> None:
     offer(scheduler, a_job("1", tokens=100), a_job("2", tokens=100))
     tick = scheduler.tick(0.0)
     assert (sent(tick), tick.wake_at) == (["1"], None)
+
+
+def test_nothing_is_spent_while_nothing_live_decodes() -> None:
+    scheduler = decoding(paced(), Lane.P2)
+    offer(scheduler, a_job("p1", tokens=400), a_job("p0", tokens=10, lane=Lane.P0))
+    assert len(sent(scheduler.tick(0.0))) == 2
+    first_token(scheduler, "p0")
+    offer(scheduler, a_job("low", tokens=500, lane=Lane.P2))
+    assert sent(scheduler.tick(0.0)) == ["low"]

@@ -184,3 +184,15 @@ def test_the_end_of_a_promised_job_is_a_late_message() -> None:
     first_token(scheduler, "live")
     end(scheduler, "live")
     assert scheduler.queued == 1
+
+
+def test_a_job_whose_promise_was_taken_back_keeps_to_its_route() -> None:
+    scheduler = full(a_batch("1"), sequences=1)
+    offer(scheduler, a_job("live", lane=Lane.P0))
+    assert evicted(scheduler.tick(0.0)) == ["1"]
+    scheduler.observe(a_view("v", models=("n",)), 0.0)
+    scheduler.observe(a_view("w", models=("n",), sequences=1), 0.0)
+    end(scheduler, "1")
+    assert sent(scheduler.tick(0.0)) == []
+    scheduler.observe(a_view("u"), 0.0)
+    assert places(scheduler.tick(0.0)) == {"live": "u"}

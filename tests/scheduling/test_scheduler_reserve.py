@@ -58,3 +58,11 @@ def test_a_lane_that_is_being_served_is_owed_nothing() -> None:
         assert sent(scheduler.tick(0.0)) == [f"live-{n}"]
         end(scheduler, f"live-{n}")
         assert sent(scheduler.tick(0.0)) == [f"batch-{n + 2}"]
+
+
+def test_a_job_that_found_no_room_but_the_reserve_looks_again_when_it_is_owed_a_turn() -> None:
+    scheduler = with_reserve(0.5, share=0.5, sequences=4)
+    offer(scheduler, *(a_job(f"batch-{n}", tokens=1, lane=Lane.P2) for n in range(3)))
+    assert sent(scheduler.tick(0.0)) == ["batch-0", "batch-1"]
+    offer(scheduler, *(a_job(f"live-{n}", tokens=100, lane=Lane.P0) for n in range(3)))
+    assert sent(scheduler.tick(0.0)) == ["live-0", "batch-2"]
