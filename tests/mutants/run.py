@@ -180,7 +180,12 @@ MUTANTS = (
         "lower.credit = credit if credit < QUANTUM_TOKENS else QUANTUM_TOKENS",
         "pass",
     ),
-    Mutant("a load is never found out again", "packing.py", "                fleet.stale.append(self)\n", ""),
+    Mutant(
+        "a load is never found out again",
+        "packing.py",
+        "                fleet.stale.append(self)\n",
+        "                pass\n",
+    ),
     Mutant(
         "a freed worker goes unnoticed",
         "scheduler.py",

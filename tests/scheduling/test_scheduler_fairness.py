@@ -172,6 +172,17 @@ def test_what_was_used_while_nobody_waited_costs_nothing() -> None:
     assert Counter(name[0] for name in drain(scheduler, 6)) == {"a": 3, "b": 3}
 
 
+def test_what_was_used_beside_others_that_wanted_no_more_costs_nothing_either() -> None:
+    scheduler = a_scheduler(a_view(sequences=2))
+    offer(scheduler, a_job("a", tenant="a", tokens=5_000), a_job("b", tenant="b", tokens=10))
+    assert len(sent(scheduler.tick(0.0))) == 2
+    scheduler.progress("a", Produced(9_000), 0.0)
+    scheduler.observe(a_view(sequences=1), 0.0)
+    offer(scheduler, *(a_job(f"a{n}", tenant="a") for n in range(5)), *(a_job(f"b{n}", tenant="b") for n in range(5)))
+    end(scheduler, "a", "b")
+    assert Counter(name[0] for name in drain(scheduler, 6)) == {"a": 3, "b": 3}
+
+
 def test_newcomers_do_not_starve_a_run_that_has_been_served() -> None:
     scheduler = a_scheduler(a_view(sequences=1))
     offer(scheduler, *(a_job(f"old{n}", run_id="old", tokens=500) for n in range(2)))

@@ -186,6 +186,17 @@ def test_the_end_of_a_promised_job_is_a_late_message() -> None:
     assert scheduler.queued == 1
 
 
+def test_a_job_that_comes_while_a_promise_is_kept_goes_beside_it() -> None:
+    scheduler = full(a_batch("1"), sequences=1)
+    offer(scheduler, a_job("live", lane=Lane.P0))
+    assert evicted(scheduler.tick(0.0)) == ["1"]
+    scheduler.observe(a_view("v", sequences=1), 0.0)
+    scheduler.tick(0.0)
+    end(scheduler, "1")
+    offer(scheduler, a_job("other", lane=Lane.P0))
+    assert places(scheduler.tick(0.0)) == {"live": "w", "other": "v"}
+
+
 def test_a_job_whose_promise_was_taken_back_keeps_to_its_route() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))

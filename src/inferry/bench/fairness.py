@@ -56,7 +56,8 @@ class Bounds(Struct, frozen=True):
     overtaken_at_most: int
     """A quantum, or the largest job of a lower lane."""
     behind_its_share: Mapping[str, float]
-    """The most prompt tokens that a lane ever had less than its share of those admitted above it; at most a quantum."""
+    """The most prompt tokens that a lane ever had less than its share of those admitted above it: a quantum, and what
+    it earned beyond one while its turn waited."""
     admitted: Mapping[str, int]
 
 

@@ -12,8 +12,10 @@ until that has drained enough for this one job; all its other workers go on taki
 pace, the worker is kept from nobody but lanes that are paced as well.
 
 The law of what a share is worth: while a lane has jobs waiting, it is admitted at least s / (1 - s) of the prompt
-tokens of the lanes above it, less one quantum and what it had paid in advance. Credit is capped at a quantum. A job
-larger than that goes for a full quantum and leaves the lane in debt: jobs are not split here.
+tokens of the lanes above it, less one quantum and what it had paid in advance. Credit is capped at a quantum, so what
+a lane would earn beyond that while its turn waits for room or for the turn of another lane is lost: about a thousandth
+under heavy overload. A job larger than a quantum goes for a full one and leaves the lane in debt: jobs are not split
+here.
 """
 
 from collections.abc import Iterator, Sequence

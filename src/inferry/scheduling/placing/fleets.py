@@ -137,7 +137,9 @@ class Fleet:
         self.stale.clear()
 
 
-def least_loaded_of(workers: Iterable[WorkerState], ticket: Ticket, fill: float) -> WorkerState | None:
+def least_loaded_of(workers: Sequence[WorkerState], ticket: Ticket, fill: float) -> WorkerState | None:
+    if len(workers) == 1:
+        return workers[0] if workers[0].takes(ticket, fill) else None
     best, least = None, _FULL
     for worker in workers:
         load = load_of(worker)
