@@ -119,6 +119,12 @@ class Draining(GatewayError):
     status, code, retryable = 503, "draining", True
 
 
+class Preempted(GatewayError):
+    """The job was stopped for one of a higher lane and could not go on."""
+
+    status, code, retryable = 503, "preempted", True
+
+
 class WorkerTimeout(GatewayError):
     """The worker fell silent."""
 

@@ -119,12 +119,32 @@ class Payload(Struct, frozen=True, kw_only=True):
         yield "bytes", len(self.body)
 
 
+class SoFar(Struct, frozen=True):
+    """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
+
+    As hazardous as the payload: nothing prints it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"
+
+    __str__ = __repr__
+
+    def __rich_repr__(self) -> Any:
+        yield "tokens", len(self.prompt_ids) + len(self.output_ids)
+
+
 class InferenceJob(Struct, frozen=True, kw_only=True):
     """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
-    `output_hint` is how much the client expects to get.
+    `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
+    where nothing was delivered and the job starts again) and `avoid` names the workers that lost it: they get it only
+    where nobody else is up. `preemptions` counts the attempts that were stopped for somebody else.
     """
 
     job_id: str
@@ -150,6 +170,9 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     stream: bool = False
     resume: Resume = Resume.RESTART
     attempt: int = 1
+    so_far: SoFar | None = None
+    avoid: frozenset[str] = frozenset()
+    preemptions: int = 0
 
 
 class LanePolicy(Struct, frozen=True, kw_only=True):

@@ -15,13 +15,15 @@ Emit = Callable[[Item], None]
 class ModelCard(Struct, frozen=True, kw_only=True):
     """What a worker says of one model it serves. `features` are the request features it can honour.
 
-    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine.
+    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine. `continues` says
+    that a plain job can go on from token ids here, and that one which breaks off here says how far it got.
     """
 
     name: str
     context_tokens: int | None = None
     vocab_size: int | None = None
     default_output_tokens: int | None = None
+    continues: bool = False
     features: frozenset[str] = frozenset()
     created: int = 0
 
@@ -32,6 +34,10 @@ class Worker(Protocol):
     `run` pushes items into `emit` from that loop and returns once every job of the plan has had exactly one end; it
     raises only when it cannot go on, and then the caller ends what has not ended. Each job's deltas come with
     contiguous indexes from 0 and before its end.
+
+    A job with `so_far` goes on from there: its prompt is the ids of both, its limit is what is left of it, and its
+    deltas carry text and token ids of what is new, never raw events. Its usage is that of this attempt alone. A job
+    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.so_far`, where that is exact.
     """
 
     @property

@@ -5,6 +5,7 @@ import enum
 from msgspec import Struct
 
 from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import SoFar
 
 
 class FinishReason(enum.Enum):
@@ -50,11 +51,15 @@ class Done(Struct, frozen=True, gc=False):
 
 
 class Failed(Struct, frozen=True):
-    """The end of a job that did not. What was delivered before stands."""
+    """The end of a job that did not. What was delivered before stands.
+
+    `so_far` is what another worker needs to go on from there; None where it is not known, or would not be exact.
+    """
 
     job_id: str
     error: GatewayError
     usage: Usage = Usage()
+    so_far: SoFar | None = None
 
 
 Item = Delta | Done | Failed
