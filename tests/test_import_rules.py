@@ -31,6 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters/workers/http1": {"httptools"},
     "adapters/workers/embedded": {"inferry.engine"},
     "adapters/workers/engine_link": {"inferry.engine"},
+    "adapters/workers/engine_jobs": {"inferry.engine"},
+    "adapters/workers/engine_worker": {"inferry.engine"},
+    "adapters/workers/vllm_inprocess": {"inferry.engine"},
+    "adapters/workers/vllm_process": {"inferry.engine", "vllm"},
     "adapters/ledgers": {"sqlalchemy"},
 }
 # Time is an argument and decisions are return values: nothing here may look at a clock, wait or draw lots.

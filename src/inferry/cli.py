@@ -13,10 +13,12 @@ from rich.logging import RichHandler
 
 from inferry import config as configuration
 from inferry._version import __version__
+from inferry.bench_cli import bench
 from inferry.calibrate_cli import calibrate
 from inferry.ledger_cli import ledger_app
 from inferry.plan_cli import plan_app
 from inferry.sim_cli import simulate
+from inferry.workers_cli import workers_app
 
 app = typer.Typer(
     name="inferry",
@@ -36,8 +38,10 @@ def _ledger_url(path: Path | None) -> str:
 
 app.add_typer(ledger_app(_ledger_url), name="ledger")
 app.add_typer(plan_app, name="plan")
+app.add_typer(workers_app, name="workers")
 app.command()(simulate)
 app.command()(calibrate)
+app.command()(bench)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")
@@ -78,10 +82,32 @@ def serve(
 
 
 @app.command("check-config")
-def check_config(config_file: ConfigFile = None) -> None:
-    """Check a configuration and print it whole, defaults included."""
+def check_config(
+    config_file: ConfigFile = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask the HTTP workers what they can do and how they are set.")] = (
+        False
+    ),
+) -> None:
+    """Check a configuration and print it whole, defaults included, with what stands in the way of its promises."""
+    from inferry import wiring
+
     config = _load(config_file)
     typer.echo(configuration.dump(config), nl=False)
+    try:
+        for sentence in asyncio.run(wiring.ask_engines(config)) if ask else wiring.advise(config):
+            typer.echo(f"# {sentence}")
+    except configuration.ConfigError as error:
+        _fail(str(error))
+    if config.workers_file is not None:
+        try:
+            watched = configuration.load_workers(Path(config.workers_file))
+        except configuration.ConfigError as error:
+            _fail(str(error))
+        taken = configuration.taken_names(config, watched)
+        if taken:
+            _fail(f"{config.workers_file}: the configuration has workers of its own named {', '.join(taken)}")
+        names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
+        typer.echo(f"# workers_file has {names or 'no workers'}")
 
 
 def _run_server(config: configuration.Config, host: str, port: int) -> None:
@@ -94,9 +120,12 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     sock = server.bind(host, port)
 
     async def main() -> None:
-        log.info("starting %d worker%s", len(config.workers), "" if len(config.workers) == 1 else "s")
         service = wiring.build(config)
+        count = len(service.pool.names())
+        log.info("starting %d worker%s", count, "" if count == 1 else "s")
         service.gateway.start()
+        if service.watch is not None:
+            service.watch.start()
         try:
             address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
             log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
@@ -114,6 +143,8 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
                     drain_grace_s=config.server.drain_grace_s,
                 )
         finally:
+            if service.watch is not None:
+                await service.watch.close()
             await service.gateway.close()
         log.info("stopped")
 

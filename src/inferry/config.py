@@ -10,7 +10,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -19,11 +19,54 @@ import msgspec
 import yaml
 from msgspec import UNSET, Struct, UnsetType
 
+from inferry.config_workers import (
+    HTTP_KINDS,
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    OpenAIWorkerConfig,
+    OverHttp,
+    SglangWorkerConfig,
+    TgiWorkerConfig,
+    TrtllmWorkerConfig,
+    VllmInProcessWorkerConfig,
+    VllmWorkerConfig,
+    WorkerConfig,
+)
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+
+__all__ = [
+    "ADMIN_KEY",
+    "ENV_PREFIX",
+    "HTTP_KINDS",
+    "Config",
+    "ConfigError",
+    "EmbeddedWorkerConfig",
+    "HealthConfig",
+    "HttpWorkerConfig",
+    "LaneConfig",
+    "LanesConfig",
+    "OpenAIWorkerConfig",
+    "OverHttp",
+    "ServerConfig",
+    "SglangWorkerConfig",
+    "TgiWorkerConfig",
+    "TrtllmWorkerConfig",
+    "VllmInProcessWorkerConfig",
+    "VllmWorkerConfig",
+    "WorkerConfig",
+    "dump",
+    "load",
+    "load_workers",
+    "parse",
+    "parse_workers",
+    "taken_names",
+]
 
 ENV_PREFIX = "INFERRY_"
 NOT_KEYS = frozenset({"INFERRY_HOME"})
 """Environment variables of the same family that are read elsewhere."""
+ADMIN_KEY = "INFERRY_ADMIN_KEY"
+LEAST_ADMIN_KEY = 16
 LEAST_KV_TOKENS = 64
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -50,7 +93,30 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_unread_bytes: int = 8 * 1024 * 1024
     """How far a client may fall behind its stream; one that leaves more unread is cut off and its call cancelled."""
     drain_grace_s: float = 30.0
-    """After SIGTERM: how long accepted calls may still run before they are ended with an error."""
+    """After SIGTERM: how long accepted calls may still run before they are ended with an error. The same for those of a
+    worker that is removed."""
+    admin_key: str | None = None
+    """What `/admin/…` asks for as a bearer token; INFERRY_ADMIN_KEY sets it too. null lets clients on this machine in,
+    and nobody else."""
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a worker is taken out, when it is asked again, and how fast it is trusted again."""
+
+    losses: int = 3
+    """Different jobs lost on a worker, with none served in between, that take it out. One job alone never does."""
+    window_s: float = 30.0
+    """As many losses within this time take it out as well, where they are at least `loss_share` of what ended there."""
+    loss_share: float = 0.5
+    """See `window_s`."""
+    first_pause_s: float = 0.25
+    """Until a worker that was taken out is asked for a token; doubles with every failure."""
+    longest_pause_s: float = 10.0
+    """That pause grows no longer than this."""
+    first_share: float = 0.1
+    """Part of its room that a worker gets when it has come back; doubles until it has all of it."""
+    double_every_s: float = 1.0
+    """How long each of those parts is kept."""
 
 
 class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +136,11 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Part of the admitted prompt tokens this lane is owed while higher lanes are busy."""
     reserve: float | UnsetType = UNSET
     """Part of every worker's room that jobs of this lane leave to higher lanes."""
+    may_preempt: tuple[Literal["P0", "P1", "P2"], ...] | UnsetType = UNSET
+    """Lower lanes whose running jobs may be stopped for one of this lane that finds no room; they go on later, where
+    they were."""
+    preemptible: bool | UnsetType = UNSET
+    """Whether running jobs of this lane may be stopped for those of a lane that names it."""
     ttft_ms: float | UnsetType | None = UNSET
     """Promise: time to the first token. Measured as `inferry_promises_total`; null promises nothing."""
     gap_ms: float | UnsetType | None = UNSET
@@ -87,70 +158,6 @@ class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Batch."""
 
 
-class EmbeddedWorkerConfig(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded"
-):
-    """Inferry's own engine in a process of its own (needs the `engine` extra)."""
-
-    name: str = "local"
-    """How the worker is called in headers, metrics and the ledger."""
-    model: str | None = None
-    """A Hugging Face model directory; null makes and uses the small built-in model."""
-    models: tuple[str, ...] = ()
-    """Names the model is served under; none: the directory's name, or `inferry-tiny`."""
-    group: str = "default"
-    """Worker group."""
-    max_sequences: int = 64
-    """Most sequences that run at once."""
-    kv_tokens: int = 65_536
-    """Room of the KV cache, in tokens."""
-    chunk_tokens: int = 256
-    """Most prompt tokens computed in one engine step: smaller keeps live token gaps short, larger prefills faster."""
-    room: Literal["adaptive", "fixed"] = "adaptive"
-    """How much of the engine is used: computed from what lanes promise and what it is seen to do, or always all."""
-    threads: int | None = None
-    """CPU threads of the engine; null picks."""
-    default_output_tokens: int = 512
-    """Output limit of a call that names none."""
-
-
-class VllmWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
-    """A vLLM server, or anything else that speaks the OpenAI API, over HTTP."""
-
-    name: str
-    """How the worker is called in headers, metrics and the ledger."""
-    url: str
-    """Where the server is, without `/v1`."""
-    models: tuple[str, ...] = ()
-    """Models to send to it; none: what its `/v1/models` lists at start."""
-    group: str = "default"
-    """Worker group."""
-    api_key: str | None = None
-    """Sent upstream as a bearer token. Client keys never are."""
-    max_sequences: int = 256
-    """Most calls in flight to this server."""
-    kv_tokens: int | None = None
-    """Most KV tokens the calls in flight may be expected to need; null does not bound it."""
-    prefill_tokens: int | None = None
-    """Most prompt tokens sent and still without a first token, those expected in its prefix cache not counted; this is
-    what first tokens of live calls wait behind. null does not bound it."""
-    room: Literal["adaptive", "fixed"] = "adaptive"
-    """How much of the server is used: computed from what lanes promise and what it is seen to do, within the figures
-    above; or always all they allow."""
-    chunk_tokens: int | None = None
-    """What the server computes in one step (vLLM's `--max-num-batched-tokens`); null where it is not known."""
-    engine_priority: bool = True
-    """Tell the server each call's lane as its `priority`, where it takes that (vLLM's `--scheduling-policy priority`).
-    It is asked once, at the start."""
-    connect_timeout_s: float = 5.0
-    """How long a connection may take."""
-    silence_timeout_s: float = 120.0
-    """How long the server may say nothing before the call fails with 504 `worker_timeout`."""
-
-
-WorkerConfig = EmbeddedWorkerConfig | VllmWorkerConfig
-
-
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `inferry serve` needs to know."""
 
@@ -159,7 +166,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lanes: LanesConfig = LanesConfig()
     """The promises, per lane."""
     workers: tuple[WorkerConfig, ...] = (EmbeddedWorkerConfig(),)
-    """What runs the work."""
+    """What runs the work. With a `workers_file`, none but those in it unless they are named here."""
+    workers_file: str | None = None
+    """A YAML list of more workers, written as in `workers`. It is looked at every second: workers are added, replaced
+    and removed as it changes. One that cannot be used is told to the log and changes nothing."""
+    health: HealthConfig = HealthConfig()
+    """When workers are trusted."""
     ledger: str = "sqlite:///inferry.db"
     """Where one row per attempt is kept."""
 
@@ -188,6 +200,8 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
     if not isinstance(raw, dict):
         raise ConfigError(f"the configuration must be a mapping of keys, not {_kind(raw)}")
     raw = _with_environment(raw, env or {})
+    if raw.get("workers_file") is not None:
+        raw.setdefault("workers", [])
     _refuse_unknown_keys(raw, Config, "")
     _read_off_as_a_word(raw)
     try:
@@ -200,6 +214,36 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
     return config
 
 
+def load_workers(path: Path) -> tuple[WorkerConfig, ...]:
+    """The workers in a `workers_file`."""
+    try:
+        return parse_workers(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_workers(content: bytes) -> tuple[WorkerConfig, ...]:
+    """Workers from what a `workers_file` holds, checked like those of the configuration."""
+    try:
+        raw = yaml.safe_load(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError("it is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"it is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, list):
+        raise ConfigError(f"it must be a list of workers, not {_kind(raw)}")
+    # An empty list is a fleet that is gone; an empty file is more likely an accident.
+    return parse({"workers": raw}).workers if raw else ()
+
+
+def taken_names(config: Config, workers: Sequence[WorkerConfig]) -> list[str]:
+    """Names in a `workers_file` that the configuration has given to workers of its own."""
+    taken = {worker.name for worker in config.workers}
+    return [worker.name for worker in workers if worker.name in taken]
+
+
 def dump(config: Config) -> str:
     """The whole configuration as YAML, defaults included; secrets are left out."""
     raw = msgspec.to_builtins(config)
@@ -207,14 +251,28 @@ def dump(config: Config) -> str:
         lane.name: {name: getattr(policy, name) for name in LaneConfig.__struct_fields__}
         for lane, policy in config.lane_policies().items()
     }
+    for lane in raw["lanes"].values():
+        lane["may_preempt"] = [lower.name for lower in lane["may_preempt"]]
+    if raw["server"]["admin_key"]:
+        raw["server"]["admin_key"] = "***"
     for worker in raw["workers"]:
-        if worker.get("api_key"):
-            worker["api_key"] = "***"
+        for name in ("api_key", "salt_secret"):
+            if worker.get(name):
+                worker[name] = _hidden(worker[name])
+        if worker.get("api_keys"):
+            worker["api_keys"] = [_hidden(key) for key in worker["api_keys"]]
     return yaml.safe_dump(raw, sort_keys=False, default_flow_style=False)
+
+
+def _hidden(secret: str) -> str:
+    """A secret as it may be shown: where it comes from, or nothing of it."""
+    return secret if secret.startswith("$") else "***"
 
 
 def _lane_policy(lane: Lane, override: LaneConfig) -> LanePolicy:
     given = {name: value for name in LaneConfig.__struct_fields__ if (value := getattr(override, name)) is not UNSET}
+    if "may_preempt" in given:
+        given["may_preempt"] = tuple(Lane[name] for name in given["may_preempt"])
     return msgspec.structs.replace(DEFAULT_LANES[lane], **given)
 
 
@@ -224,7 +282,12 @@ def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
     for name, text in env.items():
         if not name.startswith(ENV_PREFIX) or name in NOT_KEYS:
             continue
-        if "__" not in name and name != ENV_PREFIX + "LEDGER":
+        if name == ADMIN_KEY:
+            # As it is: a key that looks like a number is still a key.
+            server = raw.get("server") or {}
+            raw["server"] = {**server, "admin_key": text} if isinstance(server, dict) else server
+            continue
+        if "__" not in name and name.removeprefix(ENV_PREFIX) not in ("LEDGER", "WORKERS_FILE"):
             leaf = name.removeprefix(ENV_PREFIX)
             hint = (
                 f"; did you mean {ENV_PREFIX}SERVER__{leaf}?" if leaf.lower() in ServerConfig.__struct_fields__ else ""
@@ -304,10 +367,21 @@ def _impossible(config: Config) -> Iterator[str]:
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
                 f"({policy.max_wait_ms:g}), which bounds it"
             )
+        for lower in policy.may_preempt:
+            if lower <= lane:
+                yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
         for name in ("share", "reserve"):
             if not 0 <= getattr(policy, name) < 1:
                 yield f"{where}.{name} must be at least 0 and below 1"
-    if not config.workers:
+    if server.admin_key is not None and len(server.admin_key) < LEAST_ADMIN_KEY:
+        yield f"server.admin_key must have at least {LEAST_ADMIN_KEY} characters"
+    health = config.health
+    yield from _outside("health", health, 2, math.inf, "losses")
+    yield from _not_above_zero("health", health, "window_s", "first_pause_s", "longest_pause_s", "double_every_s")
+    for name in ("loss_share", "first_share"):
+        if not 0 < getattr(health, name) <= 1:
+            yield f"health.{name} must be above 0 and at most 1"
+    if not config.workers and config.workers_file is None:
         yield "workers is empty: nothing would run"
     seen: set[str] = set()
     for index, worker in enumerate(config.workers):
@@ -319,10 +393,13 @@ def _impossible(config: Config) -> Iterator[str]:
             yield f"{where}.kv_tokens must be at least {LEAST_KV_TOKENS}"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
-        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "default_output_tokens")
+        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
+        yield from _outside(where, worker, 1, math.inf, "default_output_tokens")
         yield from _outside(where, worker, 1, math.inf, *counts)
-        yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s")
-        if isinstance(worker, VllmWorkerConfig) and not _is_address(worker.url):
+        yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s", "gap_timeout_s")
+        if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
+            yield f"{where}.api_key and {where}.api_keys exclude each other"
+        if isinstance(worker, HttpWorkerConfig) and not _is_address(worker.url):
             yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
     if not config.ledger.startswith("sqlite:///"):
         yield "ledger must be a URL of the form sqlite:///PATH"

@@ -18,7 +18,7 @@ import msgspec
 import typer.main
 from msgspec import Struct, UnsetType
 
-from inferry import cli, config
+from inferry import cli, config, config_workers
 from inferry.domain import errors, ledger, plans
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane
@@ -31,6 +31,7 @@ _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or fals
 _EXAMPLE_WORKERS = [
     {"kind": "embedded"},
     {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"},
+    {"kind": "vllm-inprocess", "name": "gpu-c", "model": "./models/llama"},
 ]
 
 
@@ -59,24 +60,34 @@ def write(directory: Path) -> None:
 
 
 def config_page() -> str:
-    docs = attribute_docs(config)
+    docs = attribute_docs(config) | attribute_docs(config_workers)
     return _page(
         "Configuration",
-        "src/inferry/config.py and src/inferry/domain/jobs.py",
+        "src/inferry/config.py, src/inferry/config_workers.py and src/inferry/domain/jobs.py",
         "One YAML file, given with `--config`. Everything but an HTTP worker's name and URL has a default, so an empty "
         "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
         "path. "
         "`inferry check-config --config FILE` prints what was understood, defaults included and secrets left out.",
         f"An environment variable sets one key: `{config.ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
-        f"`{config.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{config.ENV_PREFIX}LEDGER` is `ledger`. "
+        f"`{config.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{config.ENV_PREFIX}LEDGER` is `ledger`, "
+        f"`{config.ENV_PREFIX}WORKERS_FILE` is `workers_file`, `{config.ADMIN_KEY}` is `server.admin_key`. "
         "Values are read as YAML and win over the file. Entries of `workers` cannot be set this way.",
         *_section("Top level", "", config.Config, docs),
         *_section("`server`", "server.", config.ServerConfig, docs),
+        *_section("`health`", "health.", config.HealthConfig, docs),
         *_lanes_section(docs),
         *_section("`workers[]` of `kind: embedded`", "", config.EmbeddedWorkerConfig, docs),
-        *_section("`workers[]` of `kind: vllm`", "", config.VllmWorkerConfig, docs),
+        *_section("`workers[]` of every kind over HTTP", "", config.HttpWorkerConfig, docs),
+        *(
+            part
+            for kind in config.HTTP_KINDS
+            for part in _section(
+                f"`workers[]` of `kind: {kind.__struct_config__.tag}`", "", kind, docs, config.HttpWorkerConfig
+            )
+        ),
+        *_section("`workers[]` of `kind: vllm-inprocess`", "", config.VllmInProcessWorkerConfig, docs),
         "## Everything at once",
-        "Every key with its default, and two workers. A configuration needs only the keys it changes.",
+        "Every key with its default, and a worker of each kind. A configuration needs only the keys it changes.",
         f"```yaml\n{example_config()}```",
     )
 
@@ -86,7 +97,10 @@ def example_config() -> str:
     return config.dump(config.parse({"workers": _EXAMPLE_WORKERS}))
 
 
-def _section(title: str, prefix: str, struct: type[Struct], docs: dict[tuple[str, str], str]) -> Iterator[str]:
+def _section(
+    title: str, prefix: str, struct: type[Struct], docs: dict[tuple[str, str], str], base: type[Struct] | None = None
+) -> Iterator[str]:
+    """The keys of a Struct; those it has from `base` only where it has something else to say of them."""
     yield f"## {title}"
     yield inspect.cleandoc(struct.__doc__ or "")
     rows = [
@@ -97,8 +111,10 @@ def _section(title: str, prefix: str, struct: type[Struct], docs: dict[tuple[str
             docs[struct.__name__, field.name],
         )
         for field in msgspec.structs.fields(struct)
+        if base is None or (struct.__name__, field.name) in docs
     ]
-    yield _table(("key", "type", "default", "meaning"), rows)
+    if rows:
+        yield _table(("key", "type", "default", "meaning"), rows)
 
 
 def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
@@ -144,6 +160,8 @@ def type_name(kind: Any) -> str:
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return " or ".join(f"`{one}`" for one in arguments)
+    if typing.get_origin(kind) is dict:
+        return "mapping"
     if typing.get_origin(kind) is tuple:
         return f"list of {type_name(arguments[0])}"
     if arguments:
@@ -263,7 +281,11 @@ def commands() -> list[tuple[str, Any]]:
 
 def options(command: Any) -> list[tuple[list[str], Any]]:
     """The options of a command with all their spellings."""
-    return [([*one.opts, *one.secondary_opts], one) for one in command.params if not getattr(one, "hidden", False)]
+    return [
+        ([*one.opts, *one.secondary_opts], one)
+        for one in command.params
+        if one.param_type_name == "option" and not getattr(one, "hidden", False)
+    ]
 
 
 def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -276,12 +298,20 @@ def _command_section(path: str, command: Any) -> Iterator[str]:
     inner = getattr(command, "commands", None)
     yield f"## `{path}`"
     yield " ".join((command.help or "").split())
-    yield f"```\n{path} [OPTIONS]{' COMMAND [ARGS]...' if inner else ''}\n```"
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    named = "".join(f" {_argument(one)}" for one in arguments)
+    yield f"```\n{path} [OPTIONS]{named}{' COMMAND [ARGS]...' if inner else ''}\n```"
     if inner:
         yield f"Commands: {_codes(f'{path} {name}' for name in inner)}."
-    rows = [(_spelling(names, one), _default(one), one.help or "") for names, one in options(command)]
+    rows = [(f"`{_argument(one)}`", _default(one), one.help or "") for one in arguments]
+    rows += [(_spelling(names, one), _default(one), one.help or "") for names, one in options(command)]
     if rows:
         yield _table(("option", "default", "meaning"), rows)
+
+
+def _argument(argument: Any) -> str:
+    name = f"{argument.metavar or argument.name.upper()}{'...' if argument.nargs != 1 else ''}"
+    return name if argument.required else f"[{name}]"
 
 
 def _spelling(names: list[str], option: Any) -> str:

@@ -191,7 +191,7 @@ def simulated_workers(
 
 
 def _simulated(worker: configuration.WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
-    if isinstance(worker, configuration.VllmWorkerConfig):
+    if isinstance(worker, configuration.HttpWorkerConfig):
         if worker.chunk_tokens is not None:
             sequences = min(flags.max_num_seqs, worker.chunk_tokens)
             flags = replace(flags, max_num_seqs=sequences, max_num_batched_tokens=worker.chunk_tokens)
@@ -199,6 +199,9 @@ def _simulated(worker: configuration.WorkerConfig, flags: engines.EngineFlags) -
             min(worker.max_sequences, flags.max_num_seqs), worker.kv_tokens or flags.kv_tokens, worker.prefill_tokens
         )
         return SimulatedWorker(flags, room, worker.group, worker.room == "adaptive")
+    if isinstance(worker, configuration.VllmInProcessWorkerConfig):
+        own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
+        return SimulatedWorker(own, Room(worker.max_sequences, own.kv_tokens), worker.group, worker.room == "adaptive")
     own = replace(
         flags,
         max_num_seqs=worker.max_sequences,

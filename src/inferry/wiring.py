@@ -1,18 +1,37 @@
 """The composition root: configuration in, objects out. The only module that imports adapters."""
 
+import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger
+from inferry.adapters.workers.advice import Facts, advice
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
-from inferry.config import Config, ConfigError, EmbeddedWorkerConfig, VllmWorkerConfig, WorkerConfig
+from inferry.adapters.workers.profiles import PROFILES
+from inferry.config import (
+    Config,
+    ConfigError,
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    OpenAIWorkerConfig,
+    VllmInProcessWorkerConfig,
+    VllmWorkerConfig,
+    WorkerConfig,
+    load_workers,
+    parse_workers,
+    taken_names,
+)
 from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.health import HealthPolicy
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
+from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.ingress.app import App, Limits
@@ -30,6 +49,7 @@ class Service(NamedTuple):
     app: App
     gateway: Gateway
     pool: Pool
+    watch: FleetWatch[WorkerConfig] | None = None
 
 
 def build(config: Config, clock: Clock | None = None) -> Service:
@@ -37,22 +57,37 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     clock = clock or SystemClock()
     workers: list[Worker] = []
     tokenizers: dict[str, Tokenizer] = {}
-    for one in config.workers:
-        worker, found = _worker(one, clock)
+    watched = _watched_workers(config)
+    kinds: dict[str, str] = {}
+    for one in (*config.workers, *watched.values()):
+        worker, found = _worker(one, clock, config.lane_policies())
         workers.append(worker)
         tokenizers.update(found)
-    return assemble(config, workers, tokenizers, clock)
+        kinds[one.name] = _kind(one)
+    service = assemble(config, workers, tokenizers, clock, kinds)
+    if config.workers_file is None:
+        return service
+    return service._replace(watch=_watch(config, service, watched, tokenizers, clock))
 
 
-def assemble(config: Config, workers: Sequence[Worker], tokenizers: dict[str, Tokenizer], clock: Clock) -> Service:
+def assemble(
+    config: Config,
+    workers: Sequence[Worker],
+    tokenizers: dict[str, Tokenizer],
+    clock: Clock,
+    kinds: Mapping[str, str] | None = None,
+) -> Service:
     """The service around given workers."""
     try:
         ledger = SqliteLedger(config.ledger)
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
-    pool = Pool(workers, clock)
+    health = config.health
+    policy = HealthPolicy(**{name: getattr(health, name) for name in health.__struct_fields__})
+    pool = Pool(workers, clock, health=policy, kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
+    metrics.watch(health=pool.health)
     gateway = Gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -67,27 +102,143 @@ def assemble(config: Config, workers: Sequence[Worker], tokenizers: dict[str, To
         heartbeat_s=config.server.heartbeat_s,
         max_unread_bytes=config.server.max_unread_bytes,
     )
-    return Service(App(gateway, metrics, limits), gateway, pool)
+    return Service(App(gateway, metrics, limits, config.server.admin_key), gateway, pool)
 
 
-def _worker(config: WorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+def _watched_workers(config: Config) -> dict[str, WorkerConfig]:
+    """What the configuration's `workers_file` holds now; nothing where there is none."""
+    if config.workers_file is None:
+        return {}
+    return _by_name(config, load_workers(Path(config.workers_file)))
+
+
+def _by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[str, WorkerConfig]:
+    taken = taken_names(config, workers)
+    if taken:
+        raise ConfigError(f"{config.workers_file}: the configuration has workers of its own named {', '.join(taken)}")
+    return {worker.name: worker for worker in workers}
+
+
+def _watch(
+    config: Config,
+    service: Service,
+    watched: dict[str, WorkerConfig],
+    tokenizers: dict[str, Tokenizer],
+    clock: Clock,
+) -> FleetWatch[WorkerConfig]:
+    """What keeps the pool as the `workers_file` says."""
+    assert config.workers_file is not None
+
+    async def make(entry: WorkerConfig) -> tuple[Worker, str]:
+        try:
+            if isinstance(
+                entry, EmbeddedWorkerConfig | VllmInProcessWorkerConfig
+            ):  # reads a tokenizer, and may have to make a model
+                worker, found = await asyncio.to_thread(_worker, entry, clock)
+            else:
+                worker, found = _worker(entry, clock, config.lane_policies())
+        except ConfigError as error:
+            raise Unusable(str(error)) from None
+        tokenizers.update(found)
+        return worker, _kind(entry)
+
+    def read(content: bytes) -> dict[str, WorkerConfig]:
+        try:
+            return _by_name(config, parse_workers(content))
+        except ConfigError as error:
+            raise Unusable(str(error)) from None
+
+    fleet = Fleet(service.pool, make, watched, grace_s=config.server.drain_grace_s)
+    return FleetWatch(WatchedFile(Path(config.workers_file)), read, fleet)
+
+
+def _kind(config: WorkerConfig | HttpWorkerConfig) -> str:
+    return str(config.__struct_config__.tag)
+
+
+def over_http(config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy]) -> OpenAIHttpWorker:
+    """The worker for a server that speaks the OpenAI API."""
+    vllm = config if isinstance(config, VllmWorkerConfig) else None
+    keys = config.api_keys if isinstance(config, OpenAIWorkerConfig) else ()
+    settings = HttpWorkerSettings(
+        url=config.url.rstrip("/").removesuffix("/v1"),
+        profile=PROFILES[_kind(config)],
+        models=config.models,
+        group=config.group,
+        api_key=_secret(config, config.api_key),
+        api_keys=tuple(key for name in keys if (key := _secret(config, name))),
+        room=Room(config.max_sequences, config.kv_tokens, config.prefill_tokens),
+        asks_for_priorities=vllm is not None and vllm.engine_priority,
+        salts=vllm is not None and vllm.isolation == "salt",
+        salt_secret=None if vllm is None else _secret(config, vllm.salt_secret),
+        controlled=config.room == "adaptive",
+        chunk_tokens=config.chunk_tokens,
+        connect_timeout_s=config.connect_timeout_s,
+        silence_timeout_s=config.silence_timeout_s,
+        gap_timeout_s=config.gap_timeout_s,
+    )
+    return OpenAIHttpWorker(config.name, settings, clock, lanes)
+
+
+def advise(config: Config) -> list[str]:
+    """What the configuration alone says about engines that stand in the way of a promise."""
+    lanes = config.lane_policies()
+    return [
+        sentence
+        for worker in config.workers
+        if isinstance(worker, HttpWorkerConfig)
+        for sentence in advice(_configured_facts(worker), lanes)
+    ]
+
+
+async def ask_engines(config: Config, clock: Clock | None = None) -> list[str]:
+    """The same after asking the servers themselves, and what keeps one from being asked."""
+    lanes = config.lane_policies()
+    said: list[str] = []
+    for one in config.workers:
+        if isinstance(one, HttpWorkerConfig):
+            worker = over_http(one, clock or SystemClock(), lanes)
+            try:
+                await worker.start()
+                said += advice(worker.facts(), lanes)
+            except GatewayError as error:
+                said += [f"worker {one.name}: {error.message}", *advice(_configured_facts(one), lanes)]
+            finally:
+                await worker.close()
+    return said
+
+
+def _configured_facts(worker: HttpWorkerConfig) -> Facts:
+    return Facts(
+        worker=worker.name,
+        kind=_kind(worker),
+        max_sequences=worker.max_sequences,
+        prefill_tokens=worker.prefill_tokens,
+        kv_tokens=worker.kv_tokens,
+        chunk_tokens=worker.chunk_tokens,
+    )
+
+
+def _secret(config: HttpWorkerConfig, secret: str | None) -> str | None:
+    """A secret as it is, or from the environment where it is written as `$NAME`."""
+    if secret is None or not secret.startswith("$"):
+        return secret
+    found = os.environ.get(secret[1:])
+    if not found:
+        raise ConfigError(f"worker `{config.name}`: the environment variable {secret[1:]} is not set")
+    return found
+
+
+def _worker(
+    config: WorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES
+) -> tuple[Worker, dict[str, Tokenizer]]:
     match config:
         case EmbeddedWorkerConfig():
             return _embedded(config, clock)
-        case VllmWorkerConfig():
-            settings = HttpWorkerSettings(
-                url=config.url.rstrip("/").removesuffix("/v1"),
-                models=config.models,
-                group=config.group,
-                api_key=config.api_key,
-                room=Room(config.max_sequences, config.kv_tokens, config.prefill_tokens),
-                asks_for_priorities=config.engine_priority,
-                controlled=config.room == "adaptive",
-                chunk_tokens=config.chunk_tokens,
-                connect_timeout_s=config.connect_timeout_s,
-                silence_timeout_s=config.silence_timeout_s,
-            )
-            return OpenAIHttpWorker(config.name, settings, clock), {}
+        case VllmInProcessWorkerConfig():
+            return _vllm_in_process(config, clock)
+        case HttpWorkerConfig():
+            return over_http(config, clock, lanes), {}
 
 
 def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
@@ -128,6 +279,51 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         models=names,
         group=config.group,
         engine=engine,
+        default_output_tokens=config.default_output_tokens,
+        controlled=config.room == "adaptive",
+        make_assembler=lambda stops: Assembler(tokenizer, stops),
+        clock=clock,
+    )
+    return worker, dict.fromkeys(names, tokenizer)
+
+
+def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+    try:
+        from inferry.adapters.workers.vllm_inprocess import VllmEngine, VllmInProcessWorker
+        from inferry.engine.tokenizer import HfTokenizer
+        from inferry.streams.assembler import Assembler
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"worker `{config.name}` is of kind vllm-inprocess, whose prompts are made here, which needs {error.name}: "
+            "install the `engine` extra (pip install 'inferry[engine]', in a clone pip install '.[engine]')"
+        ) from None
+    directory = Path(config.model).expanduser()
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    # Made absolute and not resolved: a virtual environment's interpreter is a link out of it.
+    python = Path(config.python).expanduser().absolute()
+    if not python.is_file():
+        raise ConfigError(
+            f"worker `{config.name}`: there is no interpreter {python}; vLLM has a virtual environment of its own "
+            "(`make venv-vllm` makes one for CPUs), and `python` says where it is"
+        )
+    try:
+        tokenizer = HfTokenizer(directory)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"worker `{config.name}`: {error}") from None
+    names = config.models or (directory.resolve().name,)
+    worker = VllmInProcessWorker(
+        config.name,
+        model_dir=directory.absolute(),
+        models=names,
+        engine=VllmEngine(
+            python=python,
+            max_sequences=config.max_sequences,
+            chunk_tokens=config.chunk_tokens,
+            context_tokens=config.context_tokens,
+            arguments=config.engine_args,
+        ),
+        group=config.group,
         default_output_tokens=config.default_output_tokens,
         controlled=config.room == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),

@@ -8,6 +8,7 @@ import pytest
 
 from inferry.adapters.workers.http1 import Client, Connection
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.profiles import Profile
 from inferry.domain.clock import SystemClock
 from inferry.domain.plans import BatchPlan, ReleaseReason
 from inferry.domain.streams import Done, Failed, Item
@@ -17,6 +18,9 @@ from support.upstream import DONE, chunk, usage
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 MODELS = b'{"data":[{"id":"m"}]}'
 ANSWER = chunk("a") + chunk("b", "stop") + usage(1, 2) + DONE
+
+PLAIN = Profile(kind="plain")
+"""A server that is asked for nothing but completions."""
 
 Serve = Callable[[int, int, asyncio.StreamWriter], Awaitable[bool]]
 
@@ -61,7 +65,7 @@ def calls(serve: Serve, count: int = 1) -> tuple[list[Item], int]:
     async def scenario() -> list[Item]:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=url, silence_timeout_s=5), SystemClock())
+        worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=url, profile=PLAIN, silence_timeout_s=5), SystemClock())
         ends: list[Item] = []
         try:
             await worker.start()
@@ -136,12 +140,24 @@ def test_a_request_whose_answer_had_begun_is_never_sent_again() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(ANSWER), True),
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + ANSWER, True),
         (b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER, True),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + ANSWER.removesuffix(DONE), False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + ANSWER.removesuffix(DONE), True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + chunk("a"), False),
         (b"SSH-2.0-OpenSSH_9.2\r\n", False),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", False),
         (b"", False),
     ],
-    ids=["length", "chunks", "continue", "close", "http-1.0", "short", "not-http", "bad-chunk", "nothing"],
+    ids=[
+        "length",
+        "chunks",
+        "continue",
+        "close",
+        "http-1.0",
+        "only-the-end-missing",
+        "short",
+        "not-http",
+        "bad-chunk",
+        "nothing",
+    ],
 )
 def test_every_way_to_frame_an_answer(answer: bytes, is_good: bool) -> None:
     async def serve(connection: int, request: int, writer: asyncio.StreamWriter) -> bool:

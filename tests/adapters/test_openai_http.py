@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from inferry.adapters.workers.bodies import streaming_body
 from inferry.adapters.workers.http1 import REST_S
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker, streaming_body
+from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError

@@ -1,7 +1,7 @@
 """The dispatch loop: every job that gets in ends exactly once, whatever its worker does."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,23 +15,12 @@ from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, Q
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import Phase, Room
-from inferry.domain.streams import Delta, Done, End, Failed
+from inferry.domain.streams import Delta, Done, Failed
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
-from inferry.streams.mailbox import JobStream
 from support.builders import a_job
+from support.houses import ListLedger, read, run, turns
 from support.scripted_worker import ScriptedWorker
-
-
-class ListLedger:
-    def __init__(self) -> None:
-        self.entries: list[LedgerEntry] = []
-
-    def append(self, entries: Sequence[LedgerEntry]) -> None:
-        self.entries.extend(entries)
-
-    def close(self) -> None:
-        pass
 
 
 class House:
@@ -68,26 +57,6 @@ async def a_house(lanes: Any = DEFAULT_LANES, **script: Any) -> AsyncIterator[Ho
         await house.gateway.close()
 
 
-async def read(stream: JobStream) -> tuple[list[Delta], End]:
-    deltas: list[Delta] = []
-    while True:
-        delta, end = await stream.take()
-        if delta is not None:
-            deltas.append(delta)
-        if end is not None:
-            return deltas, end
-
-
-async def turns(count: int = 20) -> None:
-    """Let everything that is due on the loop happen."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
-
-
 def test_a_job_streams_its_words_and_one_ledger_row_accounts_for_it() -> None:
     async def scenario() -> None:
         async with a_house() as house:
@@ -117,7 +86,7 @@ def test_a_worker_that_dies_fails_its_jobs_and_no_others() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             house.worker.dies_after = 1
-            deltas, end = await read(house.gateway.submit(house.job()))
+            deltas, end = await read(house.gateway.submit(house.job(stream=True)))
             assert [delta.text for delta in deltas] == ["one"]
             assert isinstance(end, Failed)
             assert isinstance(end.error, WorkerLost)

@@ -2,6 +2,9 @@
 
 import random
 
+import pytest
+
+from inferry.dispatch import prefixes
 from inferry.dispatch.prefixes import LONG_SLICE_BYTES, SHORT_PART_BYTES, SLICE_BYTES, PrefixMemory
 
 
@@ -22,7 +25,7 @@ def test_a_prompt_that_goes_on_with_an_earlier_one_is_known_up_to_where_that_end
     system, more = _text(10 * SLICE_BYTES, 1), _text(10 * SLICE_BYTES, 2)
     memory.meet("a", "m", _body(system))
     share = memory.meet("a", "m", _body(system, more)).share
-    assert 0.44 < share <= 0.5
+    assert 0.49 < share <= 0.501
 
 
 def test_a_prompt_that_differs_early_is_not_known_however_much_follows() -> None:
@@ -76,12 +79,58 @@ def test_the_memory_is_bounded_and_forgets_what_is_oldest() -> None:
     assert memory.meet("a", "m", first).share == 0.0
 
 
-def test_an_engine_that_reports_nothing_as_cached_soon_counts_whole_prompts() -> None:
+@pytest.mark.parametrize("size", [3 * SLICE_BYTES + 700, 60_000, 150_001])
+def test_a_conversation_is_known_up_to_where_it_grew(size: int) -> None:
     memory = PrefixMemory()
+    text = _text(size, 1)
+    before, after = _body(text), _body(text + _text(900, 2))
+    memory.meet("a", "m", before)
+    known = memory.meet("a", "m", after).share * (len(after) - after.index(b'"prompt"'))
+    assert abs(known - size) < 32
+    assert memory.meet("b", "m", after).share == 0.0
+
+
+def test_what_is_remembered_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MOST_TAIL_BYTES", 20_000)
+    memory = PrefixMemory()
+    for seed in range(100):
+        memory.meet("a", "m", _body(_text(2 * SLICE_BYTES + 900, seed)))
+    assert sum(map(len, memory._tails.values())) == memory._tail_bytes <= 20_000
+
+
+def test_an_engine_that_never_reports_anything_as_cached_says_nothing() -> None:
+    memory = PrefixMemory()
+    for _ in range(200):
+        memory.learn("m", 500, 0)
     assert memory.expected("m", 500) == 450
+
+
+def test_an_engine_that_reports_nothing_as_cached_any_more_soon_counts_whole_prompts() -> None:
+    memory = PrefixMemory()
+    memory.learn("m", 500, 100)
     for _ in range(200):
         memory.learn("m", 500, 0)
     assert memory.expected("m", 500) == 0
+
+
+def test_what_an_engine_found_in_all_corrects_what_is_expected_of_each() -> None:
+    memory = PrefixMemory()
+    memory.learn_totals("m", 100, 0)  # too little to say anything
+    assert memory.expected("m", 500) == 450
+    for _ in range(200):
+        memory.learn_totals("m", 10_000, 6_000)
+    assert 299 <= memory.expected("m", 500) <= 300
+    for _ in range(200):
+        memory.learn_totals("m", 10_000, 12_000)  # more than was known of
+    assert memory.expected("m", 500) == 500
+
+
+def test_what_an_engine_reports_of_each_job_counts_more_than_totals() -> None:
+    memory = PrefixMemory()
+    for _ in range(200):
+        memory.learn("m", 500, 350)
+        memory.learn_totals("m", 10_000, 0)
+    assert 345 <= memory.expected("m", 500) <= 352
 
 
 def test_what_engines_report_corrects_what_is_expected() -> None:

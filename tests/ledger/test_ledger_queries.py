@@ -68,7 +68,15 @@ def tally(rows: Sequence[LedgerEntry]) -> dict[str, int]:
     return {
         "jobs": len(last),
         "attempts": len(rows),
-        **{one.value: sum(row.outcome is one for row in last.values()) for one in Outcome},
+        **{
+            name: sum(row.outcome.value in outcomes for row in last.values())
+            for name, outcomes in (
+                ("done", {"done"}),
+                ("failed", {"failed", "preempted"}),
+                ("cancelled", {"cancelled"}),
+                ("expired", {"expired"}),
+            )
+        },
         "prompt_tokens": sum(row.prompt_tokens for row in rows),
         "cached_tokens": sum(row.cached_tokens for row in rows),
         "output_tokens": sum(row.output_tokens for row in rows),

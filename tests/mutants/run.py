@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant("turns have no bound", "shares.py", "other.overtaken and other.overtaken + head", "False and head"),
     Mutant("anybody may be stopped", "preemption.py", "job.resume is Resume.NEVER or ", ""),
     Mutant("no minimum of progress", "preemption.py", "ticket.produced >= MIN_PROGRESS_TOKENS", "True"),
-    Mutant("no maximum of preemptions", "preemption.py", " or job.attempt > MAX_PREEMPTIONS", ""),
+    Mutant("no maximum of preemptions", "preemption.py", " or job.preemptions >= MAX_PREEMPTIONS", ""),
     Mutant(
         "the dearest job is stopped",
         "preemption.py",

@@ -235,6 +235,7 @@ def test_states_are_read_when_somebody_asks(metrics: Metrics) -> None:
     assert value(metrics, "queue_depth", lane="P0") is None
     metrics.watch(lambda: depths, lambda: views, open_streams=lambda: 5)
     metrics.watch(merged_deltas=lambda: 7, ledger_written=lambda: written[0], ledger_dropped=lambda: 0)
+    metrics.watch(wait_coverage=lambda: {Lane.P1: 0.875}, output_error=lambda: 0.5)
     depths[Lane.P0], written[0] = 4, 11
     found = {
         (name.removeprefix("inferry_"), *sorted(v for _, v in labels)): number
@@ -251,6 +252,9 @@ def test_states_are_read_when_somebody_asks(metrics: Metrics) -> None:
     assert found[("merged_deltas_total",)] == 7
     assert found[("ledger_written_total",)] == 11
     assert found[("ledger_dropped_total",)] == 0
+    assert found["predicted_wait_coverage", "P1"] == 0.875
+    assert ("predicted_wait_coverage", "P0") not in found, "a lane in which nothing was judged has no coverage"
+    assert found[("predicted_output_error",)] == 0.5
 
 
 @pytest.mark.parametrize(("phase", "up"), [("starting", 0), ("ready", 1), ("draining", 1), ("down", 0)])

@@ -346,8 +346,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 own = sum(job.footprint.prefill_tokens for job in new_here)
                 limit = view.room.prefill_tokens
                 assert limit is None or used <= limit or (len(new_here) == 1 and used == own and limit > 0)
-            if view.pads and view.room.sequences is None:
-                assert len(plans) == 1
+            if view.pads and (patient := [p for p in plans if self.lanes[p.jobs[0].lane].window != "off"]):
+                assert patient == plans[:1]
                 assert before[worker].sequences + foreign_sequences == 0
             reasons = [plan.reason for plan in plans if plan.reason is not ReleaseReason.MAX_WAIT]
             assert view.pads or len(reasons) == len(set(reasons))
@@ -453,14 +453,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         able = [view for view in self.views.values() if eligible(view, known.job)]
         if policy.window == "fixed":
             return True
-        # Before an idle worker that pads, a job may wait for company that is expected.
-        return bool(able) and all(view.pads for view in able)
+        # Before an idle worker that pads, a job may wait for company that is expected; before others it may wait for a
+        # sibling, but not where one is idle.
+        if any(view.pads for view in able):
+            return all(view.pads for view in able)
+        return bool(known.job.prefix) and len(able) > 1 and all(self.is_busy(view) for view in able)
 
     def is_busy(self, view: WorkerView) -> bool:
         return self.use(view.worker).sequences + view.foreign.running + view.foreign.waiting > 0
 
     def has_room(self, view: WorkerView, job: InferenceJob) -> bool:
-        if view.pads and view.room.sequences is None and self.is_busy(view):
+        if view.pads and self.lanes[job.lane].window != "off" and self.is_busy(view):
             return False
         use, need, foreign = self.use(view.worker), job.footprint, view.foreign
         fill = 1 - self.lanes[job.lane].reserve

@@ -117,7 +117,24 @@ def test_live_prompts_may_use_slack_that_is_kept_from_batch_work() -> None:
     for_live = controller.room(engine.now).prefill_tokens_per_s
     assert for_batch is not None
     assert for_live is not None
-    assert for_live > 1.1 * for_batch
+    assert for_live > 1.05 * for_batch
+
+
+def test_what_is_kept_from_live_prompts_melts_as_they_come_due() -> None:
+    engine = an_engine()
+    controller = engine.controller
+    rates = []
+    for waited_s in (0.0, 1.0, 1.5, 1.9):
+        controller.waiting(P1, engine.now - waited_s)
+        rate = controller.room(engine.now).prefill_tokens_per_s
+        assert rate is not None
+        rates.append(rate)
+    assert rates == sorted(rates)
+    assert rates[-1] > 1.03 * rates[0]
+    controller.waiting(P1, None)
+    rate = controller.room(engine.now).prefill_tokens_per_s
+    assert rate is not None
+    assert rate <= rates[0]
 
 
 def test_better_lanes_prompts_do_not_open_the_room_of_those_below() -> None:

@@ -1,11 +1,15 @@
 """With whom jobs go: room in every currency, and plans."""
 
+from typing import Literal
+
 import pytest
 
 from inferry.domain.jobs import Lane
 from inferry.domain.plans import Load
 from scheduling.scheduler_harness import a_scheduler, batches, end, first_token, offer, reasons, sent
 from support.builders import a_job, a_policy, a_view
+
+ADAPTIVE = a_policy(window="adaptive")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_jobs_with_other_reasons_go_in_other_plans() -> None:
 
 
 def test_a_padded_pass_has_one_batch_key_and_says_how_long_it_is() -> None:
-    scheduler = a_scheduler(a_view(pads=True))
+    scheduler = a_scheduler(a_view(pads=True), P1=ADAPTIVE)
     offer(scheduler, a_job("a1", tokens=20), a_job("b1", attention="x"), a_job("a2", tokens=70), a_job("a3", tokens=30))
     (plan,) = scheduler.tick(0.0).plans
     assert [job.job_id for job in plan.jobs] == ["a1", "a2", "a3"]
@@ -93,7 +97,7 @@ def test_a_padded_pass_has_one_batch_key_and_says_how_long_it_is() -> None:
 
 
 def test_a_padded_pass_is_no_larger_than_max_batch() -> None:
-    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(max_batch=2))
+    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="adaptive", max_batch=2))
     offer(scheduler, *(a_job(f"{n}") for n in range(3)))
     assert batches(scheduler.tick(0.0)) == [["0", "1"]]
 
@@ -104,13 +108,18 @@ def test_a_padded_pass_stays_inside_the_room() -> None:
     assert batches(scheduler.tick(0.0)) == [["0", "1"]]
 
 
-def test_a_busy_padded_worker_takes_a_second_plan_only_if_it_says_how_many_it_runs() -> None:
-    for sequences, expected in ((None, []), (8, ["2"])):
-        scheduler = a_scheduler(a_view(pads=True, sequences=sequences))
-        offer(scheduler, a_job("1"))
-        scheduler.tick(0.0)
-        offer(scheduler, a_job("2"))
-        assert sent(scheduler.tick(0.0)) == expected
+@pytest.mark.parametrize("sequences", [None, 8])
+@pytest.mark.parametrize(("window", "expected"), [("off", ["2"]), ("adaptive", []), ("fixed", [])])
+def test_a_padded_pass_that_runs_is_left_alone_but_by_a_lane_that_holds_nobody(
+    window: Literal["adaptive", "fixed", "off"], expected: list[str], sequences: int | None
+) -> None:
+    scheduler = a_scheduler(a_view(pads=True, sequences=sequences), P1=a_policy(window=window))
+    offer(scheduler, a_job("1"))
+    scheduler.tick(0.010)
+    offer(scheduler, a_job("2", at=0.010))
+    assert sent(scheduler.tick(0.020)) == expected
+    end(scheduler, "1", now=0.021)
+    assert sent(scheduler.tick(0.021)) == ["2"][len(expected) :]
 
 
 def test_a_padded_pass_takes_lower_lanes_along() -> None:
@@ -120,7 +129,7 @@ def test_a_padded_pass_takes_lower_lanes_along() -> None:
 
 
 def test_a_padded_pass_takes_company_whatever_released_it() -> None:
-    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10, max_batch=2))
+    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10, max_batch=2), P2=ADAPTIVE)
     offer(scheduler, *(a_job(f"{n}", lane=Lane.P1) for n in range(2)))
     offer(scheduler, a_job("low", lane=Lane.P2))
     tick = scheduler.tick(0.0)
@@ -132,6 +141,6 @@ def test_a_padded_pass_takes_company_whatever_released_it() -> None:
 
 
 def test_an_impatient_job_has_the_padded_pass_to_itself() -> None:
-    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10))
+    scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10), P2=ADAPTIVE)
     offer(scheduler, a_job("impatient", max_wait_s=0.001), a_job("low", lane=Lane.P2, at=0.001))
     assert batches(scheduler.tick(0.001)) == [["impatient"]]

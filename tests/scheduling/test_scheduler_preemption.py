@@ -84,8 +84,8 @@ def test_no_more_are_stopped_than_the_head_needs() -> None:
         ({"resume": Resume.NATIVE}, MIN_PROGRESS_TOKENS, True),
         ({"resume": Resume.CONTINUE}, MIN_PROGRESS_TOKENS - 1, False),
         ({"resume": Resume.CONTINUE}, MIN_PROGRESS_TOKENS, True),
-        ({"attempt": MAX_PREEMPTIONS}, MIN_PROGRESS_TOKENS, True),
-        ({"attempt": MAX_PREEMPTIONS + 1}, MIN_PROGRESS_TOKENS, False),
+        ({"preemptions": MAX_PREEMPTIONS - 1}, MIN_PROGRESS_TOKENS, True),
+        ({"preemptions": MAX_PREEMPTIONS}, MIN_PROGRESS_TOKENS, False),
         ({"lane": Lane.P1}, MIN_PROGRESS_TOKENS, False),
     ],
 )

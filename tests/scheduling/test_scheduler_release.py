@@ -173,7 +173,9 @@ def test_adaptive_holds_while_every_padded_worker_is_busy() -> None:
     tick = scheduler.tick(0.0)
     assert sent(tick) == []
     assert tick.wake_at == pytest.approx(0.010)
-    assert reasons(scheduler.tick(0.010)) == ["window"]
+    assert sent(scheduler.tick(0.010)) == []
+    end(scheduler, "1", now=0.011)
+    assert reasons(scheduler.tick(0.011)) == ["window"]
 
 
 def test_adaptive_does_not_hold_where_one_worker_batches_continuously() -> None:

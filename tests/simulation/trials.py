@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
+from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import BatchPlan, Phase, Room, Tick, WorkerView
 from inferry.domain.streams import Done, End
@@ -69,10 +69,16 @@ class World:
             isolation="acme" if isolated else None,
             attention=draw.choice([None, "other"]) if self.pads else None,
             at=at,
+            stream=True,
+            resume=Resume.CONTINUE if number % 5 else Resume.RESTART,
             max_wait_s=draw.choice([60.0, 60.0, 0.002]),
             deadline=at + draw.uniform(0.0, 0.4) if draw.random() < 0.15 else None,
         )
         return job, wanted
+
+
+def _serves(view: WorkerView, job: InferenceJob) -> bool:
+    return job.route.model in view.models and job.route.isolation == view.isolation
 
 
 class Laws(Watcher):
@@ -207,9 +213,9 @@ class Laws(Watcher):
             policy = self.world.lanes[job.lane]
             hold_s = min(policy.coalesce_ms / 1000, policy.max_wait_ms / 1000, job.max_wait_s)
             if policy.window == "off" or now - job.arrived_at >= hold_s:
-                assert not any(
-                    job.route.model in view.models and job.route.isolation == view.isolation for view in idle
-                ), f"{job.job_id} is left queued before an idle worker"
+                assert not ({view.worker for view in idle} & self._open_to(job)), (
+                    f"{job.job_id} is left queued before an idle worker"
+                )
         self._nobody_is_left_who_fits(queued)
         self._turns_cost_a_quantum(tick)
 
@@ -220,12 +226,18 @@ class Laws(Watcher):
             return
         top = min(job.lane for job in queued)
         fill = 1 - self.world.lanes[top].reserve
-        for route in {job.route for job in queued if job.lane is top}:
-            candidates = [job for job in queued if job.lane is top and job.route == route]
-            for view in self.views.values():
-                if view.phase is Phase.READY and view.isolation == route.isolation and route.model in view.models:
-                    # Which of them is first is fairness's business, so all of them must fit before this objects.
-                    assert not all(self._has_room(job, view, fill) for job in candidates), "left queued beside room"
+        for view in self.views.values():
+            if view.phase is Phase.READY:
+                candidates = [job for job in queued if job.lane is top and view.worker in self._open_to(job)]
+                # Which of them is first is fairness's business, so all of them must fit before this objects.
+                assert not candidates or not all(self._has_room(job, view, fill) for job in candidates), (
+                    "left queued beside room"
+                )
+
+    def _open_to(self, job: InferenceJob) -> set[str]:
+        """The workers that may take the job: of those that are up, not those that lost it, where there are others."""
+        up = {view.worker for view in self.views.values() if view.phase is Phase.READY and _serves(view, job)}
+        return (up - set(job.route.avoid)) or up
 
     def _has_room(self, job: InferenceJob, view: WorkerView, fill: float) -> bool:
         sequences, kv, prefill = self._use(view.worker, job.lane)

@@ -40,6 +40,8 @@ def a_job(
     max_wait_s: float = 60.0,
     deadline: float | None = None,
     attempt: int = 1,
+    preemptions: int = 0,
+    avoid: tuple[str, ...] = (),
     session: str | None = None,
     template_id: str | None = None,
     prefix: tuple[str, ...] = (),
@@ -50,7 +52,7 @@ def a_job(
 ) -> InferenceJob:
     """A job of `tokens` prompt tokens that arrived at `at`."""
     job_id = f"job-{next(_numbers)}" if job_id is None else job_id
-    route = RouteKey(model, precision, adapter, isolation)
+    route = RouteKey(model, precision, adapter, isolation, avoid)
     return InferenceJob(
         job_id=job_id,
         tenant=tenant,
@@ -67,6 +69,7 @@ def a_job(
         deadline=deadline,
         stream=stream,
         attempt=attempt,
+        preemptions=preemptions,
         session=session,
         template_id=template_id,
         prefix=prefix,

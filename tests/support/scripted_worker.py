@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import ClientClosed, WorkerLost
-from inferry.domain.jobs import InferenceJob
+from inferry.domain.jobs import InferenceJob, Resume, SoFar
 from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
 from inferry.domain.ports import Emit, ModelCard
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
@@ -15,6 +15,7 @@ class ScriptedWorker:
     """Says `words` for every job, one per turn of the event loop, or whatever the test sets it to do.
 
     `gate` holds every word back until it is set; `dies_after` breaks off with an exception after so many words.
+    Its token ids are the numbers of its words, so that it can go on from them.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class ScriptedWorker:
         clock: Clock | None = None,
         context_tokens: int | None = 4096,
         pads: bool = False,
+        continues: bool = False,
     ) -> None:
         self._name = name
         self._models = tuple(models)
@@ -42,6 +44,7 @@ class ScriptedWorker:
         self._clock = clock or SystemClock()
         self._context_tokens = context_tokens
         self._pads = pads
+        self._continues = continues
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -53,7 +56,10 @@ class ScriptedWorker:
         return len(self._running)
 
     def cards(self) -> Sequence[ModelCard]:
-        return [ModelCard(name=model, context_tokens=self._context_tokens) for model in self._models]
+        return [
+            ModelCard(name=model, context_tokens=self._context_tokens, continues=self._continues)
+            for model in self._models
+        ]
 
     def view(self) -> WorkerView:
         return WorkerView(
@@ -100,24 +106,30 @@ class ScriptedWorker:
 
     async def _say(self, job: InferenceJob, emit: Emit) -> None:
         is_probe = job.step_id == "probe"
+        before = len(job.so_far.output_ids) if job.so_far is not None else 0
         said = 0
+
+        def so_far() -> SoFar | None:
+            known = self._continues and job.resume is Resume.CONTINUE
+            return SoFar((1, 2, 3), tuple(range(before + said))) if known else None
+
         try:
             if self.returns_early and not is_probe:
                 return
-            for word in self.words[: job.token_budget]:
+            for word in self.words[before : job.token_budget]:
                 if not is_probe:
                     await self.gate.wait()
                 if said == self.dies_after:
                     raise WorkerLost("the script said so")
-                emit(Delta(job.job_id, job.run_id, job.step_id, said, word, (said,), 1))
+                emit(Delta(job.job_id, job.run_id, job.step_id, said, word, (before + said,), 1))
                 said += 1
                 await asyncio.sleep(0)
             length = len(self.words) > job.token_budget
             finish = FinishReason.LENGTH if length else FinishReason.STOP
             emit(Done(job.job_id, finish, Usage(job.footprint.prompt.expected, 0, said, 0.001)))
         except asyncio.CancelledError:
-            emit(Failed(job.job_id, ClientClosed("cancelled"), Usage(output_tokens=said)))
+            emit(Failed(job.job_id, ClientClosed("cancelled"), Usage(output_tokens=said), so_far()))
         except WorkerLost as error:
-            emit(Failed(job.job_id, error, Usage(output_tokens=said)))
+            emit(Failed(job.job_id, error, Usage(output_tokens=said), so_far()))
         finally:
             self._running.pop(job.job_id, None)

@@ -46,6 +46,14 @@ class Upstream:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.takes_priorities = True
+        self.returns_token_ids = True
+        self.shows_metrics = True
+        self.metrics_page: str | None = None
+        self.foreign = 0
+        self.running: set[str] = set()
+        self.aborts = False
+        self.abort_calls: list[list[str]] = []
+        self.aborted: dict[str, asyncio.Event] = {}
         self.disconnects = 0
         self.gone = asyncio.Event()
         self.release = asyncio.Event()
@@ -59,6 +67,8 @@ class Upstream:
     async def __aenter__(self) -> "Upstream":
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/abort_requests", self._abort)
         app.router.add_post("/v1/chat/completions", self._call)
         app.router.add_post("/v1/completions", self._call)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -84,15 +94,63 @@ class Upstream:
             return web.json_response({"error": error}, status=400)
         is_probe = body.get("max_tokens") == 1 and "ping" in json.dumps(body)
         if is_probe:
-            return await well_behaved(self, request, body)
+            return await well_behaved(self, request, body) if body.get("stream") else self._answer_probe(body)
         self.bodies.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        engine_id = engine_id_of(request)
+        self.running.add(engine_id)
+        self.aborted[engine_id] = asyncio.Event()
         try:
             return await self.script(self, request, body)
         except (asyncio.CancelledError, ConnectionResetError):
             self.disconnects += 1
             self.gone.set()
             raise
+        finally:
+            self.running.discard(engine_id)
+
+    def _answer_probe(self, body: dict[str, Any]) -> web.Response:
+        ids = bool(self.returns_token_ids and body.get("return_token_ids"))
+        choice = {"index": 0, "text": "a", "finish_reason": "length", "token_ids": [7] if ids else None}
+        return web.json_response({"choices": [{**choice, "prompt_token_ids": [1, 2] if ids else None}]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if not self.shows_metrics:
+            return web.Response(status=404)
+        page = metrics_page(len(self.running) + self.foreign) if self.metrics_page is None else self.metrics_page
+        return web.Response(text=page)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        """As vLLM does: it counts the ids sent, whether there are such requests or not."""
+        if not self.aborts:
+            return web.Response(status=404)
+        ids = (await request.json())["request_ids"]
+        self.abort_calls.append(ids)
+        for engine_id in ids:
+            if engine_id in self.aborted:
+                self.aborted[engine_id].set()
+        return web.json_response({"status": "aborted", "aborted": len(ids)})
+
+
+def engine_id_of(request: web.Request) -> str:
+    """What vLLM's engine calls a request."""
+    request_id = request.headers.get("x-request-id", "nameless")
+    return f"chatcmpl-{request_id}" if request.path.endswith("chat/completions") else f"cmpl-{request_id}-0"
+
+
+def metrics_page(running: int, waiting: int = 0, *, kv_usage: float = 0.0, more: str = "") -> str:
+    """A page as vLLM writes it, with what a worker looks for and some of what it does not."""
+    labels = '{engine="0",model_name="m"}'
+    return (
+        "# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
+        "# TYPE vllm:num_requests_running gauge\n"
+        f"vllm:num_requests_running{labels} {running}.0\n"
+        f"vllm:num_requests_waiting{labels} {waiting}.0\n"
+        'vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 99.0\n'
+        f"vllm:kv_cache_usage_perc{labels} {kv_usage}\n"
+        'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000"} 1.0\n'
+        f"{more}"
+    )
 
 
 async def begin(request: web.Request) -> web.StreamResponse:

@@ -170,6 +170,10 @@ class WaitModel:
         correction = self._corrections[lane]
         return Coverage(correction.jobs, correction.within)
 
+    def coverages(self) -> dict[Lane, float]:
+        """The part that held, for every lane in which something was judged."""
+        return {lane: found.within for lane in Lane if (found := self.coverage(lane)).jobs}
+
     # -- what it learns ----------------------------------------------------------------------------------------------
 
     def queued(self, told: Told, now: float) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 from inferry.domain.jobs import (
     BatchKey,
@@ -29,11 +30,14 @@ from inferry.scheduling.scheduler import Scheduler
 
 REPETITIONS = 30
 """Of short runs: on a machine with neighbours the fastest of many is what the code costs, the median what it cost."""
+MOST_US_ALONE, MOST_US_IN_BURSTS, MOST_US_RICH = 10.0, 7.0, 30.0
+MOST_GROWTH = 2.0
+FLEETS = (4, 64)
 JOBS = 1_280
 BURST = 64
 FLOWING = 1_500
-BACKLOGS = (1_000, 10_000, 100_000)
-STANDING_BACKLOGS = (1_000, 30_000, 1_000_000)
+BACKLOGS = (1_000, 30_000, 1_000_000)
+BLOCKED_BACKLOGS = (1_000, 10_000, 100_000)
 TENANTS, RUNS = 20, 500
 MANY_TENANTS, MANY_RUNS = 2_000, 100_000
 
@@ -56,30 +60,78 @@ _LANES: Mapping[Lane, LanePolicy] = {
 
 _SEQUENCES = Room(sequences=64)
 _KV = Room(kv_tokens=64 * 600 + 300, prefill_tokens=65_536, prefill_tokens_per_s=1e9)
+_FULL = (
+    ("sequences full", _SEQUENCES, False),
+    ("KV full", _KV, False),
+    ("KV full, many tenants and runs", _KV, True),
+)
+
+Cell = Callable[[], float]
+Figures = dict[str, float]
+Key = TypeVar("Key")
 
 
-def measure() -> dict[str, object]:
-    """Fastest and median over many repetitions, on whatever machine this is."""
-    sections: dict[str, object] = {}
+def measure() -> dict[str, Any]:
+    """Fastest and median over many rounds, on whatever machine this is, beside what is asked for."""
+    sections: dict[str, Any] = {"us_per_1000_turns_of_a_plain_loop": _interleaved({"dict": _plain_loop})["dict"]}
+    paths: dict[tuple[bool, str, int, str], Cell] = {
+        (rich, name, workers, state): partial(_drain, workers, burst, standing, rich=rich)
+        for rich in (False, True)
+        for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
+        for workers in FLEETS
+        for state, standing in (("idle", 0), ("half full", 128))
+    }
+    figures = _interleaved(paths)
     for title, rich in (("us_per_job", False), ("us_per_job_everything_on", True)):
         sections[title] = {
-            f"{workers} workers, {name}, {state}": _figures(partial(_drain, workers, burst, standing, rich=rich))
-            for workers in (4, 64)
-            for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
-            for state, standing in (("idle", 0), ("half full", 128))
+            f"{workers} workers, {name}, {state}": figures[rich, name, workers, state]
+            for kind, name, workers, state in paths
+            if kind is rich
         }
-    sections["us_per_job_through_a_backlog"] = {
-        f"{backlog} jobs, {workers} workers, {what}": _figures(_behind(backlog, workers, room, many))
-        for what, room, many, backlogs in (
-            ("sequences full", _SEQUENCES, False, STANDING_BACKLOGS),
-            ("KV full", _KV, False, STANDING_BACKLOGS[:2]),
-            ("KV full, many tenants and runs", _KV, True, STANDING_BACKLOGS),
-        )
-        for workers in (4, 64)
-        for backlog in backlogs
+    few, many = FLEETS
+    worst = {"with 64 workers": max(_growth(figures, key, (*key[:2], many, key[3])) for key in paths if key[2] == few)}
+    through: dict[str, Figures] = {}
+    sections["us_per_job_through_a_backlog"] = through
+    for what, room, many_runs in _FULL:
+        # One kind at a time, so that no more than two backlogs of a million are there at once.
+        behind = {
+            (workers, backlog): _behind(backlog, workers, room, many_runs) for workers in FLEETS for backlog in BACKLOGS
+        }
+        gc.freeze()  # or every collection before a measurement would walk through millions of jobs
+        rows = _interleaved(behind)
+        del behind
+        gc.unfreeze()
+        through |= {f"{backlog} jobs, {workers} workers, {what}": rows[workers, backlog] for workers, backlog in rows}
+        worst[f"with 64 workers, {what}"] = max(_growth(rows, (few, n), (many, n)) for n in BACKLOGS)
+        worst[f"with 10^6 queued, {what}"] = max(_growth(rows, (n, BACKLOGS[0]), (n, BACKLOGS[-1])) for n in FLEETS)
+    sections["us_per_tick_blocked"] = {f"{backlog} jobs": _blocked(backlog) for backlog in BLOCKED_BACKLOGS}
+    sections["growth"] = worst
+    sections["held"] = {
+        "plain, one at a time": _fastest(figures, False, "one at a time") <= MOST_US_ALONE,
+        "plain, in bursts": _fastest(figures, False, f"bursts of {BURST}") <= MOST_US_IN_BURSTS,
+        "everything on": max(one["fastest"] for one in sections["us_per_job_everything_on"].values()) <= MOST_US_RICH,
+        "growth": max(worst.values()) <= MOST_GROWTH,
     }
-    sections["us_per_tick_blocked"] = {f"{backlog} jobs": _blocked(backlog) for backlog in BACKLOGS}
     return sections
+
+
+def _fastest(figures: Mapping[tuple[bool, str, int, str], Figures], rich: bool, name: str) -> float:
+    """What the path costs with four workers, the dearer of idle and half full."""
+    return max(one["fastest"] for key, one in figures.items() if key[:3] == (rich, name, FLEETS[0]))
+
+
+def _growth(figures: Mapping[Key, Figures], small: Key, large: Key) -> float:
+    return round(figures[large]["fastest"] / figures[small]["fastest"], 2)
+
+
+def _plain_loop() -> float:
+    """What the machine itself does just now, to judge the other numbers by."""
+    numbers: dict[int, int] = {}
+    with _quiet():
+        started = time.process_time()
+        for n in range(100_000):
+            numbers[n & 1023] = n
+        return (time.process_time() - started) * 1e4
 
 
 def _drain(workers: int, burst: int, standing: int = 0, rich: bool = False) -> float:
@@ -245,9 +297,16 @@ def _job(
     )
 
 
-def _figures(once: Callable[[], float]) -> dict[str, float]:
-    times = [once() for _ in range(REPETITIONS)]
-    return {"fastest": round(min(times), 2), "median": round(statistics.median(times), 2)}
+def _interleaved(cells: Mapping[Key, Cell], rounds: int = REPETITIONS) -> dict[Key, Figures]:
+    """Round after round over all cells, so that a slow spell of the machine falls on all of them alike."""
+    times: dict[Key, list[float]] = {key: [] for key in cells}
+    for _ in range(rounds):
+        for key, once in cells.items():
+            times[key].append(once())
+    return {
+        key: {"fastest": round(min(some), 2), "median": round(statistics.median(some), 2)}
+        for key, some in times.items()
+    }
 
 
 @contextmanager
@@ -265,9 +324,9 @@ def main() -> None:
     numbers = measure()
     for title, rows in numbers.items():
         print(f"\n{title}")
-        assert isinstance(rows, dict)
         for name, value in rows.items():
-            print(f"  {name:<60}" + "".join(f"{label:>16} {cell:>8.2f}" for label, cell in value.items()))
+            cells = value.items() if isinstance(value, dict) else (("", value),)
+            print(f"  {name:<60}" + "".join(f"{label:>16} {cell:>8}" for label, cell in cells))
 
 
 if __name__ == "__main__":

@@ -44,11 +44,14 @@ class Gateway:
         self._pool = pool
         self._recorder = recorder
         self._metrics = metrics
-        self._tokenizers = tokenizers or {}
+        self._tokenizers = {} if tokenizers is None else tokenizers  # the caller's own: workers may come later
         self._ratios = TokenRatios()
         self._prefixes = PrefixMemory()
         self._lengths = LengthModel()
         self._draining = False
+        metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
+        stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
+        self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
         self._loop = DispatchLoop(
             scheduler=Scheduler(lanes),
             lanes=lanes,
@@ -57,6 +60,7 @@ class Gateway:
             metrics=metrics,
             clock=clock,
             on_done=self._learn,
+            on_cached=self._prefixes.learn_totals,
         )
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
@@ -72,6 +76,12 @@ class Gateway:
     def tokenizer(self, model: str) -> Tokenizer | None:
         """The model's tokenizer where its ids are what every worker of the model wants."""
         return self._tokenizers.get(model)
+
+    def continues(self, card: ModelCard, lane: Lane) -> bool:
+        """Whether a plain job of the lane may have to go on from its token ids: there is another worker that can, or
+        jobs of the lane are stopped for others.
+        """
+        return card.continues and (lane in self._preempted or self._pool.serving(card.name) > 1)
 
     def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
         return self._ratios.estimate(model, template, size)
@@ -108,6 +118,11 @@ class Gateway:
 
     def views(self) -> list[WorkerView]:
         return self._pool.views()
+
+    @property
+    def fleet(self) -> Pool:
+        """The workers, for whoever administers them."""
+        return self._pool
 
     # -- the path ----------------------------------------------------------------------------------------------------
 

@@ -5,22 +5,36 @@ view) change the scheduler's state and ask for a tick; the tick runs once the cu
 that jobs which arrive together are planned together. Between inputs the loop sleeps exactly until `wake_at`.
 
 Every job that gets in ends exactly once: by its worker, by its own cancel, by its deadline, or by the runner when the
-worker breaks its word.
+worker breaks its word. An attempt that was lost or stopped is not the end of its job while another may go on with it
+(`domain.recovery`): the job is offered again, under the same stream, and what the lost worker may still say is dropped.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+
+from msgspec.structs import replace
 
 from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, InternalError, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.errors import (
+    ClientClosed,
+    GatewayError,
+    InternalError,
+    NoWorker,
+    Preempted,
+    QueueFull,
+    QueueTimeout,
+    WorkerLost,
+)
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, Whereabouts
+from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
 from inferry.domain.ports import Worker
+from inferry.domain.recovery import Again, next_attempt, whole_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -30,8 +44,15 @@ from inferry.streams.mailbox import JobStream, OutOfOrder
 
 log = logging.getLogger(__name__)
 
+REST_S = 0.1
+"""How long a lost job rests before it is offered again where nobody but who lost it can take it; four times as long
+with every further loss."""
+PATIENCE_S = 30.0
+"""How long a lost job waits for a worker of its model to come up before its error stands."""
+
 _FIRST_TOKEN = FirstToken()
-_ENDED = Ended()
+REPORTED_TOKENS = 32
+"""Output is charged to its run in pieces of so many tokens, and the rest of it at the end."""
 
 
 class DispatchLoop:
@@ -47,6 +68,7 @@ class DispatchLoop:
         metrics: Metrics,
         clock: Clock,
         on_done: Callable[[InferenceJob, Done], None] | None = None,
+        on_cached: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -60,7 +82,7 @@ class DispatchLoop:
             for lane, policy in lanes.items()
             if policy.ttft_ms is not None
         }
-        self._rooms = Rooms(lanes)
+        self._rooms = Rooms(lanes, on_cached)
         self.waits = WaitModel()
         self._demux = Demux()
         self._loop = asyncio.get_running_loop()
@@ -71,9 +93,12 @@ class DispatchLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancels: dict[str, list[str]] = {}
         self._cancel_reasons: dict[str, GatewayError] = {}
+        self._resting: dict[str, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         pool.on_view = self._observe
+        pool.on_gone = self._forget
+        pool.in_flight = lambda worker: scheduler.use(worker).sequences
         metrics.watch(
             queue_depths=scheduler.depths,
             views=pool.views,
@@ -81,6 +106,7 @@ class DispatchLoop:
             merged_deltas=lambda: self._demux.tally.deltas,
             ledger_written=lambda: recorder.written,
             ledger_dropped=lambda: recorder.dropped,
+            wait_coverage=self.waits.coverages,
         )
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -106,6 +132,7 @@ class DispatchLoop:
             self._demux.close(stream, Failed(job.job_id, refusal))
             raise
         self.waits.queued(told, now)
+        self._rooms.queued(attempt)
         self._metrics.offered(job)
         self._idle.clear()
         if self._look_due is None:
@@ -119,11 +146,19 @@ class DispatchLoop:
         if stream is None:
             return
         reason = error or ClientClosed("the client closed the connection")
+        if job_id in self._resting:
+            self._resting.pop(job_id).cancel()
+            self._end(stream, Failed(job_id, reason), self._now())
+            return
         if self._scheduler.cancel(job_id) is Whereabouts.QUEUED:
             self._end(stream, Failed(job_id, reason), self._now())
             self._ask_for_tick()
             return
-        plan = stream.attempt.plan
+        self._stop(stream.attempt, reason)
+
+    def _stop(self, attempt: Attempt, reason: GatewayError) -> None:
+        """Have a running attempt ended by its worker, for this reason."""
+        plan, job_id = attempt.plan, attempt.job.job_id
         if plan is not None:
             self._cancel_reasons[job_id] = reason
             waiting = self._cancels.setdefault(plan.worker, [])
@@ -148,7 +183,7 @@ class DispatchLoop:
 
     async def close(self) -> None:
         """Stop ticking. Jobs that have not ended by now end with an error."""
-        for timer in (self._timer, self._look_due):
+        for timer in (self._timer, self._look_due, *self._resting.values()):
             if timer is not None:
                 timer.cancel()
         self.end_all(InternalError("the gateway stopped"))
@@ -175,9 +210,22 @@ class DispatchLoop:
     def _observe(self, worker: str) -> None:
         view = self._pool.view(worker)
         self._metrics.know_models(view.models)
+        self._metrics.know_worker(worker)
         now = self._now()
         self._scheduler.observe(self._rooms.seen(view, now), now)
         self._ask_for_tick()
+
+    def _forget(self, worker: str) -> None:
+        """The worker is gone for good."""
+        self._scheduler.forget(worker)
+        self._rooms.forget(worker)
+        self._metrics.forget_worker(worker)
+        for job_id in self._demux.job_ids():
+            stream = self._demux.get(job_id)
+            if stream is not None and stream.attempt.plan is None:
+                route = stream.attempt.job.route
+                if not self._scheduler.has_route(route):
+                    self.cancel(job_id, NoWorker(f"the last worker of model `{route.model}` was removed"))
 
     def _look(self) -> None:
         """Compute the workers' rooms anew. Nobody looks while nothing is in flight: then nothing changes them but time,
@@ -215,6 +263,10 @@ class DispatchLoop:
                 if isinstance(told, Told):
                     self.waits.sent(told, now)
             self._spawn(self._run(plan))
+        for job in tick.evictions:
+            stream = self._demux.get(job.job_id)
+            if stream is not None and job.job_id not in self._cancel_reasons:
+                self._stop(stream.attempt, Preempted(f"stopped for a job of a higher lane than {job.lane.name}"))
         for job in tick.expired:
             stream = self._demux.get(job.job_id)
             if stream is not None:
@@ -240,7 +292,7 @@ class DispatchLoop:
             if worker is None:
                 broken = WorkerLost(f"worker {plan.worker} is gone")
             else:
-                await worker.run(plan, self._emit)
+                await worker.run(plan, partial(self._emit, plan))
         except asyncio.CancelledError:
             broken = InternalError("the gateway stopped")
             raise
@@ -257,62 +309,133 @@ class DispatchLoop:
             for job in plan.jobs:
                 stream = self._demux.get(job.job_id)
                 if stream is not None and stream.attempt.plan is plan:
-                    self._end(stream, Failed(job.job_id, broken), now)
+                    self._over(stream, Failed(job.job_id, broken), now)
             self._ask_for_tick()
 
-    def _emit(self, item: Item) -> None:
+    def _emit(self, plan: BatchPlan, item: Item) -> None:
         """Where workers put items. Called once per event, so it does no more than it must."""
         stream = self._demux.get(item.job_id)
         if stream is None:
             return  # late: the job has ended
+        attempt = stream.attempt
+        if attempt.plan is not plan:
+            return  # late: somebody else goes on with it
         now = self._now()
         if type(item) is not Delta:
-            self._end(stream, item, now)  # type: ignore[arg-type]
+            self._over(stream, item, now)  # type: ignore[arg-type]
             self._ask_for_tick()
             return
         if item.tokens:
-            attempt = stream.attempt
             job = attempt.job
             last = attempt.last_token_at
             if last is None:
                 attempt.first_token(now)
                 self._rooms.first_token(attempt, now)
-                self._metrics.first_token(attempt)
+                if job.so_far is None:
+                    self._metrics.first_token(attempt)
                 self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
                 self._ask_for_tick()
             else:
                 self._metrics.token_gap(job.lane, now - last)
                 attempt.last_token_at = now
             promise = self._promises.get(job.lane)
-            if promise is not None and now - job.arrived_at > promise[0] + attempt.output_tokens * promise[1]:
+            if promise is not None and now - attempt.promised_from > promise[0] + attempt.output_tokens * promise[1]:
                 attempt.promise_kept = False
             attempt.output_tokens += item.tokens
+            if attempt.output_tokens >= attempt.reported_tokens + REPORTED_TOKENS:
+                self._scheduler.progress(job.job_id, Produced(attempt.output_tokens - attempt.reported_tokens), now)
+                attempt.reported_tokens = attempt.output_tokens
         stream.push(item)
+
+    def _over(self, stream: JobStream, end: End, now: float) -> None:
+        """A worker is done with a job. The job is over too, unless it is to go on elsewhere."""
+        if self._cancel_reasons:
+            reason = self._cancel_reasons.pop(end.job_id, None)
+            if reason is not None and isinstance(end, Failed):
+                end = replace(end, error=reason)
+        if isinstance(end, Failed) and end.error.elsewhere:
+            then = next_attempt(stream.attempt, end)
+            if isinstance(then, Again):
+                self._go_on(stream, end, then, now)
+                return
+            end = then or end
+        self._end(stream, end, now)
+
+    def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
+        """Account for the attempt that is over and offer the job again."""
+        lost = stream.attempt
+        self._settle(lost, end, now, resumed=not then.from_start)
+        attempt = Attempt(then.job)
+        attempt.promise_kept = lost.promise_kept
+        promise = self._promises.get(then.job.lane)
+        if then.job.so_far is not None and promise is not None:
+            attempt.promised_from += len(then.job.so_far.output_ids) * promise[1]
+        stream.again(attempt, from_start=then.from_start)
+        self._rooms.queued(attempt)
+        self._metrics.offered(then.job)
+        job_id = then.job.job_id
+        losses = then.job.attempt - 1 - then.job.preemptions
+        if not losses or self._pool.serves_besides(then.job.route.model, then.job.route.avoid):
+            self._offer_again(job_id)
+        else:
+            self._resting[job_id] = self._loop.call_later(REST_S * 4 ** (losses - 1), self._offer_again, job_id)
+        if losses:
+            self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, end.error)
+
+    def _offer_again(self, job_id: str) -> None:
+        self._resting.pop(job_id, None)
+        stream = self._demux.get(job_id)
+        if stream is not None:
+            self._scheduler.offer(stream.attempt.job, self._now())
+            self._ask_for_tick()
+
+    def _lose_patience(self, attempt: Attempt, error: GatewayError) -> None:
+        """A job that was lost has waited long enough for a worker of its model to come back."""
+        job = attempt.job
+        stream = self._demux.get(job.job_id)
+        if stream is not None and stream.attempt is attempt and attempt.plan is None:
+            if self._pool.serves(job.route.model):
+                self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, error)
+            else:
+                self.cancel(job.job_id, error)
 
     def _end(self, stream: JobStream, end: End, now: float) -> None:
         """The one place where a job ends."""
         attempt = stream.attempt
         job = attempt.job
-        if self._cancel_reasons:
-            reason = self._cancel_reasons.pop(job.job_id, None)
-            if reason is not None and isinstance(end, Failed):
-                end = Failed(job.job_id, reason, end.usage)
+        self._cancel_reasons.pop(job.job_id, None)
+        self._settle(attempt, end, now)
+        if job.so_far is not None and isinstance(end, Done):
+            end = Done(end.job_id, end.finish, whole_usage(job, end.usage))
+        self._demux.close(stream, end)
+        if isinstance(end, Done) and self._on_done is not None and job.so_far is None:
+            self._on_done(job, end)
+        if not len(self._demux):
+            self._idle.set()
+
+    def _settle(self, attempt: Attempt, end: End, now: float, *, resumed: bool | None = None) -> None:
+        """Give back what an attempt held, and account for it. `resumed` says how its job goes on, if it does."""
+        job = attempt.job
         if attempt.sent_at is None and isinstance(attempt.predicted, Told):
             self.waits.left(attempt.predicted, now)
         attempt.ended(end, now)
         self._rooms.ended(attempt, now)
-        self._scheduler.progress(job.job_id, _ENDED, now)
-        self._demux.close(stream, end)
+        usage = end.usage
+        self._scheduler.progress(
+            job.job_id,
+            Ended(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
+            if isinstance(end, Done)
+            else Ended(output_tokens=max(usage.output_tokens, attempt.output_tokens)),
+            now,
+        )
         entry = attempt.entry(self._clock.wall())
-        self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry)
+        self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry, resumed=resumed)
         self._recorder.record(entry)
-        if isinstance(end, Done):
-            if self._on_done is not None:
-                self._on_done(job, end)
-        elif isinstance(end.error, WorkerLost) and attempt.plan is not None:
-            self._pool.look_at(attempt.plan.worker)
-        if not len(self._demux):
-            self._idle.set()
+        if attempt.plan is not None:
+            if isinstance(end, Done):
+                self._pool.served(attempt.plan.worker)
+            else:
+                self._pool.lost(attempt.plan.worker, job.job_id, end.error)
 
     async def _send_cancels(self, worker_name: str) -> None:
         # Cancels of one burst of callbacks travel together.

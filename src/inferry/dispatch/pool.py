@@ -1,66 +1,89 @@
 """The workers, and what is believed of each.
 
-One task per worker starts it, makes it generate once, and then keeps looking at it. A worker counts as ready only
-after a real generation: an endpoint that answers health checks may still die at its first token. Only these tasks
-change what is believed; the dispatch loop is told through `on_view`.
+A `Care` for every worker starts it, makes it generate, watches it and takes it out when it loses jobs. Workers come and
+go while the gateway runs. All of it belongs to one event loop; the dispatch loop is told through `on_view` and
+`on_gone`, and tells of jobs through `served` and `lost`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from inferry.dispatch.care import Care
+from inferry.dispatch.health import HealthPolicy
 from inferry.domain.clock import Clock
-from inferry.domain.errors import GatewayError, WorkerTimeout
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    Payload,
-    RouteKey,
-    Sampling,
-)
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason, WorkerView
+from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.plans import Load, Phase, Room, WorkerView
 from inferry.domain.ports import ModelCard, Worker
-from inferry.domain.streams import Done, Failed, Item
+from inferry.observe.metrics import WorkerHealth
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.25
-PROBE_TIMEOUT_S = 60.0
-FIRST_RETRY_S = 0.25
-LONGEST_RETRY_S = 5.0
+REMOVE_GRACE_S = 30.0
+IDLE_POLL_S = 0.05
+
+
+class WorkerReport(Struct, frozen=True, kw_only=True):
+    """A worker as an operator sees it. `since` is when its phase began; `share` is the part of its room in use."""
+
+    name: str
+    kind: str
+    group: str
+    phase: str
+    since: float
+    drained: bool
+    breaker: str
+    opens: int
+    share: float
+    room: Room
+    load: Load
+    models: tuple[str, ...]
 
 
 class Pool:
-    """Workers by name, with the view the scheduler is to have of each."""
+    """Workers by name, with the view the scheduler is to have of each.
 
-    def __init__(self, workers: Iterable[Worker], clock: Clock) -> None:
-        self._workers = {worker.name: worker for worker in workers}
+    `on_view` is called with the name of a worker whose view has changed, `on_gone` when it is no longer there at all.
+    `in_flight` says how many of the gateway's jobs a worker has; unless somebody knows better, what it says itself.
+    """
+
+    def __init__(
+        self,
+        workers: Iterable[Worker],
+        clock: Clock,
+        *,
+        health: HealthPolicy | None = None,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
         self._clock = clock
-        self._views = {name: self._unready(worker) for name, worker in self._workers.items()}
-        self._cards = self._known_cards()
-        self._looks = {name: asyncio.Event() for name in self._workers}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._probes = 0
+        self._policy = health or HealthPolicy()
+        self._cares: dict[str, Care] = {}
+        self._is_started = False
         self.on_view: Callable[[str], None] = lambda worker: None
+        self.on_gone: Callable[[str], None] = lambda worker: None
+        self.in_flight: Callable[[str], int] = lambda worker: self._cares[worker].worker.view().load.running
+        for worker in workers:
+            self._cares[worker.name] = self._care_for(worker, (kinds or {}).get(worker.name, ""))
+        self._count()
 
     # -- what others ask ---------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        return list(self._workers)
+        return list(self._cares)
 
     def worker(self, name: str) -> Worker | None:
-        return self._workers.get(name)
+        care = self._cares.get(name)
+        return None if care is None else care.worker
 
     def view(self, name: str) -> WorkerView:
-        return self._views[name]
+        return self._cares[name].view
 
     def views(self) -> list[WorkerView]:
-        return list(self._views.values())
+        return [care.view for care in self._cares.values()]
 
     def cards(self) -> dict[str, ModelCard]:
         """The models behind the pool. Where several workers serve one, only what all of them can do counts."""
@@ -68,110 +91,158 @@ class Pool:
 
     def serves(self, model: str) -> bool:
         """Is some worker of this model up right now?"""
-        return any(view.phase is Phase.READY and model in view.models for view in self._views.values())
+        return model in self._up
+
+    def serves_besides(self, model: str, avoid: Collection[str]) -> bool:
+        """Is some worker of this model up that is none of these?"""
+        return any(
+            view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
+        )
+
+    def serving(self, model: str) -> int:
+        """How many workers serve the model, up or not."""
+        return self._serving[model]
 
     @property
     def is_ready(self) -> bool:
-        return any(view.phase is Phase.READY for view in self._views.values())
+        return any(care.view.phase is Phase.READY for care in self._cares.values())
+
+    def health(self) -> list[WorkerHealth]:
+        now = self._clock.now()
+        return [
+            WorkerHealth(name, care.breaker.state.value, care.breaker.opens, care.breaker.share(now))
+            for name, care in self._cares.items()
+        ]
+
+    def report(self) -> list[WorkerReport]:
+        now = self._clock.now()
+        return [
+            WorkerReport(
+                name=name,
+                kind=care.kind,
+                group=care.view.group,
+                phase=care.view.phase.value,
+                since=care.since,
+                drained=care.is_drained,
+                breaker=care.breaker.state.value,
+                opens=care.breaker.opens,
+                share=care.breaker.share(now),
+                room=care.view.room,
+                load=care.worker.view().load,
+                models=tuple(sorted(care.view.models)),
+            )
+            for name, care in self._cares.items()
+        ]
+
+    # -- what the dispatch loop tells --------------------------------------------------------------------------------
+
+    def served(self, name: str) -> None:
+        """A job ended well on this worker. Called once a job."""
+        care = self._cares.get(name)
+        if care is not None:
+            care.breaker.served()
+
+    def lost(self, name: str, job_id: str, error: GatewayError) -> None:
+        """A job was lost on this worker. One may be the job's own fault; when several are lost the worker's view says
+        before this returns that it gets no more.
+        """
+        care = self._cares.get(name)
+        if care is not None and isinstance(error, WorkerLost | WorkerTimeout):
+            care.lost(job_id)
 
     def look_at(self, name: str) -> None:
-        """A job was lost on this worker: look at it now. Whether it is down is for the worker to say: one lost job may
-        be the job's own fault, and must not take the worker from everybody else.
-        """
-        self._looks[name].set()
+        """Look at this worker now: whether it is down is for itself to say."""
+        care = self._cares.get(name)
+        if care is not None:
+            care.wake()
 
-    # -- what the pool does ------------------------------------------------------------------------------------------
+    # -- what an operator does ---------------------------------------------------------------------------------------
+
+    def drain(self, name: str) -> None:
+        """No new work for this worker; what runs there goes on to its end."""
+        self._of(name).is_drained = True
+        self._of(name).refresh()
+
+    def readmit(self, name: str) -> None:
+        """New work is welcome there again."""
+        care = self._of(name)
+        if care.is_leaving:
+            raise Draining(f"worker {name} is being removed")
+        care.is_drained = False
+        care.refresh()
+
+    def add(self, worker: Worker, kind: str = "") -> None:
+        """One more worker; it gets work once it has generated."""
+        if worker.name in self._cares:
+            raise ValueError(f"there is a worker {worker.name} already")
+        care = self._cares[worker.name] = self._care_for(worker, kind)
+        self._told(care)
+        if self._is_started:
+            care.task = asyncio.get_running_loop().create_task(care.live())
+
+    async def remove(self, name: str, grace_s: float = REMOVE_GRACE_S) -> None:
+        """Drain this worker, wait until its jobs have ended or the grace is over, and close it. Jobs it still has then
+        are lost, as if it had died.
+        """
+        care = self._of(name)
+        if care.is_leaving:
+            raise Draining(f"worker {name} is being removed already")
+        care.is_leaving = True
+        self.drain(name)
+        give_up_at = self._clock.now() + grace_s
+        while self.in_flight(name) and self._clock.now() < give_up_at:  # noqa: ASYNC110 (once in a worker's life)
+            await asyncio.sleep(IDLE_POLL_S)
+        await _stop(care)
+        self._cares.pop(name, None)
+        self._count()
+        self.on_gone(name)
+
+    # -- its life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._is_started = True
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._care_for(worker)) for worker in self._workers.values()]
+        for care in self._cares.values():
+            care.task = loop.create_task(care.live())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.close() for worker in self._workers.values()), return_exceptions=True)
+        await asyncio.gather(*(_stop(care) for care in self._cares.values()), return_exceptions=True)
 
-    async def _care_for(self, worker: Worker) -> None:
-        await self._until_it_works(worker, "start", worker.start)
-        while True:
-            await self._until_it_works(worker, "generate", lambda: self._probe(worker))
-            log.info("worker %s is ready: %s", worker.name, ", ".join(sorted(worker.view().models)))
-            while worker.view().phase is Phase.READY:
-                self._believe(worker.view())
-                await self._pause(worker, LOOK_EVERY_S)
-            log.warning(
-                "worker %s is %s: it has to generate before it gets work", worker.name, worker.view().phase.value
-            )
-            self._believe(self._unready(worker))
+    def _care_for(self, worker: Worker, kind: str) -> Care:
+        return Care(worker, kind, self._clock, self._policy, self._told)
 
-    async def _until_it_works(self, worker: Worker, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        delay = FIRST_RETRY_S
-        while True:
-            try:
-                await attempt()
-                return
-            except Exception as error:
-                why = error.message if isinstance(error, GatewayError) else repr(error)
-                log.warning("worker %s could not %s (%s); again in %.1f s", worker.name, what, why, delay)
-            self._looks[worker.name].clear()
-            self._believe(self._unready(worker))
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, LONGEST_RETRY_S)
+    def _of(self, name: str) -> Care:
+        care = self._cares.get(name)
+        if care is None:
+            raise NotFound("there is no worker of this name")
+        return care
 
-    async def _probe(self, worker: Worker) -> None:
-        """One real token, or an exception that says why not."""
-        self._probes += 1
-        job = _probe_job(f"probe-{worker.name}-{self._probes}", worker.cards()[0].name, self._clock.now())
-        ends: list[Done | Failed] = []
+    def _told(self, care: Care) -> None:
+        self._count()
+        self.on_view(care.worker.name)
 
-        def emit(item: Item) -> None:
-            if isinstance(item, Done | Failed):
-                ends.append(item)
-
-        plan = BatchPlan(
-            plan_id=0,
-            worker=worker.name,
-            jobs=(job,),
-            reason=ReleaseReason.IMMEDIATE,
-            formed_at=job.arrived_at,
-        )
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await worker.run(plan, emit)
-        except TimeoutError:
-            raise WorkerTimeout(f"no token within {PROBE_TIMEOUT_S:.0f} s") from None
-        if ends and isinstance(ends[0], Failed):
-            raise ends[0].error
-
-    async def _pause(self, worker: Worker, seconds: float) -> None:
-        look = self._looks[worker.name]
-        try:
-            async with asyncio.timeout(seconds):
-                await look.wait()
-        except TimeoutError:
-            pass
-        look.clear()
-
-    def _believe(self, view: WorkerView) -> None:
-        known = self._views.get(view.worker)
-        self._views[view.worker] = view
-        # A new date alone is no news to the scheduler.
-        if known is None or replace(known, observed_at=view.observed_at, load=view.load) != view:
-            self._cards = self._known_cards()
-            self.on_view(view.worker)
-
-    def _known_cards(self) -> dict[str, ModelCard]:
+    def _count(self) -> None:
+        """Of all workers, what is asked for with every call."""
         cards: dict[str, ModelCard] = {}
-        for worker in self._workers.values():
-            for card in worker.cards():
+        serving: Counter[str] = Counter()
+        for care in self._cares.values():
+            serving.update(care.view.models)
+            for card in care.worker.cards():
                 known = cards.get(card.name)
                 cards[card.name] = card if known is None else _common(known, card)
-        return cards
+        self._cards = cards
+        self._serving = serving
+        self._up = frozenset(model for view in self.views() if view.phase is Phase.READY for model in view.models)
 
-    def _unready(self, worker: Worker) -> WorkerView:
-        view = worker.view()
-        return replace(view, phase=Phase.STARTING) if view.phase is Phase.READY else view
+
+async def _stop(care: Care) -> None:
+    if care.task is not None:
+        care.task.cancel()
+        await asyncio.gather(care.task, return_exceptions=True)
+    try:
+        await care.worker.close()
+    except Exception:
+        log.exception("worker %s could not be closed", care.worker.name)
 
 
 def _common(a: ModelCard, b: ModelCard) -> ModelCard:
@@ -182,25 +253,5 @@ def _common(a: ModelCard, b: ModelCard) -> ModelCard:
         vocab_size=a.vocab_size if a.vocab_size == b.vocab_size else None,
         default_output_tokens=a.default_output_tokens or b.default_output_tokens,
         features=a.features & b.features,
-    )
-
-
-def _probe_job(job_id: str, model: str, now: float) -> InferenceJob:
-    route = RouteKey(model)
-    one = Estimate.exactly(1)
-    body = b'{"model":"%s","messages":[{"role":"user","content":"ping"}],"max_tokens":1}' % model.encode()
-    return InferenceJob(
-        job_id=job_id,
-        tenant="inferry",
-        run_id=job_id,
-        step_id="probe",
-        lane=Lane.P0,
-        route=route,
-        batch_key=BatchKey(route),
-        footprint=Footprint(one, Estimate.exactly(0), one),
-        token_budget=1,
-        prompt_hash="",
-        arrived_at=now,
-        max_wait_s=0.0,
-        payload=Payload(api="chat", body=body, sampling=Sampling(max_tokens=1, temperature=0.0), prompt_ids=(0,)),
+        continues=a.continues and b.continues,
     )

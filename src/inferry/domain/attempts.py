@@ -5,7 +5,7 @@ Whoever drives the attempt owns it; nothing here waits, sends or looks at a cloc
 
 import enum
 
-from inferry.domain.errors import ClientClosed, GatewayError, QueueTimeout
+from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
@@ -37,6 +37,8 @@ class Attempt:
         "plan",
         "predicted",
         "promise_kept",
+        "promised_from",
+        "reported_tokens",
         "sent_at",
         "state",
     )
@@ -52,7 +54,10 @@ class Attempt:
         self.ended_at: float | None = None
         self.end: End | None = None
         self.output_tokens = 0
+        self.reported_tokens = 0
         self.promise_kept = True
+        # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
+        self.promised_from = job.arrived_at
         self.predicted: PredictedWait | None = None
 
     def sent(self, plan: BatchPlan, now: float) -> None:
@@ -131,6 +136,8 @@ def _outcome(error: GatewayError | None) -> Outcome:
             return Outcome.CANCELLED
         case QueueTimeout():
             return Outcome.EXPIRED
+        case Preempted():
+            return Outcome.PREEMPTED
         case _:
             return Outcome.FAILED
 

@@ -9,6 +9,8 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    elsewhere: ClassVar[bool] = False
+    """Whether the job itself is blameless: another worker, or the same one later, may do it."""
     predicted_wait_s: float | None = None
     """How long the job would have been queued, where that is why it was refused."""
 
@@ -45,6 +47,12 @@ class UnknownLane(GatewayError):
     """The lane is none of P0, P1, P2."""
 
     status, code = 400, "unknown_lane"
+
+
+class AdminOnly(GatewayError):
+    """Administration is not for this client."""
+
+    status, code = 403, "admin_only"
 
 
 class ModelNotFound(GatewayError):
@@ -98,7 +106,7 @@ class ClientClosed(GatewayError):
 class WorkerLost(GatewayError):
     """The worker died, broke off or answered nonsense."""
 
-    status, code, retryable = 502, "worker_lost", True
+    status, code, retryable, elsewhere = 502, "worker_lost", True, True
 
 
 class UpstreamRefused(GatewayError):
@@ -108,9 +116,9 @@ class UpstreamRefused(GatewayError):
 
 
 class NoWorker(GatewayError):
-    """Workers serve the model, but none is up."""
+    """Workers serve the model, but none is up or has room."""
 
-    status, code, retryable = 503, "no_worker", True
+    status, code, retryable, elsewhere = 503, "no_worker", True, True
 
 
 class Draining(GatewayError):
@@ -122,10 +130,10 @@ class Draining(GatewayError):
 class Preempted(GatewayError):
     """The job was stopped for one of a higher lane and could not go on."""
 
-    status, code, retryable = 503, "preempted", True
+    status, code, retryable, elsewhere = 503, "preempted", True, True
 
 
 class WorkerTimeout(GatewayError):
     """The worker fell silent."""
 
-    status, code, retryable = 504, "worker_timeout", True
+    status, code, retryable, elsewhere = 504, "worker_timeout", True, True

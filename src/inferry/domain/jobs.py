@@ -28,12 +28,16 @@ class Resume(enum.Enum):
 
 
 class RouteKey(Struct, frozen=True, gc=False):
-    """Which workers may take a job. `isolation` names the tenant pool it must stay in, if any."""
+    """Which workers may take a job. `isolation` names the tenant pool it must stay in, if any.
+
+    `avoid` names workers that get it only where nobody else is up: those that have lost it.
+    """
 
     model: str
     precision: str | None = None
     adapter: str | None = None
     isolation: str | None = None
+    avoid: tuple[str, ...] = ()
 
 
 class BatchKey(Struct, frozen=True, gc=False):
@@ -143,8 +147,8 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
     `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
-    where nothing was delivered and the job starts again) and `avoid` names the workers that lost it: they get it only
-    where nobody else is up. `preemptions` counts the attempts that were stopped for somebody else.
+    where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
+    somebody else.
     """
 
     job_id: str
@@ -171,7 +175,6 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     resume: Resume = Resume.RESTART
     attempt: int = 1
     so_far: SoFar | None = None
-    avoid: frozenset[str] = frozenset()
     preemptions: int = 0
 
 

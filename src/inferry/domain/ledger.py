@@ -10,6 +10,7 @@ class Outcome(enum.Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    PREEMPTED = "preempted"
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):

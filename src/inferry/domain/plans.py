@@ -37,13 +37,22 @@ class Load(Struct, frozen=True, gc=False):
     kv_tokens: int = 0
 
 
+class EngineCounts(Struct, frozen=True, gc=False):
+    """What an engine has done since it started, as it counts it: steps, prompt tokens computed, tokens written."""
+
+    steps: int
+    prompt_tokens: int
+    output_tokens: int
+
+
 class WorkerView(Struct, frozen=True, kw_only=True):
     """A belief about one worker, with a date. Replaced, never mutated.
 
     `room` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
     not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key. `controlled`
     says that its room is what it holds at most, within which the gateway computes how much of it to use;
-    `chunk_tokens` is what it computes in one step.
+    `chunk_tokens` is what it computes in one step. `counts` are its own, and `prefix_hits` is how many prompt tokens it
+    has found in its cache since it started, where it tells; both were read at `counted_at`.
     """
 
     worker: str
@@ -61,6 +70,9 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_capacity: int | None = None
     chunk_tokens: int | None = None
     controlled: bool = False
+    prefix_hits: int | None = None
+    counts: EngineCounts | None = None
+    counted_at: float | None = None
 
 
 class ReleaseReason(enum.Enum):

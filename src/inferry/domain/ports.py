@@ -37,7 +37,8 @@ class Worker(Protocol):
 
     A job with `so_far` goes on from there: its prompt is the ids of both, its limit is what is left of it, and its
     deltas carry text and token ids of what is new, never raw events. Its usage is that of this attempt alone. A job
-    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.so_far`, where that is exact.
+    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.so_far`, where that is exact: all
+    that was delivered, in earlier attempts too.
     """
 
     @property

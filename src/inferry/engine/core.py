@@ -62,6 +62,8 @@ class EngineCore:
         self._steps = 0
         self._preemptions = 0
         self._held_back = False
+        self._step_tokens = 0
+        self._step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -116,6 +118,8 @@ class EngineCore:
             kv_tokens=(self.pool.total - self.pool.free) * self.pool.block_tokens,
             free_blocks=self.pool.free,
             preemptions=self._preemptions,
+            step_tokens=self._step_tokens,
+            step_seconds=self._step_seconds,
         )
 
     def _refusal(self, request: Request) -> Refused | None:
@@ -182,6 +186,7 @@ class EngineCore:
                 ended.append((sequence, False))
         seconds = self._clock() - started
         self.busy_seconds += seconds
+        self._step_tokens, self._step_seconds = computed, seconds
         for piece in work:
             piece.sequence.gpu_seconds += seconds * piece.tokens / computed
         for sequence, _ in ended:

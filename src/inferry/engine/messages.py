@@ -50,7 +50,7 @@ ToEngine = Setup | Add | Abort | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
-    """After a step: how many steps so far, who is there, and what of the KV cache they hold."""
+    """After a step: how many steps so far, who is there, what of the KV cache they hold, and what the step was."""
 
     steps: int
     running: int
@@ -58,6 +58,8 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     kv_tokens: int
     free_blocks: int
     preemptions: int = 0
+    step_tokens: int = 0
+    step_seconds: float = 0.0
 
 
 class Ready(Struct, frozen=True, tag=10, array_like=True):
@@ -76,6 +78,7 @@ class Account(Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     output_tokens: int
     gpu_seconds: float
+    cached_tokens: int = 0
 
 
 class End(Struct, frozen=True, array_like=True, gc=False):
@@ -126,7 +129,7 @@ def setup(model_dir: Path, config: EngineConfig) -> Setup:
     return Setup(str(model_dir), config)
 
 
-def frame(message: ToEngine | FromEngine) -> bytes:
+def frame(message: Struct) -> bytes:
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 

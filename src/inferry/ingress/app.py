@@ -21,6 +21,8 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase
+from inferry.ingress.admin import PATHS as ADMIN_PATHS
+from inferry.ingress.admin import Admin
 from inferry.ingress.connection import Reply, Request
 from inferry.ingress.parse import Api, LongPrompt, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
@@ -47,10 +49,11 @@ class Limits(Struct, frozen=True, kw_only=True):
 class App:
     """One gateway over HTTP. Belongs to the event loop it is made on."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, gateway: Gateway, metrics: Metrics, limits: Limits, admin_key: str | None = None) -> None:
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
+        self._admin = Admin(gateway, admin_key)
         self._heartbeats = Heartbeats(limits.heartbeat_s)
         self._tokenising: set[asyncio.Task[None]] = set()
         self._posts: dict[bytes, Api] = {b"/v1/chat/completions": "chat", b"/v1/completions": "completions"}
@@ -125,6 +128,9 @@ class App:
             self._generate(api, request, reply)
             return
         path = unquote(target.decode("latin-1"))
+        if path.startswith("/admin/"):
+            self._admin.serve(path, request, reply)
+            return
         handler = self._gets.get(path)
         if handler is None and path.startswith(_MODELS):
             handler = self._model
@@ -137,7 +143,7 @@ class App:
     def _index(self, path: str, reply: Reply) -> None:
         posts = [f"POST {path.decode()}" for path in self._posts]
         gets = [f"GET {path}" for path in self._gets if path != "/"]
-        _send_json(reply, 200, {"name": "inferry", "version": __version__, "endpoints": posts + gets})
+        _send_json(reply, 200, {"name": "inferry", "version": __version__, "endpoints": [*posts, *gets, *ADMIN_PATHS]})
 
     def _health(self, path: str, reply: Reply) -> None:
         """Alive: the process answers."""
@@ -181,9 +187,9 @@ class App:
     def _refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
         headers = error_headers(error)
         if isinstance(error, MethodNotAllowed):
-            headers += (
-                b"allow: POST\r\n" if request.target.partition(b"?")[0] in self._posts else b"allow: GET, HEAD\r\n"
-            )
+            target = request.target.partition(b"?")[0]
+            takes_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
+            headers += b"allow: POST\r\n" if takes_post else b"allow: GET, HEAD\r\n"
         given = request.headers.get(b"x-request-id", b"")
         printable = given if 0 < len(given) <= 256 and all(0x21 <= byte <= 0x7E for byte in given) else b""
         headers += b"x-request-id: %b\r\n" % (printable or new_job_id().encode())

@@ -78,6 +78,11 @@ class Reply:
     def is_paused(self) -> bool:
         return self._connection.is_paused
 
+    @property
+    def peer(self) -> str:
+        """The address at the other end of the connection; empty where it is not known any more."""
+        return self._connection.peer
+
     def whole(self, status: int, headers: bytes, body: bytes) -> None:
         """The answer in one piece; `headers` are complete lines."""
         connection = self._connection
@@ -294,6 +299,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # -- asyncio's callbacks -----------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) and name else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's, so this cannot be checked.

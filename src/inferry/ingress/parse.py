@@ -17,11 +17,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import (
     ContextLengthExceeded,
-    GatewayError,
     InvalidRequest,
     ModelNotFound,
     NoWorker,
-    UnknownLane,
     UnsupportedFeature,
 )
 from inferry.domain.jobs import (
@@ -31,10 +29,12 @@ from inferry.domain.jobs import (
     InferenceJob,
     Lane,
     Payload,
+    Resume,
     RouteKey,
     Sampling,
 )
 from inferry.domain.ports import ModelCard, Tokenizer
+from inferry.ingress.headers import identifier, lane_of, request_id, whole_number
 from inferry.ingress.wire import Body, ChatBody, CompletionBody, StreamOptions
 
 Api = Literal["chat", "completions"]
@@ -50,6 +50,8 @@ INLINE_TOKENIZE_BYTES = 8192
 MOST_STOPS = 16
 LONGEST_STOP = 1024
 MOST_STOP_TOKENS = 256
+_CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias"})
+"""Features that mean the same to a job that goes on from its own output as a longer prompt."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
@@ -58,8 +60,6 @@ LARGEST_OUTPUT = 1_000_000
 HASHED_END_BYTES = 8192
 """How much of either end of a long text counts in a prompt's hash."""
 
-_TIERS = {"auto": Lane.P1, "default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
-_IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 _PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
 # Few threads: several long prompts at once must not take the processors from everybody else.
@@ -110,7 +110,7 @@ def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gatewa
     call = _Call(api, wire, asked, body, headers, card, gateway, gateway.clock.now())
     prompt = _prompt(wire, body, card, gateway.tokenizer(card.name))
     if prompt is None:
-        size = gateway.estimate_prompt(card.name, _identifier(headers, b"x-inferry-template-id"), len(body))
+        size = gateway.estimate_prompt(card.name, identifier(headers, b"x-inferry-template-id"), len(body))
         return _job(call, None, size)
     if isinstance(prompt, _Text):
         if prompt.size > INLINE_TOKENIZE_BYTES:
@@ -159,30 +159,30 @@ def _tokenised(call: _Call, ids: list[int]) -> InferenceJob:
 
 def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
     api, wire, asked, body, headers, card, gateway, now = call
-    template_id = _identifier(headers, b"x-inferry-template-id")
+    template_id = identifier(headers, b"x-inferry-template-id")
     budget = _budget(asked, prompt, card, api)
-    lane = _lane(headers, wire.service_tier)
+    lane = lane_of(headers, wire.service_tier)
     job_id = new_job_id()
-    run_id = _identifier(headers, b"x-inferry-run-id") or job_id
-    hint = _whole_number(headers, b"x-inferry-expected-output-tokens")
-    tenant = _identifier(headers, b"x-inferry-tenant") or "default"
+    run_id = identifier(headers, b"x-inferry-run-id") or job_id
+    hint = whole_number(headers, b"x-inferry-expected-output-tokens")
+    tenant = identifier(headers, b"x-inferry-tenant") or "default"
     if budget <= NOT_WORTH_PREDICTING or wire.ignore_eos:
         output = Estimate.exactly(budget)
     else:
         output = gateway.predict_output(tenant, card.name, prompt.expected, budget, template_id, hint)
     cached, prefix = gateway.meet_prompt(card.name, tenant, body, prompt)
-    max_wait_ms = _whole_number(headers, b"x-inferry-max-wait-ms")
-    deadline_ms = _whole_number(headers, b"x-inferry-deadline-ms")
+    max_wait_ms = whole_number(headers, b"x-inferry-max-wait-ms")
+    deadline_ms = whole_number(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
     options = wire.stream_options
     route = RouteKey(card.name)
     return InferenceJob(
         job_id=job_id,
-        request_id=_request_id(headers) or job_id,
+        request_id=request_id(headers) or job_id,
         tenant=tenant,
         run_id=run_id,
-        step_id=_identifier(headers, b"x-inferry-step-id") or job_id,
-        parent_run=_identifier(headers, b"x-inferry-parent-run-id"),
+        step_id=identifier(headers, b"x-inferry-step-id") or job_id,
+        parent_run=identifier(headers, b"x-inferry-parent-run-id"),
         session=wire.prompt_cache_key or wire.user,
         template_id=template_id,
         lane=lane,
@@ -197,6 +197,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
         max_wait_s=(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
         stream=stream,
+        resume=_resume(wire, card, lane, gateway),
         payload=Payload(
             api=api,
             body=body,
@@ -207,6 +208,16 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             stream_fields=(wire.stream is not UNSET, options is not UNSET),
         ),
     )
+
+
+def _resume(wire: ChatBody | CompletionBody, card: ModelCard, lane: Lane, gateway: Gateway) -> Resume:
+    """Whether the job can go on elsewhere once its client has seen some of it: where that is exact, and of use."""
+    if not gateway.continues(card, lane):
+        return Resume.RESTART
+    if any(feature not in _CONTINUED for feature, _ in _features(wire)):
+        return Resume.RESTART
+    # An engine looks for them in what it writes itself: one that begins before the seam would be missed.
+    return Resume.CONTINUE if not wire.stop or gateway.tokenizer(card.name) is not None else Resume.RESTART
 
 
 # -- the body --------------------------------------------------------------------------------------------------------
@@ -458,52 +469,6 @@ def _checksum(raw: Raw, so_far: int) -> int:
         return crc32(view, so_far)
     so_far = crc32(b"%d" % len(view), so_far)
     return crc32(view[-HASHED_END_BYTES:], crc32(view[:HASHED_END_BYTES], so_far))
-
-
-# -- the headers -----------------------------------------------------------------------------------------------------
-
-
-def _lane(headers: Mapping[bytes, bytes], tier: str | None) -> Lane:
-    named = headers.get(b"x-inferry-lane")
-    if named is not None:
-        try:
-            return Lane[named.decode("latin-1").strip().upper()]
-        except KeyError:
-            raise UnknownLane("`x-inferry-lane` must be P0, P1 or P2", param="x-inferry-lane") from None
-    lane = _TIERS.get(tier or "auto")
-    if lane is None:
-        raise InvalidRequest("`service_tier` must be auto, default, priority or flex", param="service_tier")
-    return lane
-
-
-def _identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
-    value = headers.get(name)
-    if not value:
-        return None
-    text = value.decode("latin-1")
-    if _IDENTIFIER.fullmatch(text) is None:
-        shown = name.decode()
-        raise InvalidRequest(f"`{shown}` must be 1 to 256 printable ASCII characters without spaces", param=shown)
-    return text
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """The client's own id, if it is one that can be echoed."""
-    try:
-        return _identifier(headers, b"x-request-id")
-    except GatewayError:
-        return None
-
-
-def _whole_number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
-    value = headers.get(name)
-    if value is None:
-        return None
-    text = value.decode("latin-1").strip()
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        shown = name.decode()
-        raise InvalidRequest(f"`{shown}` must be a whole number of 0 or above", param=shown)
-    return int(text)
 
 
 def _shown(name: str) -> str:

@@ -17,7 +17,7 @@ from inferry.domain.streams import Failed
 from inferry.ingress.collect import collect_events
 from inferry.ingress.connection import Reply
 from inferry.ingress.problems import error_body, error_event, error_headers
-from inferry.ingress.shapes import ChunkWriter, EventWriter, PassThrough, whole_answer
+from inferry.ingress.shapes import ChunkWriter, ContinuedWriter, EventWriter, PassThrough, whole_answer
 
 log = logging.getLogger(__name__)
 
@@ -84,15 +84,20 @@ class _Answer(ABC):
 class WholeAnswer(_Answer):
     """One JSON body, once everything is there."""
 
-    __slots__ = ("_raws", "_texts")
+    __slots__ = ("_raws", "_restarts", "_texts")
 
     def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
         super().__init__(stream, job, gateway, reply)
         self._texts: list[str] = []
         self._raws: list[bytes] = []
+        self._restarts = 0
 
     def _tell(self) -> None:
         delta, end = self._stream.take_now()
+        if self._restarts != self._stream.restarts:
+            self._restarts = self._stream.restarts
+            self._texts.clear()
+            self._raws.clear()
         if delta is not None:
             self._texts.append(delta.text)
             self._raws.append(delta.raw)
@@ -102,17 +107,22 @@ class WholeAnswer(_Answer):
             self._refuse(end.error)
             return
         raw = b"".join(self._raws)
-        if raw:
-            body = collect_events(raw, end.raw)
+        text = "".join(self._texts)
+        if not raw:
+            body = whole_answer(self._job, text, end, self._gateway.clock.wall())
+        elif self._stream.attempt.job.so_far is not None:
+            # It began with one engine's events and went on elsewhere.
+            writer = ContinuedWriter(raw)
+            body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end))
         else:
-            body = whole_answer(self._job, "".join(self._texts), end, self._gateway.clock.wall())
+            body = collect_events(raw, end.raw)
         self._reply.whole(200, _JSON + self._job_headers(), body)
 
 
 class StreamedAnswer(_Answer):
     """Server-sent events, as they come."""
 
-    __slots__ = ("_heartbeats", "_is_begun", "_max_unread_bytes", "_quiet_looks", "_writer")
+    __slots__ = ("_first_raw", "_heartbeats", "_is_begun", "_max_unread_bytes", "_quiet_looks", "_writer")
 
     def __init__(
         self,
@@ -125,6 +135,7 @@ class StreamedAnswer(_Answer):
     ) -> None:
         super().__init__(stream, job, gateway, reply)
         self._writer: EventWriter | None = None
+        self._first_raw = b""
         self._is_begun = False
         self._max_unread_bytes = max_unread_bytes
         self._heartbeats = heartbeats
@@ -159,6 +170,9 @@ class StreamedAnswer(_Answer):
             writer = self._writer
             if writer is None:
                 writer = self._writer = _pass_through if delta.raw else self._chunk_writer()
+                self._first_raw = delta.raw
+            if writer is _pass_through and self._stream.attempt.job.so_far is not None:
+                writer = self._writer = ContinuedWriter(self._first_raw)
             body = writer.piece(delta)
             self._begin()
         if end is None:
@@ -175,6 +189,8 @@ class StreamedAnswer(_Answer):
             return
         self._begin()
         writer = self._writer or self._chunk_writer()
+        if writer is _pass_through and self._stream.attempt.job.so_far is not None:
+            writer = ContinuedWriter(self._first_raw)
         reply.end(body + writer.last(end, include_usage=self._job.payload.include_usage))
 
     def _begin(self) -> None:

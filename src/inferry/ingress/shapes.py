@@ -13,6 +13,7 @@ from inferry.domain.streams import Delta, Done, Usage
 _encode = msgspec.json.encode
 
 DONE_EVENT = b"data: [DONE]\n\n"
+_MARK = "\x00 here \x00"
 
 
 class EventWriter(Protocol):
@@ -33,6 +34,49 @@ class PassThrough:
 
     def last(self, done: Done, *, include_usage: bool) -> bytes:
         return done.raw + DONE_EVENT if include_usage else DONE_EVENT
+
+
+class ContinuedWriter:
+    """For a stream that began as one engine's events and goes on as text: the same shape, ids and names throughout.
+
+    The shape is taken from `raw`, events with which the stream began. The usage that the client hears is of the whole.
+    """
+
+    __slots__ = ("_after", "_before", "_event")
+
+    def __init__(self, raw: bytes) -> None:
+        *_, last = (line for line in raw.split(b"\n") if line.startswith(b"data:"))
+        self._event: dict[str, Any] = msgspec.json.decode(last[5:])
+        self._event.pop("usage", None)
+        choice = self._event["choices"][0]
+        choice.update({key: None for key in choice if key not in ("index", "delta", "text")})
+        self._say(_MARK)
+        before, after = _encode(self._event).split(_encode(_MARK))
+        self._before, self._after = b"data: " + before, after + b"\n\n"
+
+    def piece(self, delta: Delta) -> bytes:
+        return delta.raw + self.text(delta.text)
+
+    def last(self, done: Done, *, include_usage: bool) -> bytes:
+        return self.finish(done) + (self.usage(done) if include_usage else b"") + DONE_EVENT
+
+    def text(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after if text else b""
+
+    def finish(self, done: Done) -> bytes:
+        self._say("")
+        self._event["choices"][0]["finish_reason"] = done.finish.value
+        return b"data: " + _encode(self._event) + b"\n\n"
+
+    def usage(self, done: Done) -> bytes:
+        return b"data: " + _encode(self._event | {"choices": [], "usage": usage_object(done.usage)}) + b"\n\n"
+
+    def _say(self, text: str) -> None:
+        choice = self._event["choices"][0]
+        if "delta" in choice:
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
 
 
 class ChunkWriter:

@@ -32,6 +32,18 @@ class MetricSpec(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+BREAKER_STATES = ("closed", "open", "half_open")
+
+
+class WorkerHealth(NamedTuple):
+    """How far a worker is trusted: its breaker's state, how often that has opened, the share of its room in use."""
+
+    worker: str
+    breaker: str
+    opens: int
+    share: float
+
+
 _WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
 _GAP = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -50,6 +62,19 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_releases_total", "counter", "Plans formed, by why they were formed then.", ("reason",)),
     MetricSpec(
         "inferry_jobs_total", "counter", "Attempts that ended, by how they ended.", ("lane", "model", "outcome")
+    ),
+    MetricSpec(
+        "inferry_attempts_again_total",
+        "counter",
+        "Attempts that were lost or stopped and whose job went on, by why; a job that starts again is not resumed.",
+        ("reason", "resumed"),
+    ),
+    MetricSpec(
+        "inferry_wasted_tokens_total",
+        "counter",
+        "Tokens computed for attempts that did not complete, less what the job could go on from: prompt less cached, "
+        "and output.",
+        ("outcome", "lane"),
     ),
     MetricSpec("inferry_errors_total", "counter", "Refusals and failures, by public error code.", ("code",)),
     MetricSpec(
@@ -72,11 +97,41 @@ TABLE: tuple[MetricSpec, ...] = (
         "Completed attempts in lanes that promise a first token and a gap, by whether every token kept it.",
         ("lane", "kept"),
     ),
+    MetricSpec(
+        "inferry_predicted_wait_coverage",
+        "gauge",
+        "Part of the jobs, of late, that waited no longer than the P90 predicted when they came; 0.9 is what it means.",
+        ("lane",),
+    ),
+    MetricSpec(
+        "inferry_predicted_output_error",
+        "gauge",
+        "Mean absolute logarithm of output tokens written over expected, of late; 0.69 is a factor of two.",
+    ),
     MetricSpec("inferry_in_flight_jobs", "gauge", "Jobs that were let in and have not ended, queued or sent."),
     MetricSpec("inferry_open_streams", "gauge", "Streams that have a reader."),
     MetricSpec("inferry_merged_deltas_total", "counter", "Deltas joined to the one before for a slow reader."),
     MetricSpec(
         "inferry_worker_up", "gauge", "1 while the worker can generate, 0 while it starts or is down.", ("worker",)
+    ),
+    MetricSpec("inferry_worker_phase", "gauge", "1 for the phase that the worker is in.", ("worker", "phase")),
+    MetricSpec(
+        "inferry_worker_breaker",
+        "gauge",
+        "1 for the state of the worker's circuit breaker: it gets work only while that is closed.",
+        ("worker", "state"),
+    ),
+    MetricSpec(
+        "inferry_worker_breaker_opens_total",
+        "counter",
+        "How often the worker was taken out: it lost several jobs, or went down.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_worker_room_share",
+        "gauge",
+        "Part of the worker's room that may be used; less than 1 for a while after it came back.",
+        ("worker",),
     ),
     MetricSpec("inferry_running_sequences", "gauge", "Sequences the worker says it runs.", ("worker",)),
     MetricSpec("inferry_worker_waiting", "gauge", "Sequences that wait inside the worker.", ("worker",)),
@@ -127,6 +182,10 @@ class _Histograms:
             )
         return child
 
+    def drop(self, *labels: str) -> None:
+        self._children.pop(labels, None)
+        self._heads.pop(labels, None)
+
     def lines(self) -> list[str]:
         lines = []
         for labels, child in self._children.items():
@@ -164,6 +223,8 @@ class Metrics:
         self._releases = _Counters("inferry_releases_total")
         self._jobs = _Counters("inferry_jobs_total")
         self._errors = _Counters("inferry_errors_total")
+        self._again = _Counters("inferry_attempts_again_total")
+        self._wasted = _Counters("inferry_wasted_tokens_total")
         self._tokens = _Counters("inferry_tokens_total")
         self._first_token = _Histograms("inferry_time_to_first_token_seconds")
         self._token_gap = _Histograms("inferry_token_gap_seconds")
@@ -177,6 +238,8 @@ class Metrics:
                 self._releases,
                 self._jobs,
                 self._errors,
+                self._again,
+                self._wasted,
                 self._tokens,
                 self._first_token,
                 self._token_gap,
@@ -186,8 +249,7 @@ class Metrics:
 
         # Everything that may be counted is there from the start: a series that appears with its first event hides it
         # from rate(). "other" is the exception, since it should never appear.
-        self._workers = tuple(dict.fromkeys(workers))
-        self._size_of = {worker: self._batch_size.at(worker) for worker in self._workers}
+        self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
         self._gap_of = [self._token_gap.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
@@ -195,10 +257,21 @@ class Metrics:
             (lane, kept): self._promises.at(lane.name, str(kept).lower()) for lane in Lane for kept in (True, False)
         }
         self._models = {model: self._lanes_of(model) for model in models}
+        for code in ("worker_lost", "worker_timeout", "no_worker", "preempted"):
+            for resumed in ("true", "false"):
+                self._again.at(code, resumed)
+        self._wasted_of = {
+            (outcome, lane): self._wasted.at(outcome.value, lane.name)
+            for outcome in Outcome
+            if outcome is not Outcome.DONE
+            for lane in Lane
+        }
         self._error_of = {code: self._errors.at(code) for code in _error_codes()}
 
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
+        self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
+        self._health: Callable[[], Iterable[WorkerHealth]] | None = None
         self._watched: dict[str, Callable[[], float]] = {"inferry_in_flight_jobs": lambda: self._in_flight}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -208,6 +281,16 @@ class Metrics:
         for model in models:
             if model not in self._models:
                 self._models[model] = self._lanes_of(model)
+
+    def know_worker(self, worker: str) -> None:
+        """A worker that an operator has added."""
+        if worker not in self._size_of:
+            self._size_of[worker] = self._batch_size.at(worker)
+
+    def forget_worker(self, worker: str) -> None:
+        """A worker that is gone, with all its series: names may come and go without end."""
+        if self._size_of.pop(worker, None) is not None:
+            self._batch_size.drop(worker)
 
     def offered(self, job: InferenceJob) -> None:
         """The job was given to the scheduler; once per attempt."""
@@ -232,11 +315,19 @@ class Metrics:
         """Time between a token of a job and the one before."""
         self._gap_of[lane].observe(seconds)
 
-    def ended(self, attempt: Attempt, *, promised: bool = False, entry: LedgerEntry | None = None) -> None:
+    def ended(
+        self,
+        attempt: Attempt,
+        *,
+        promised: bool = False,
+        entry: LedgerEntry | None = None,
+        resumed: bool | None = None,
+    ) -> None:
         """The attempt has ended; once per attempt that was offered.
 
         `promised` says that its lane promises a first token and a gap: whether they were kept counts where the attempt
         completed. `entry` is the attempt's account where the caller has it already, so that it is not made twice.
+        `resumed` is for attempts whose job goes on: whether from what this one wrote, or from its start.
         """
         self._in_flight -= 1
         # The very account that the ledger keeps, so that the two never disagree.
@@ -247,8 +338,13 @@ class Metrics:
         of.prompt.value += account.prompt_tokens
         of.cached.value += account.cached_tokens
         of.output.value += account.output_tokens
-        if account.error_code is not None:
-            self.refused(account.error_code)
+        if account.outcome is not Outcome.DONE:
+            wasted = account.prompt_tokens - account.cached_tokens + (0 if resumed else account.output_tokens)
+            self._wasted_of[account.outcome, job.lane].value += max(0, wasted)
+            if resumed is not None:
+                self._again.at(account.error_code or OTHER, str(resumed).lower()).value += 1
+            elif account.error_code is not None:
+                self.refused(account.error_code)
         elif promised:
             self._promise_of[job.lane, attempt.promise_kept].value += 1
 
@@ -262,19 +358,25 @@ class Metrics:
         queue_depths: Callable[[], Mapping[Lane, int]] | None = None,
         views: Callable[[], Iterable[WorkerView]] | None = None,
         *,
+        health: Callable[[], Iterable[WorkerHealth]] | None = None,
         open_streams: Callable[[], int] | None = None,
         merged_deltas: Callable[[], int] | None = None,
         ledger_written: Callable[[], int] | None = None,
         ledger_dropped: Callable[[], int] | None = None,
+        wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
+        output_error: Callable[[], float] | None = None,
     ) -> None:
         """Where to read what is a state and not an event. Replaces what is given and leaves the rest as it was."""
         self._queue_depths = queue_depths or self._queue_depths
         self._views = views or self._views
+        self._wait_coverage = wait_coverage or self._wait_coverage
+        self._health = health or self._health
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
             ("inferry_ledger_written_total", ledger_written),
             ("inferry_ledger_dropped_total", ledger_dropped),
+            ("inferry_predicted_output_error", output_error),
         ):
             if read is not None:
                 self._watched[name] = read
@@ -297,6 +399,9 @@ class Metrics:
         if self._queue_depths is not None:
             depths = self._queue_depths()
             rows["inferry_queue_depth"] = [((lane.name,), depths.get(lane, 0)) for lane in Lane]
+        if self._wait_coverage is not None:
+            held = self._wait_coverage()
+            rows["inferry_predicted_wait_coverage"] = [((lane.name,), part) for lane, part in held.items()]
         return rows | self._worker_rows()
 
     def _of(self, job: InferenceJob) -> _LaneOfModel:
@@ -312,7 +417,8 @@ class Metrics:
 
     def _worker_rows(self) -> dict[str, Rows]:
         """Gauges of all workers; one that is configured and not seen is down."""
-        up = dict.fromkeys(self._workers, 0.0)
+        up = dict.fromkeys(self._size_of, 0.0)
+        phases: dict[tuple[str, ...], float] = {}
         running: dict[str, float] = {}
         waiting: dict[str, float] = {}
         used: dict[str, float] = {}
@@ -321,6 +427,9 @@ class Metrics:
             # Several unknown workers share one label, and so one sum.
             name = view.worker if view.worker in self._size_of else OTHER
             _add(up, name, view.phase in (Phase.READY, Phase.DRAINING))
+            for phase in Phase:
+                key = (name, phase.value)
+                phases[key] = phases.get(key, 0.0) + (phase is view.phase)
             _add(running, name, view.load.running)
             _add(waiting, name, view.load.waiting)
             _add(used, name, view.load.kv_tokens)
@@ -328,10 +437,21 @@ class Metrics:
                 _add(capacity, name, view.kv_capacity)
         return {
             "inferry_worker_up": _by_worker(up),
+            "inferry_worker_phase": phases.items(),
             "inferry_running_sequences": _by_worker(running),
             "inferry_worker_waiting": _by_worker(waiting),
             "inferry_kv_tokens_used": _by_worker(used),
             "inferry_kv_tokens_capacity": _by_worker(capacity),
+        } | self._health_rows()
+
+    def _health_rows(self) -> dict[str, Rows]:
+        known = [one for one in self._health() if one.worker in self._size_of] if self._health is not None else []
+        return {
+            "inferry_worker_breaker": [
+                ((one.worker, state), float(one.breaker == state)) for one in known for state in BREAKER_STATES
+            ],
+            "inferry_worker_breaker_opens_total": [((one.worker,), float(one.opens)) for one in known],
+            "inferry_worker_room_share": [((one.worker,), one.share) for one in known],
         }
 
 

@@ -278,5 +278,7 @@ class Boarding:
         if ticket.job.prefix:
             self._placement.sent(ticket, worker)
             self.changed[worker] = None
+        if ticket.watch is not None:
+            ticket.watch.went(ticket, self._beat.now)
         if line.preemptible:
             worker.stoppable[ticket] = None

@@ -10,15 +10,16 @@ that gap and from what steps and prompts were measured to cost. The loop closes 
 wrong estimate narrows the next answer, slack that was gained widens it.
 
 Work that promises nothing may use what keeps the slack of live streams at sixteen gaps. Live prompts of a lower lane
-may eat into it down to five: they have a promise of their own to keep, and for such moments it is saved.
+may eat into it down to eight, and to nothing as their own first tokens come due: they have a promise of their own to
+keep, and for such moments it is saved.
 """
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import exp, inf
 
 from inferry.domain.jobs import Lane, LanePolicy
-from inferry.domain.plans import Load, Room
-from inferry.scheduling.rates import StepCosts
+from inferry.domain.plans import EngineCounts, Load, Room
+from inferry.scheduling.rates import MEMORY_S, StepCosts
 
 BEAT_S = 0.1
 """Costs are learned once in a beat: long enough for several steps of most engines, short against a promise."""
@@ -34,8 +35,11 @@ long step, and costs are estimates.
 """
 KEEP = 16
 """How many gaps' worth of slack streams keep while only work without promises comes."""
-KEEP_FROM_LIVE = 5
+KEEP_FROM_LIVE = 8
 """How many they keep while prompts of a lower live lane come."""
+URGENT = 0.7
+"""When the job of a lower live lane that has waited longest has less than this part of its first-token promise left,
+higher lanes keep less and less from it."""
 MOST_SPENT = 0.8
 MOST_EARNED = 0.8
 """How much slower or faster than promised tokens may be wanted, as parts of these."""
@@ -43,6 +47,11 @@ DECODE_PART = 0.5
 """The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
 LEAST_PREFILL = 0.15
 """The part of engine time that prompts get when the gap promise cannot be kept whatever is done."""
+COUNTS_LAST_S = 3.0
+"""An engine that has not said for so long what it has done is judged by what comes out of it."""
+ENOUGH_TOKENS = 5000
+MOST_MISCOUNTED = 4.0
+"""How far apart the gateway's count of prompt tokens and the engine's may be believed to be, once there are enough."""
 COLD_PREFILL_TOKENS = 4096
 KV_PART = 0.95
 """Outputs are estimates, so a little KV is kept back."""
@@ -62,16 +71,19 @@ class Stream:
 class _Flow:
     """What one lane has on the worker."""
 
-    __slots__ = ("busy_at", "prefilling", "slack_s", "streams")
+    __slots__ = ("busy_at", "prefilling", "slack_s", "streams", "waiting_since")
 
     def __init__(self) -> None:
+        self.waiting_since: float | None = None
         self.prefilling = 0
         self.streams: dict[Stream, None] = {}
         self.busy_at = -inf
         self.slack_s = inf
 
     def is_quiet(self, now: float) -> bool:
-        return not self.prefilling and not self.streams and now - self.busy_at >= QUIET_S
+        if self.prefilling or self.streams or self.waiting_since is not None:
+            return False
+        return now - self.busy_at >= QUIET_S
 
 
 class _Live(_Flow):
@@ -94,7 +106,13 @@ class _Live(_Flow):
                 least = slack
         self.slack_s = least
 
-    def gap_wanted_s(self, keep: int) -> float:
+    def patience(self, now: float) -> float:
+        """The part of its first-token promise that the job which has waited longest has left."""
+        if self.waiting_since is None:
+            return 1.0
+        return max(0.0, 1.0 - (now - self.waiting_since) / self.ttft_s)
+
+    def gap_wanted_s(self, keep: float) -> float:
         """How far apart tokens may come for the next moment, if slack is to come to `keep` gaps."""
         if self.slack_s == inf:
             return self.gap_s
@@ -115,6 +133,9 @@ class RoomController:
         self._load = Load()
         self._typical_prompt = 0.0
         self._at: float | None = None
+        self._counts: EngineCounts | None = None
+        self._counted_at = -inf
+        self._believed_tokens = self._real_tokens = 0.0
         self._start_beat()
         self.costs = StepCosts()
 
@@ -147,9 +168,32 @@ class RoomController:
             del flow.streams[stream]
             self._tokens_of_ended += stream.tokens - stream.learned
 
+    def waiting(self, lane: Lane, since: float | None) -> None:
+        """When the job came that has waited longest in the lane for this worker or another, if any waits."""
+        self._flows[lane].waiting_since = since
+
     def observe(self, load: Load) -> None:
         """What the worker says of itself, if it says anything."""
         self._load = load
+
+    def count(self, counts: EngineCounts, now: float) -> None:
+        """What the engine says it has done. Steps and tokens seen from outside are a guess beside that: tokens travel
+        together, and how much of a prompt was cached is not known for certain.
+        """
+        last, self._counts = self._counts, counts
+        if counts == last:
+            return
+        self._pass(now)
+        fresh = last is not None and now - self._counted_at <= COUNTS_LAST_S
+        self._counted_at = now
+        if last is not None and fresh and counts.steps >= last.steps:
+            prompt_tokens = max(0, counts.prompt_tokens - last.prompt_tokens)
+            output_tokens = max(0, counts.output_tokens - last.output_tokens)
+            self.costs.add(self._elapsed_s, self._busy_s, counts.steps - last.steps, output_tokens, prompt_tokens)
+            keep = exp(-self._elapsed_s / MEMORY_S)
+            self._believed_tokens = self._believed_tokens * keep + self._prompt_tokens
+            self._real_tokens = self._real_tokens * keep + prompt_tokens
+        self._start_beat()
 
     def limit(self, limits: Room, chunk_tokens: int | None = None) -> None:
         """What the worker can hold is another by now, or known better."""
@@ -160,7 +204,7 @@ class RoomController:
 
     def room(self, now: float) -> Room:
         self._pass(now)
-        if self._elapsed_s >= BEAT_S:
+        if self._elapsed_s >= BEAT_S and now - self._counted_at > COUNTS_LAST_S:
             self._learn()
         limits = self._limits
         kv_tokens = None if limits.kv_tokens is None else max(1, int(limits.kv_tokens * KV_PART))
@@ -174,7 +218,7 @@ class RoomController:
             limits.sequences,
             kv_tokens,
             self._prefill_tokens(awake, step_s),
-            self._prefill_tokens_per_s(awake, step_s),
+            self._prefill_tokens_per_s(awake, step_s, now),
             self._batch_sequences(awake),
         )
 
@@ -182,18 +226,22 @@ class RoomController:
         """The least slack of the lane's streams when it was last looked at; infinite where there are none."""
         return self._flows[lane].slack_s
 
-    def _prefill_tokens_per_s(self, awake: Sequence[_Live], step_s: float) -> float | None:
+    def _prefill_tokens_per_s(self, awake: Sequence[_Live], step_s: float, now: float) -> float | None:
         """A step of d seconds becomes g = d / (1 - r / R) with r of R prompt tokens a second: solved for r."""
         limit = self._limits.prefill_tokens_per_s
         gap_s = inf
         live_prompts = False
+        patience = 1.0
         for flow in reversed(awake):
-            gap_s = min(gap_s, flow.gap_wanted_s(KEEP_FROM_LIVE if live_prompts else KEEP))
-            live_prompts = live_prompts or flow.prefilling > 0
+            gap_s = min(
+                gap_s, flow.gap_wanted_s(KEEP_FROM_LIVE * min(1.0, patience / URGENT) if live_prompts else KEEP)
+            )
+            live_prompts = live_prompts or flow.prefilling > 0 or flow.waiting_since is not None
+            patience = min(patience, flow.patience(now))
         if gap_s == inf:
             return limit
         part = max(LEAST_PREFILL, 1 - step_s / gap_s)
-        rate = self.costs.prompt_tokens_per_s * part
+        rate = self.costs.prompt_tokens_per_s * part * self._exchange()
         return rate if limit is None else min(rate, limit)
 
     def _prefill_tokens(self, awake: Sequence[_Live], step_s: float) -> int | None:
@@ -203,8 +251,16 @@ class RoomController:
             return limit
         token_s = self.costs.prompt_s + (step_s / self._chunk_tokens if self._chunk_tokens else 0.0)
         ttft_s = min(flow.ttft_s for flow in awake or self._live)
-        slack_s = ttft_s - self._typical_prompt * token_s - step_s
-        return self._within((AHEAD if awake else AHEAD_WHEN_QUIET) * slack_s / token_s, limit)
+        slack_s = ttft_s - self._typical_prompt / self._exchange() * token_s - step_s
+        return self._within((AHEAD if awake else AHEAD_WHEN_QUIET) * slack_s / token_s * self._exchange(), limit)
+
+    def _exchange(self) -> float:
+        """Prompt tokens as the gateway counts them, for each one that the engine computes: what is cached is a belief,
+        and rooms are spent in what is believed.
+        """
+        if self._real_tokens < ENOUGH_TOKENS or self._believed_tokens < ENOUGH_TOKENS:
+            return 1.0
+        return min(MOST_MISCOUNTED, max(1 / MOST_MISCOUNTED, self._believed_tokens / self._real_tokens))
 
     def _batch_sequences(self, awake: Sequence[_Live]) -> int | None:
         """As many sequences as decode in their part of the gap wanted, or in all of it while live lanes are quiet.

@@ -15,7 +15,7 @@ from inferry.scheduling.tickets import PLANNED, Ticket
 _NO_WALK = -2
 
 
-def send_alone(ticket: Ticket, placement: Placement, agenda: Agenda) -> WorkerState | None:
+def send_alone(ticket: Ticket, placement: Placement, agenda: Agenda, now: float) -> WorkerState | None:
     """Send the only job there is to the best worker that takes it, if one does."""
     queue = ticket.queue
     line = queue.line
@@ -34,6 +34,8 @@ def send_alone(ticket: Ticket, placement: Placement, agenda: Agenda) -> WorkerSt
     ticket.run.goes_alone(tokens)
     if ticket.job.prefix:
         placement.sent(ticket, worker)
+    if ticket.watch is not None:
+        ticket.watch.went(ticket, now)
     if line.preemptible:
         worker.stoppable[ticket] = None
     return worker

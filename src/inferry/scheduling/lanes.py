@@ -12,6 +12,7 @@ from inferry.scheduling.flows import Division, Flow, order
 from inferry.scheduling.kin import Families
 from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.scheduling.siblings import Watches
 from inferry.scheduling.tickets import READY, Ticket
 
 PREPAID_TOKENS = 4 * QUANTUM_TOKENS
@@ -52,12 +53,14 @@ class Queue:
         "overtaken",
         "route",
         "size",
+        "watches",
     )
 
     def __init__(self, line: "Line", route: Route) -> None:
         self.line = line
         self.route = route
         self.company = Company()
+        self.watches = Watches(line.coalesce_s)
         self.held: dict[str, Ticket] = {}
         self.held_kv_tokens = 0
         self.held_prefill_tokens = 0

@@ -194,8 +194,10 @@ class WorkerState:
         )
 
     def _lets_into_pass(self, ticket: Ticket) -> bool:
-        """A padded pass that runs is left alone unless its worker says how many it runs."""
-        return not self.sequences or self.sequence_limit != inf or self.is_forming_a_plan_for(ticket)
+        """Nobody can join a padded pass that runs, so whoever may wait for company waits for its end, as for room. Jobs
+        of a lane that holds nobody go at once and queue up in the worker.
+        """
+        return not self.sequences or ticket.queue.line.window == "off" or self.is_forming_a_plan_for(ticket)
 
     def is_forming_a_plan_for(self, ticket: Ticket) -> bool:
         return any(draft.takes(ticket) for draft in self.drafts)

@@ -154,7 +154,7 @@ def _is_enough(worker: WorkerState, head: Ticket, fill: float, sequences: int, k
 def _may_stop(ticket: Ticket) -> bool:
     """Before its first token a job that can resume at all loses only prefill; after it, it must have got somewhere."""
     job = ticket.job
-    if job.resume is Resume.NEVER or job.attempt > MAX_PREEMPTIONS:
+    if job.resume is Resume.NEVER or job.preemptions >= MAX_PREEMPTIONS:
         return False
     return ticket.prefill_tokens > 0 or (job.resume is not Resume.RESTART and ticket.produced >= MIN_PROGRESS_TOKENS)
 

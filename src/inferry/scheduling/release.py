@@ -1,9 +1,9 @@
 """When a job stops waiting for company. Holding never overrides room: what is released still waits for that.
 
-`adaptive` holds only where that pays. In front of workers that batch continuously it never does: whoever comes later
-joins what runs, and mostly finds in the cache what an earlier sibling computed. A padded pass can be joined by nobody,
-so while all workers are in one, company costs nothing; before an idle worker it costs the wait of those who are held,
-and saves nearly a pass to everybody who comes in time.
+`adaptive` holds only where that pays. Whoever comes later to workers that batch continuously joins what runs, and
+mostly finds in the cache what an earlier sibling computed; `siblings` says when that is not enough. A padded pass can
+be joined by nobody, so while all workers are in one, company costs nothing; before an idle worker it costs the wait of
+those who are held, and saves nearly a pass to everybody who comes in time.
 """
 
 from math import inf
@@ -12,7 +12,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import ReleaseReason
 from inferry.scheduling.company import Passes
 from inferry.scheduling.lanes import Line, Queue
-from inferry.scheduling.placing.routes import Route
+from inferry.scheduling.tickets import Ticket
 
 PART_OF_PASS = 0.25
 """How much of a pass an idle worker is kept waiting at most: one job that comes meanwhile gains three times that."""
@@ -20,21 +20,29 @@ ENOUGH_COMPANY = 0.75
 """How many jobs must be expected in that time: one that nearly always comes is enough."""
 
 
-def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
+def held_until(ticket: Ticket, passes: Passes, now: float) -> float | None:
     """The latest moment to which a job that comes now may be held, as far as its queue is concerned; None: not at all.
 
     Called once for every job that comes, since that is also how it is learned who follows whom.
     """
+    queue = ticket.queue
     line = queue.line
     if line.window == "off" or line.coalesce_s <= 0:
         return None
     if line.window == "fixed":
         return inf
-    if not queue.route.all_pad:
+    route = queue.route
+    if route.all_pad:
+        return _held_before_passes(queue, passes, now)
+    if not ticket.job.prefix or route.some_pad or len(route.workers) < 2 or route.has_idle():
         return None
-    company = queue.company
+    return queue.watches.came(ticket, now)
+
+
+def _held_before_passes(queue: Queue, passes: Passes, now: float) -> float | None:
+    company, line = queue.company, queue.line
     follows = company.came(now)
-    if _all_busy(queue.route):
+    if not queue.route.has_idle():
         return inf
     if not follows:
         pass_s = passes.shortest_s(queue.route.workers)
@@ -44,12 +52,8 @@ def held_until(queue: Queue, passes: Passes, now: float) -> float | None:
 
 def goes_on(queue: Queue) -> bool:
     """Whether jobs that are held go on being held when workers have changed. Before an idle one they go at once."""
-    return queue.line.window == "fixed" or (queue.route.all_pad and _all_busy(queue.route))
-
-
-def _all_busy(route: Route) -> bool:
-    """Whether every worker is in a padded pass that nobody can join."""
-    return all(worker.sequences > 0 for worker in route.workers)
+    route = queue.route
+    return queue.line.window == "fixed" or (route.all_pad is route.some_pad and not route.has_idle())
 
 
 def hold_until(job: InferenceJob, line: Line, at_most: float = inf) -> tuple[float, ReleaseReason]:

@@ -3,8 +3,8 @@
 One owner calls it, from one thread, with the time of its own clock; it never waits and never looks at a clock itself.
 All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
 `tick`. The opinions live next door: `release` says when, `boarding` who is next, `fairness` whose turn it is, `shares`
-what lower lanes are owed, `packing` and `kin` who goes together, `placing` where, `pacing` how fast, `preemption` who
-has to leave. `express` is the short way of a job that meets nobody.
+what lower lanes are owed, `packing`, `kin` and `siblings` who goes together, `placing` where, `pacing` how fast,
+`preemption` who has to leave. `express` is the short way of a job that meets nobody.
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.placing.routes import Route, changes_routes, serves
 from inferry.scheduling.preemption import Preemption
 from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.scheduling.siblings import Watch
 from inferry.scheduling.tickets import ALONE, GONE, HELD, PLANNED, PROMISED, Ticket
 
 
@@ -98,14 +99,17 @@ class Scheduler:
     # What the owner tells it.
 
     def offer(self, job: InferenceJob, now: float) -> None:
-        """Queue a job, held for company or ready to go. Raises QueueFull when its lane is at the limit."""
+        """Queue a job, held for company or ready to go. Raises QueueFull when its lane is at the limit.
+
+        A job in a later attempt was let in before, and always is again.
+        """
         job_id = job.job_id
         if job_id in self._tickets:
             raise ValueError(f"job {job_id} has already been offered")
         line = self._line_of[job.lane]
         if line is None:
             raise ValueError(f"no policy for lane {job.lane.name}")
-        if line.depth >= line.queue_limit:
+        if line.depth >= line.queue_limit and job.attempt == 1:  # who has been let in is not turned away
             raise QueueFull(
                 f"lane {job.lane.name} holds {line.depth} jobs, which is its limit",
                 retry_after_s=line.drain.seconds_for(line.depth, now),
@@ -115,7 +119,7 @@ class Scheduler:
         self._offers += 1
         queue = line.queue_of.get(job.route) or self._queue_for(line, job)
         ticket = self._tickets[job_id] = line.ticket_for(job, self._offers, queue)
-        held_until = release.held_until(queue, self._passes, now)
+        held_until = release.held_until(ticket, self._passes, now)
         if held_until is not None:
             self._hold(ticket, held_until)
             return
@@ -199,6 +203,8 @@ class Scheduler:
         if type(step) is FirstToken:
             if ticket.prefill_tokens:
                 worker.free_prefill(ticket)
+                if ticket.watch is not None:
+                    ticket.watch.answered(ticket, now)
                 if step.prompt_tokens is not None:
                     billing.prefilled(ticket, step.prompt_tokens)
         elif type(step) is Ended:
@@ -207,6 +213,8 @@ class Scheduler:
                 self._passes.left(worker, now)
             if step.prompt_tokens is not None or step.output_tokens is not None:
                 billing.ended(ticket, step)
+            if ticket.watch is not None:
+                ticket.watch.ended(ticket)
             ticket.run.ended()
             del self._tickets[job_id]
             if not worker.sequences:
@@ -308,11 +316,12 @@ class Scheduler:
         if release.is_full(queue):
             self._release(queue, ReleaseReason.SIZE)
 
-    def _release(self, queue: Queue, reason: ReleaseReason) -> None:
-        """Let everybody who is held in the queue go together."""
+    def _release(self, queue: Queue, reason: ReleaseReason, watch: Watch | None = None) -> None:
+        """Let everybody who is held in the queue go together, or one family of them."""
         for ticket in tuple(queue.held.values()):
-            self._let_go(ticket)
-            self._make_ready(ticket, reason)
+            if watch is None or ticket.watch is watch:
+                self._let_go(ticket)
+                self._make_ready(ticket, reason)
 
     def _let_go(self, ticket: Ticket) -> None:
         queue = ticket.queue
@@ -371,7 +380,7 @@ class Scheduler:
                 self._let_go(ticket)
                 self._make_ready(ticket, ReleaseReason.MAX_WAIT)
             else:
-                self._release(ticket.queue, ticket.reason)
+                self._release(ticket.queue, ticket.reason, ticket.watch)
         return tuple(expired)
 
     def _end_needless_holds(self) -> None:
@@ -387,7 +396,7 @@ class Scheduler:
     def _send_alone(self, ticket: Ticket, now: float) -> tuple[BatchPlan, ...]:
         """Plan the only job there is, if it finds room; else it takes its place in its queue."""
         self._beat.now = now
-        worker = None if self._preemption.promising else send_alone(ticket, self._placement, self._agenda)
+        worker = None if self._preemption.promising else send_alone(ticket, self._placement, self._agenda, now)
         if worker is None:
             self._line_up()
             return ()

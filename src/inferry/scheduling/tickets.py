@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inferry.scheduling.kin import Kin
     from inferry.scheduling.lanes import Queue
     from inferry.scheduling.packing import WorkerState
+    from inferry.scheduling.siblings import Watch
 
 
 class Stage(enum.Enum):
@@ -57,7 +58,8 @@ class Ticket:
 
     `lane` is the job's, as a plain number. `due` is when something happens to a queued job by itself: the end of its
     hold, then its deadline. `prefill_tokens` falls to zero when the prefill is over; `cold_tokens` is what it was when
-    the job came. `charged` is what of its prompt, `produced` what of its output its accounts have been charged.
+    the job came. `charged` is what of its prompt, `produced` what of its output its accounts have been charged. `watch`
+    is the family it came with, where that is watched.
     """
 
     __slots__ = (
@@ -76,6 +78,7 @@ class Ticket:
         "run",
         "stage",
         "wait",
+        "watch",
         "worker",
     )
 
@@ -95,6 +98,7 @@ class Ticket:
         self.due: float | None = None
         self.kin: Kin | None = None
         self.wait: Wait | None = None
+        self.watch: Watch | None = None
         self.worker: WorkerState | None = None
         self.charged = 0
         self.produced = 0

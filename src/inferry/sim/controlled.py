@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from inferry.domain.jobs import Estimate, Footprint, Lane, LanePolicy
-from inferry.domain.plans import Load, Room, Tick
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Lane, LanePolicy
+from inferry.domain.plans import EngineCounts, Load, Room, Tick
+from inferry.domain.streams import End
 from inferry.scheduling.controller import RoomController, Stream
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
@@ -12,6 +13,8 @@ from inferry.sim.gateway import GatewayDoor, as_the_gateway_sees_it
 from inferry.sim.world import World
 
 LOOK_S = 0.05
+COUNT_S = 0.5
+"""How often an engine says what it has done."""
 MAX_SEQUENCES = 256
 
 
@@ -41,7 +44,8 @@ class ControlledDoor(GatewayDoor):
     """Every worker's room is computed anew every `LOOK_S` from what the gateway has seen of it.
 
     `limits` are what a worker can hold at most, all alike or one for each; without them the engine's KV and the default
-    number of sequences. Workers in `fixed` always have all of it.
+    number of sequences. Workers in `fixed` always have all of it. `counts` says whether engines tell what they have
+    done, as vLLM does in its metrics.
     """
 
     def __init__(
@@ -52,15 +56,19 @@ class ControlledDoor(GatewayDoor):
         fixed: Sequence[int] = (),
         groups: Sequence[str] | None = None,
         estimate: Callable[[Call], Footprint] | None = None,
+        counts: bool = True,
     ) -> None:
         super().__init__(
             lanes, Room(), groups=groups, estimate=estimate or KnowsPrefixes(), controller=self._look, beat_s=LOOK_S
         )
         self._limits = limits
+        self._counts = counts
+        self._count_at: list[float] = []
         self._fixed: dict[int, Room] = dict.fromkeys(fixed, Room())
         self.controllers: list[RoomController] = []
         self.looks: list[tuple[float, int, Room]] = []
         self._streams: list[dict[Call, Stream]] = []
+        self._waiting: dict[Lane, dict[str, float]] = {lane: {} for lane in lanes}
 
     def open(self, world: World) -> None:
         for worker, engine in enumerate(world.engines):
@@ -72,10 +80,17 @@ class ControlledDoor(GatewayDoor):
                 self._fixed[worker] = limits
             self.controllers.append(RoomController(self._lanes, limits, flags.max_num_batched_tokens))
             self._streams.append({})
+            self._count_at.append(0.0)
         self._room = [
             self._fixed.get(worker, controller.room(0.0)) for worker, controller in enumerate(self.controllers)
         ]
         super().open(world)
+
+    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
+        self._waiting[job.lane][job.job_id] = job.arrived_at
+        super()._offer(call, job, now)
+        if job.job_id not in self._open:
+            del self._waiting[job.lane][job.job_id]  # it was refused
 
     def first(self, call: Call, now: float) -> None:
         job, worker = self._open[call.job_id][1].job, call.worker or 0
@@ -96,6 +111,7 @@ class ControlledDoor(GatewayDoor):
         for plan in tick.plans:
             controller = self.controllers[int(plan.worker)]
             for job in plan.jobs:
+                del self._waiting[job.lane][job.job_id]
                 controller.sent(job.lane, job.footprint.prefill_tokens, now)
         super()._act(tick, now)
 
@@ -103,10 +119,19 @@ class ControlledDoor(GatewayDoor):
         for call, stream in self._streams[worker].items():
             self._count(worker, call, stream, now)
         controller = self.controllers[worker]
+        for lane, waiting in self._waiting.items():
+            controller.waiting(lane, next(iter(waiting.values()), None))
         controller.observe(Load(engine.running, engine.waiting, engine.kv_tokens))
+        if self._counts and now >= self._count_at[worker]:
+            self._count_at[worker] = now + COUNT_S
+            controller.count(EngineCounts(engine.steps, engine.prompt_tokens, engine.output_tokens), now)
         room = self._fixed.get(worker) or controller.room(now)
         self.looks.append((now, engine.steps, room))
         return room
+
+    def _close(self, job_id: str, end: End, now: float) -> None:
+        self._waiting[self._open[job_id][1].job.lane].pop(job_id, None)
+        super()._close(job_id, end, now)
 
     def _count(self, worker: int, call: Call, stream: Stream, now: float) -> None:
         if isinstance(call.sequence, EngineSequence):

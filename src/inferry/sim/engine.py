@@ -114,6 +114,8 @@ class Engine:
         self.busy_s = 0.0
         self.steps = 0
         self.computed_tokens = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
         self.preemptions = 0
         self._fast_forward = fast_forward
         self._by_priority = flags.policy == "priority"
@@ -244,11 +246,13 @@ class Engine:
         self.steps += count
         self._kv_read += count * decoding
         self.computed_tokens += decoding * count
+        self.output_tokens += decoding * count
         happened: list[Happening] = []
         chunks, self._chunks = self._chunks, []
         for sequence, tokens in chunks:
             sequence.computed += tokens
             self.computed_tokens += tokens
+            self.prompt_tokens += tokens
             if sequence.computed == sequence.target:
                 self._start_decoding(sequence, now, heard, happened)
         completions = self._completions
@@ -287,6 +291,7 @@ class Engine:
         sequence._decoding_since = self.steps
         sequence._anchor = self.steps - sequence.produced
         sequence.produced += 1
+        self.output_tokens += 1
         self._crossings[(sequence.computed - self.steps) % self.flags.block_tokens] += 1
         if sequence.first_at is None:
             sequence.first_at = now

@@ -32,7 +32,6 @@ _ROUTE = RouteKey(MODEL)
 _BATCH_KEY = BatchKey(_ROUTE, streaming=True)
 _PAYLOAD = Payload(api="completions", body=b"", sampling=Sampling())
 _FIRST_TOKEN = FirstToken()
-_ENDED = Ended()
 _SOMEBODY_LEFT = ClientClosed("the client closed the connection")
 
 Estimator = Callable[[Call], Footprint]
@@ -213,7 +212,8 @@ class GatewayDoor:
     def _close(self, job_id: str, end: End, now: float) -> None:
         _, attempt = self._open.pop(job_id)
         attempt.ended(end, now)
-        self.scheduler.progress(job_id, _ENDED, now)
+        usage = end.usage
+        self.scheduler.progress(job_id, Ended(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens), now)
         if self._record is not None:
             self._record(attempt.entry(now))
 

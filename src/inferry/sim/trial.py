@@ -11,10 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost, WorkerTimeout
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Lane, LanePolicy
+from inferry.domain.errors import ClientClosed, Preempted, QueueFull, QueueTimeout, WorkerLost, WorkerTimeout
+from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, Resume, SoFar
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Phase, Tick, Whereabouts, WorkerView
+from inferry.domain.recovery import Again, next_attempt
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.events import Events
@@ -32,7 +33,6 @@ class Pace(Struct, frozen=True):
     token_s: float = 0.004
     silence_timeout_s: float = 0.5
     late_s: float = 0.3
-    max_attempts: int = 4
 
 
 class Watcher:
@@ -171,7 +171,7 @@ class Trial:
                 self._start(self._open[job.job_id], self._number[plan.worker], now)
         for job in tick.evictions:
             one = self._open[job.job_id]
-            self.events.at(now + 0.002, self._lose, (job.job_id, one.generation))
+            self.events.at(now + 0.002, self._stop, (job.job_id, one.generation))
         for job in tick.expired:
             self._end(self._open[job.job_id], Failed(job.job_id, QueueTimeout("too late")), now)
         self._watcher.ticked(tick, now)
@@ -300,6 +300,11 @@ class Trial:
         if one is not None:
             self._lost(one, Failed(message[0], WorkerLost("the connection broke")), now)
 
+    def _stop(self, now: float, message: tuple[str, int]) -> None:
+        one = self._live(*message)
+        if one is not None:
+            self._lost(one, Failed(message[0], Preempted("for somebody else")), now)
+
     def _live(self, job_id: str, generation: int) -> _Open | None:
         """The job a message is about, unless the attempt that it belongs to is over."""
         one = self._open.get(job_id)
@@ -310,27 +315,19 @@ class Trial:
     def _lost(self, one: _Open, end: Failed, now: float) -> None:
         """The attempt is over; the job is too, unless it may be tried again."""
         job = one.attempt.job
-        if one.left or job.attempt >= self._pace.max_attempts:
-            self._end(one, end, now)
+        if job.resume is Resume.CONTINUE:
+            end = replace(end, so_far=SoFar((), tuple(one.delivered)))
+        then = None if one.left else next_attempt(one.attempt, end)
+        if not isinstance(then, Again):
+            self._end(one, then or end, now)
             return
         self._settle(one, end, now)
         self.events.at(now + self._pace.late_s, self._echo, (job.job_id, job.attempt))
-        written = len(one.delivered)
-        old = job.footprint
-        again = replace(
-            job,
-            attempt=job.attempt + 1,
-            footprint=Footprint(
-                Estimate.exactly(old.prompt.expected + one.attempt.output_tokens),
-                old.cached,
-                Estimate.exactly(max(1, one.wanted - written)),
-            ),
-        )
-        one.attempt = Attempt(again)
-        one.stream = JobStream(one.attempt, MergeTally())
+        one.attempt = Attempt(then.job)
+        one.stream.again(one.attempt, from_start=then.from_start)
         one.generation += 1
         one.worker = None
-        self._offer(one, again, now)
+        self._offer(one, then.job, now)
 
     def _end(self, one: _Open, end: End, now: float) -> None:
         self._settle(one, end, now)
@@ -339,7 +336,6 @@ class Trial:
     def _settle(self, one: _Open, end: End, now: float) -> None:
         job_id = one.attempt.job.job_id
         one.attempt.ended(end, now)
-        one.stream.finish(end)
         self.scheduler.progress(job_id, _ENDED, now)
         if one.worker is not None:
             self._on[one.worker].pop(job_id, None)
@@ -349,5 +345,6 @@ class Trial:
         self._ask_for_tick(now)
 
     def _close(self, one: _Open, end: End, now: float) -> None:
+        one.stream.finish(end)
         del self._open[one.attempt.job.job_id]
         self._watcher.closed(one.attempt.job, end, one.delivered, now)

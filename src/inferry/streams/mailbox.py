@@ -6,6 +6,8 @@ Producer and reader live on the same event loop. The producer never waits: what 
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, End
 
@@ -29,9 +31,26 @@ class JobStream:
     `push` and `finish` are the producer's. At most one reader, in one of two ways: it waits in `take`, or it is called
     through `listen` whenever there is news and helps itself with `take_now`. The second costs no task. `unread_bytes`
     is what the reader is behind.
+
+    A job may have several attempts and has one stream: the deltas of each attempt begin with index 0 where they come
+    in, and go on counting where they leave. What comes before the first token, such as the role alone, is kept back
+    until there is one, so that an attempt that never gets there leaves no trace. `restarts` counts how often a reader
+    has to forget what it has taken.
     """
 
-    __slots__ = ("_deltas", "_end", "_listener", "_next_index", "_tally", "_waiter", "attempt", "unread_bytes")
+    __slots__ = (
+        "_before",
+        "_deltas",
+        "_end",
+        "_listener",
+        "_next_index",
+        "_preamble",
+        "_tally",
+        "_waiter",
+        "attempt",
+        "restarts",
+        "unread_bytes",
+    )
 
     def __init__(self, attempt: Attempt, tally: MergeTally) -> None:
         self.attempt = attempt
@@ -39,6 +58,9 @@ class JobStream:
         self._deltas: list[Delta] = []
         self._end: End | None = None
         self._next_index = 0
+        self._before = 0
+        self._preamble: list[Delta] | None = []
+        self.restarts = 0
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self.unread_bytes = 0
@@ -50,13 +72,37 @@ class JobStream:
         if delta.run_id != job.run_id or delta.step_id != job.step_id:
             raise OutOfOrder(f"{delta.job_id}: a delta of another run or step")
         self._next_index += 1
+        if self._before:
+            delta = replace(delta, index=delta.index + self._before)
+        if self._preamble is not None:
+            if not delta.tokens:
+                self._preamble.append(delta)
+                return
+            self._deltas += self._preamble
+            self._preamble = None
         self._deltas.append(delta)
         self.unread_bytes += len(delta.raw) + len(delta.text)
         self._wake()
 
+    def again(self, attempt: Attempt, *, from_start: bool) -> None:
+        """The attempt is over, the job is not: another goes on where it stopped, or begins anew."""
+        if from_start:
+            self.restarts += self._before > 0 or self._preamble is None
+            self._deltas.clear()
+            self.unread_bytes = 0
+            self._before = 0
+        else:
+            self._before += self._next_index - len(self._preamble or ())
+        self.attempt = attempt
+        self._next_index = 0
+        # Who goes on with a stream that has begun says nothing that would have to be kept back.
+        self._preamble = None if self._before else []
+
     def finish(self, end: End) -> None:
         if self._end is not None:
             raise OutOfOrder(f"{end.job_id}: ended twice")
+        if self._preamble:
+            self._deltas += self._preamble
         self._end = end
         self._wake()
 

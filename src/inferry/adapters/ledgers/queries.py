@@ -118,6 +118,15 @@ class LedgerQueries:
             return [TenantSummary(**row) for row in connection.execute(query).mappings()]
 
 
+_JOB_OUTCOMES = {
+    "done": (Outcome.DONE,),
+    "failed": (Outcome.FAILED, Outcome.PREEMPTED),
+    "cancelled": (Outcome.CANCELLED,),
+    "expired": (Outcome.EXPIRED,),
+}
+"""How a job ended, by how its last attempt did. One that was stopped and could not go on has failed."""
+
+
 def _matching(tenant: str | None, run: str | None, since: float | None) -> Sequence[ColumnElement[bool]]:
     wanted: list[ColumnElement[bool]] = []
     if tenant is not None:
@@ -144,7 +153,10 @@ def _counts(row: Columns) -> list[ColumnElement[Any]]:
     return [
         jobs_where(row.is_last).label("jobs"),
         func.count().label("attempts"),
-        *(jobs_where(and_(row.is_last, row.outcome == one.value)).label(one.value) for one in Outcome),
+        *(
+            jobs_where(and_(row.is_last, row.outcome.in_([one.value for one in outcomes]))).label(name)
+            for name, outcomes in _JOB_OUTCOMES.items()
+        ),
     ]
 
 

@@ -1,57 +1,77 @@
-"""The engine's process and the socket to it, from this side."""
+"""An engine's process and the socket to it, from this side."""
 
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import NamedTuple, cast
 
-from inferry.engine.config import EngineConfig
-from inferry.engine.messages import Frames, Shutdown, ToEngine, frame, setup
+from msgspec import Struct
+
+from inferry.engine.messages import Frames, Shutdown, frame
 
 _SHUTDOWN_GRACE_S = 5.0
 _POLL_S = 0.005
 
 
+class EngineProgram(NamedTuple):
+    """What to run as an engine: the number of its end of the socket comes as the last argument, `setup` as the first
+    message.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    setup: Struct
+    grace_s: float = _SHUTDOWN_GRACE_S
+
+
 class EngineLink(asyncio.Protocol):
     """An engine process and the socket to it; `gone` is done when the socket is."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", on_message: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        on_message: Callable[[bytes], None],
+        grace_s: float = _SHUTDOWN_GRACE_S,
+    ) -> None:
         self.process = process
         self.last_words: str | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_message = on_message
+        self._grace_s = grace_s
         self._frames = Frames()
         self._transport: asyncio.WriteTransport | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(
-        cls, model_dir: Path, config: EngineConfig, on_message: Callable[[bytes], None]
-    ) -> "AsyncIterator[EngineLink]":
+    async def open(cls, program: EngineProgram, on_message: Callable[[bytes], None]) -> "AsyncIterator[EngineLink]":
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                process = _spawn(theirs)
+                process = _spawn(program, theirs)
         except BaseException:
             ours.close()
             raise
-        link = cls(process, on_message)
+        link = cls(process, on_message, program.grace_s)
         try:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-            link.send(setup(model_dir, config))
+            link.send(program.setup)
             yield link
         finally:
             await link._end(ours)
 
-    def send(self, message: ToEngine) -> None:
+    def send(self, message: Struct) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
+
+    def kill(self) -> None:
+        """The process and whatever it started: its session is its own, so its group has nobody else in it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's, so this cannot be checked.
@@ -66,7 +86,7 @@ class EngineLink(asyncio.Protocol):
             self.gone.set_result(None)
 
     async def _end(self, ours: socket.socket) -> None:
-        """Ask it to stop, give it a moment, then make it. Returns with process and socket gone."""
+        """Ask it to stop, give it a moment, then make it. Returns with processes and socket gone."""
         self.send(Shutdown())
         if self._transport is None:
             ours.close()
@@ -74,24 +94,24 @@ class EngineLink(asyncio.Protocol):
         else:
             self._transport.close()
         loop = asyncio.get_running_loop()
-        patience = loop.time() + _SHUTDOWN_GRACE_S
-        while self.process.poll() is None or not self.gone.done():
-            if loop.time() > patience:
-                self.process.kill()
-                if self._transport is not None:
-                    self._transport.abort()
-            await asyncio.sleep(_POLL_S)
+        patience = loop.time() + self._grace_s
+        try:
+            while self.process.poll() is None or not self.gone.done():
+                if loop.time() > patience:
+                    self.kill()
+                    if self._transport is not None:
+                        self._transport.abort()
+                await asyncio.sleep(_POLL_S)
+        finally:
+            self.kill()  # one that was killed itself leaves its children behind
 
 
-def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+def _spawn(program: EngineProgram, theirs: socket.socket) -> "subprocess.Popen[bytes]":
     """In a session of its own, so that Ctrl-C and a SIGTERM to the group reach the gateway alone."""
-    environment = dict(os.environ)
-    package_root = str(Path(__file__).parents[3])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, environment.get("PYTHONPATH")]))
-    return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-m", "inferry.engine.process", str(theirs.fileno())],
+    return subprocess.Popen(  # noqa: S603 (an interpreter and a module of our own choice)
+        [*program.command, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         start_new_session=True,
-        env=environment,
+        env=dict(program.environment),
     )

@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
         self._has_head = False
         self._may_be_kept = False
         self._patience: asyncio.TimerHandle | None = None
+        self.limits: dict[bytes, bytes] = {}  # headers that say how much more may be asked, and when
         self.is_over = False  # the whole answer has come
         self.idle_since = 0.0
         self.was_used = False
@@ -142,10 +143,16 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._exchange = exchange
         self._is_framed = self._has_head = self.is_over = False
+        if self.limits:
+            self.limits = {}
         if len(request) == 1:
             self._transport.write(request[0])
         else:
             self._transport.writelines(request)
+
+    def hand_over(self, exchange: Exchange) -> None:
+        """From here on somebody else hears the rest of the answer."""
+        self._exchange = exchange
 
     def let_go(self) -> None:
         """The exchange has all it wants and hears nothing more. If the answer ends soon, the connection is kept."""
@@ -197,8 +204,11 @@ class Connection(asyncio.Protocol):
     # httptools' callbacks.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
             self._is_framed = True
+        elif name.startswith((b"x-ratelimit-", b"retry-after")):
+            self.limits[name] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

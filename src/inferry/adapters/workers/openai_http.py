@@ -1,179 +1,251 @@
-"""A worker behind HTTP: vLLM, or anything else that speaks the OpenAI API.
+"""A worker behind HTTP: vLLM, SGLang, TGI, TensorRT-LLM, a hosted API, or anything else that speaks the OpenAI API.
 
 Calls are always streamed upstream. The events pass through as bytes; each is looked at only as closely as it takes to
-tell a token from an end. Closing the upstream connection is how a job is cancelled.
+tell a token from an end. What a server can do beyond the plain API is in its profile. A cancelled job ends at once;
+that it is also gone from the engine is confirmed afterwards, where the engine lets itself be asked.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
-from inferry.adapters.workers.http1 import Client, Connection, Request
-from inferry.adapters.workers.sse import EventScanner
+from inferry.adapters.workers.abilities import PATHS, ServedModel, ServerQuestions
+from inferry.adapters.workers.advice import Facts, advice
+from inferry.adapters.workers.beliefs import EngineSteps
+from inferry.adapters.workers.bodies import PRIORITIES, RETURN_IDS, Salts, continued_body, streaming_body, tokens_left
+from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords
+from inferry.adapters.workers.cancelling import abort_and_listen, is_gone
+from inferry.adapters.workers.engine_watch import EngineWatch
+from inferry.adapters.workers.hosted import Limits, Pacer, read_limits
+from inferry.adapters.workers.http1 import Client, Request
+from inferry.adapters.workers.profiles import VLLM, Profile, narrowed
+from inferry.adapters.workers.questions import Questions
+from inferry.adapters.workers.refusals import refusal
 from inferry.domain.clock import Clock
-from inferry.domain.errors import (
-    ClientClosed,
-    ContextLengthExceeded,
-    GatewayError,
-    InvalidRequest,
-    ModelNotFound,
-    NoWorker,
-    WorkerLost,
-    WorkerTimeout,
-)
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost, WorkerTimeout
+from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
 from inferry.domain.ports import Emit, ModelCard
-from inferry.domain.streams import Delta, Done, Failed, Item, Usage
+from inferry.domain.streams import Done, Failed
 
 log = logging.getLogger(__name__)
 
-PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
-FEATURES = frozenset(
-    {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
-    | {"echo", "suffix"}
-)
 FAILURES_UNTIL_DOWN = 3
-LONGEST_EVENT = 16 * 1024 * 1024
-LONGEST_REFUSAL = 65_536
-SLACK_TOKENS = 64
-"""Beyond what was asked for, plus an eighth: events are not quite tokens."""
-SLACK_EVENTS = 10_000
-"""Events that say nothing, such as an engine's heartbeats, on top of those that do."""
-
-PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
-"""Lower goes first. Sent with every call, so that no client chooses its own."""
-
-_STREAM = b',"stream":true,"stream_options":{"include_usage":true}}'
-_USAGE = b',"stream_options":{"include_usage":true}}'
-
-_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
+    """One server. `salts` keeps tenants' prefix caches apart where the server can, with hashes keyed by `salt_secret`;
+    None draws one. Of several `api_keys`, the one with most left is used.
+    """
+
     url: str
+    profile: Profile = VLLM
     models: tuple[str, ...] = ()
     group: str = "default"
     api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     room: Room = Room(sequences=256)
     asks_for_priorities: bool = False
+    salts: bool = True
+    salt_secret: str | None = None
     controlled: bool = False
     chunk_tokens: int | None = None
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 120.0
+    gap_timeout_s: float = 30.0
 
-
-class _Upstream(Struct):
-    """One entry of the upstream's /v1/models."""
-
-    id: str
-    max_model_len: int | None = None
-    created: int = 0
-
-
-class _ModelList(Struct):
-    data: list[_Upstream]
-
-
-class _UpstreamError(Struct, frozen=True):
-    message: str = ""
-    param: str | None = None
-
-
-class _ErrorBody(Struct):
-    error: _UpstreamError | str = _UpstreamError()
-    message: str = ""
+    def __repr__(self) -> str:
+        return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # keys and secrets are nobody's to print
 
 
 class OpenAIHttpWorker:
     """One OpenAI-compatible server. Belongs to the event loop it is started on."""
 
-    def __init__(self, name: str, settings: HttpWorkerSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: HttpWorkerSettings,
+        clock: Clock,
+        lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
+    ) -> None:
         self._name = name
         self._settings = settings
+        self._lanes = lanes
         self.clock = clock
-        self._cards = tuple(ModelCard(name=model, features=FEATURES) for model in settings.models)
+        self._profile = settings.profile
+        self._cards = tuple(ModelCard(name=model, features=self._profile.features) for model in settings.models)
         self._models = frozenset(settings.models)
+        self._contexts: dict[str, int | None] = {}
+        self._secrets = settings.api_keys or ((settings.api_key,) if settings.api_key else ())
+        self._keys = [f"authorization: Bearer {key}\r\n".encode("latin-1") for key in self._secrets] or [b""]
         headers = {"content-type": "application/json"}
-        if settings.api_key:
-            headers["authorization"] = f"Bearer {settings.api_key}"
         self._http = Client(settings.url, headers, settings.connect_timeout_s)
+        # Looking at the engine has a connection of its own: it must not wait behind calls, nor they behind it.
+        self._looks = Client(settings.url, headers, settings.connect_timeout_s)
+        self._server = ServerQuestions(
+            self._profile, Questions(self._http), Questions(self._looks), self._keys[0], settings.silence_timeout_s
+        )
+        self._salts: Salts | None = None
+        if settings.salts and self._profile.salts:
+            secret = settings.salt_secret
+            self._salts = Salts(os.urandom(32) if secret is None else secret.encode())
         self._is_started = False
         self._priorities: dict[Lane, bytes] = {}
-        self._calls: dict[str, _Call] = {}
+        self._pacer = Pacer(len(self._keys)) if self._profile.is_hosted else None
+        self._engine: EngineWatch | None = None
+        self._calls: dict[str, Call] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
+        self._reports_cached: bool | None = None
+        self._advised: set[str] = set()
+        self.ended_calls = 0
+        self.cancelled_confirmed = 0
+        self.cancelled_unconfirmed = 0
 
     @property
     def name(self) -> str:
         return self._name
 
+    @property
+    def profile(self) -> Profile:
+        """What the server can do, as far as it is known."""
+        return self._profile
+
+    @property
+    def engine_steps(self) -> EngineSteps:
+        """The engine's pace, where it says so."""
+        return EngineSteps() if self._engine is None else self._engine.beliefs.steps
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._calls)
+
     def cards(self) -> Sequence[ModelCard]:
         return self._cards
 
     def view(self) -> WorkerView:
+        now = self.clock.now()
         down = self._failures >= FAILURES_UNTIL_DOWN
+        load, foreign = Load(running=len(self._calls)), Load()
+        kv_capacity, prefix_hits, counts, counted_at = None, None, None, None
+        if self._engine is not None:
+            beliefs = self._engine.beliefs
+            load, foreign = beliefs.load(len(self._calls), now), beliefs.foreign(now)
+            if beliefs.reading is not None:
+                kv_capacity, prefix_hits = beliefs.reading.kv_capacity, int(beliefs.reading.prefix_hits)
+                counts, counted_at = beliefs.counts, beliefs.read_at
         return WorkerView(
             worker=self._name,
             group=self._settings.group,
             models=self._models,
             phase=Phase.DOWN if down else Phase.READY if self._is_started else Phase.STARTING,
-            room=self._settings.room,
-            load=Load(running=len(self._calls)),
-            observed_at=self.clock.now(),
+            room=self._room(now, kv_capacity),
+            load=load,
+            foreign=foreign,
+            kv_capacity=kv_capacity,
+            observed_at=now,
             chunk_tokens=self._settings.chunk_tokens,
             controlled=self._settings.controlled,
+            prefix_hits=prefix_hits,
+            counts=counts,
+            counted_at=counted_at,
         )
 
+    def _room(self, now: float, kv_capacity: int | None) -> Room:
+        room = self._settings.room
+        if room.kv_tokens is None and kv_capacity is not None:
+            room = replace(room, kv_tokens=kv_capacity)
+        allowed = None if self._pacer is None else self._pacer.room(now)
+        if allowed is None or (room.sequences is not None and room.sequences <= allowed):
+            return room
+        return replace(room, sequences=allowed)
+
+    def facts(self) -> Facts:
+        """What is known of the engine's settings."""
+        room, view = self._settings.room, self.view()
+        beliefs = None if self._engine is None else self._engine.beliefs
+        asked = self._is_started
+        return Facts(
+            worker=self._name,
+            kind=self._profile.kind,
+            max_sequences=room.sequences,
+            prefill_tokens=room.prefill_tokens,
+            kv_tokens=room.kv_tokens,
+            chunk_tokens=view.chunk_tokens,
+            engine_sequences=None if beliefs is None else beliefs.engine_sequences,
+            kv_capacity=view.kv_capacity,
+            preempts=beliefs is not None and beliefs.preemptions > 0,
+            has_metrics=self._engine is not None if asked and self._settings.profile.metrics is not None else None,
+            orders=bool(self._priorities) if asked and self._settings.asks_for_priorities else None,
+            reports_cached=self._reports_cached,
+        )
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
     async def start(self) -> None:
-        """Connect once to learn what the server serves and how long its contexts are."""
-        status, body = await self._get(b"/v1/models")
-        if status != 200:
-            raise WorkerLost(f"GET /v1/models answered {status}")
-        try:
-            listed = {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
-        except msgspec.MsgspecError:
-            raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
-        names = self._settings.models or tuple(listed)
+        """Connect once to learn what the server serves, how long its contexts are, and what it can do."""
+        settings = self._settings
+        listed = await self._server.models()
+        names = settings.models or tuple(listed)
         missing = [name for name in names if name not in listed]
         if missing:
             log.warning("worker %s does not list %s", self._name, ", ".join(missing))
-        nothing = _Upstream(id="")
+        await self._learn_abilities(names[0] if names else None)
+        nothing = ServedModel(id="")
+        self._contexts = {name: listed.get(name, nothing).max_model_len for name in names}
         self._cards = tuple(
             ModelCard(
                 name=name,
-                context_tokens=listed.get(name, nothing).max_model_len,
-                features=FEATURES,
+                context_tokens=self._contexts[name],
+                continues=self._profile.continues,
+                features=self._profile.features,
                 created=listed.get(name, nothing).created,
             )
             for name in names
         )
         self._models = frozenset(names)
-        if self._settings.asks_for_priorities and names:
-            self._priorities = PRIORITIES if await self._takes_priorities(names[0]) else {}
-            log.info("worker %s %s", self._name, "orders by lane" if self._priorities else "does not order by lane")
         self._is_started = True
+        self._advise()
 
-    async def _takes_priorities(self, model: str) -> bool:
-        """Whether the server's own queue can be ordered. One that cannot refuses any priority but the usual."""
-        body = msgspec.json.encode({"model": model, "prompt": "ping", "max_tokens": 1, "priority": 1})
-        try:
-            status, _ = await self._ask(self._http.request(b"POST", PATHS["completions"], b"", body))
-        except WorkerLost:
-            return False
-        return status == 200
+    async def _learn_abilities(self, model: str | None) -> None:
+        """Narrow the profile to what the server shows."""
+        profile, asks = self._settings.profile, self._settings.asks_for_priorities
+        shown = await self._server.shown(model, asks_for_priorities=asks)
+        self._profile = profile = narrowed(profile, shown)
+        self._priorities = PRIORITIES if asks and profile.orders and model is not None else {}
+        if asks and self._settings.profile.orders:
+            log.info("worker %s %s", self._name, "orders by lane" if self._priorities else "does not order by lane")
+        if profile.metrics is None:
+            await self._stop_watching()
+        elif self._engine is None:
+            self._engine = EngineWatch(self._server.metrics_page, profile.metrics, self, self.clock, self._advise)
+            await self._engine.look()
+            self._engine.start()
+
+    def _advise(self) -> None:
+        """Say once what stands in the way of a promise."""
+        if self._is_started:
+            for sentence in advice(self.facts(), self._lanes):
+                if sentence not in self._advised:
+                    self._advised.add(sentence)
+                    log.warning("%s", sentence)
+
+    # -- plans -------------------------------------------------------------------------------------------------------
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        flight = _Flight(len(plan.jobs))
-        calls = [_Call(job, emit, flight, self) for job in plan.jobs]
+        flight = Flight(len(plan.jobs))
+        calls = [self._call(job, emit, flight) for job in plan.jobs]
         # Known from here on, so that a cancel finds them before anything is sent.
         for call in calls:
             self._calls[call.job.job_id] = call
         self._watch_for_silence()
+        if self._engine is not None:
+            self._engine.work_came()
         try:
             for call in calls:
                 self.send(call)
@@ -182,316 +254,215 @@ class OpenAIHttpWorker:
             for call in calls:
                 if call.end is None:
                     call.give_up()
-                    self._calls.pop(call.job.job_id, None)
+                    self._forget(call)
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
-        """Close the upstream connections of these jobs; the server frees them when it notices."""
-        found = [call for job_id in job_ids if (call := self._calls.get(job_id)) is not None]
-        for call in found:
+        """End these jobs at once; return those that the engine is known to have let go of.
+
+        Where requests can be aborted by id, the proof is the stream's own end. Else the connection is closed, and the
+        proof is that the engine does no more than the calls that are left.
+        """
+        freed: set[str] = set()
+        listening: dict[str, tuple[str, LastWords]] = {}
+        closed: list[str] = []
+        for call in [call for job_id in job_ids if (call := self._calls.get(job_id)) is not None]:
+            job_id = call.job.job_id
+            if call.connection is None:
+                freed.add(job_id)  # nothing of it was sent
+            elif self._profile.abort_path is None:
+                closed.append(job_id)
+            else:
+                connection = call.part()
+                assert connection is not None
+                words = LastWords(connection)
+                connection.hand_over(words)
+                listening[job_id] = (_engine_id(call.job), words)
             call.fail(ClientClosed("cancelled"))
-        return frozenset(call.job.job_id for call in found)
+        if listening:
+            aborted = await abort_and_listen(self._server.abort, listening)
+            freed |= aborted
+            closed += listening.keys() - aborted
+        if closed and self._engine is not None and await is_gone(self._engine, self._calls, self.clock):
+            freed.update(closed)
+            closed = []
+        self.cancelled_confirmed += len(freed)
+        self.cancelled_unconfirmed += len(closed)
+        return frozenset(freed)
 
     async def close(self) -> None:
-        await self.cancel(list(self._calls))
+        for call in list(self._calls.values()):
+            call.fail(ClientClosed("the worker was closed"))
         for task in self._connecting:
             task.cancel()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        await self._stop_watching()
         self._http.close()
+        self._looks.close()
+
+    async def _stop_watching(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
-    def send(self, call: "_Call") -> None:
+    def _call(self, job: InferenceJob, emit: Emit, flight: Flight) -> Call:
+        if job.so_far is not None:
+            return ContinuedCall(job, emit, flight, self)
+        follows = job.resume is Resume.CONTINUE and self._profile.continues
+        return Call(job, emit, flight, self, follows=follows)
+
+    def send(self, call: Call) -> None:
         """Send the call on a connection that is free, at once, or on a new one."""
+        if call.end is not None:
+            return
+        if isinstance(call, ContinuedCall):
+            if not self._profile.continues:
+                call.fail(NoWorker(f"worker {self._name} cannot go on from token ids"))
+                return
+            if self._left(call.job) < 1:
+                call.finish_at_once()
+                return
+        if self._pacer is not None and call.key is None and not self._take_a_key(call, self._pacer):
+            return
         connection = self._http.free()
         if connection is not None:
-            call.start(connection, self._request(call.job))
-        elif call.end is None:
+            call.start(connection, self._request(call))
+        else:
             task = asyncio.get_running_loop().create_task(self._connect(call))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
 
-    def ended(self, call: "_Call", end: Done | Failed) -> None:
+    def _take_a_key(self, call: Call, pacer: Pacer) -> bool:
+        now = self.clock.now()
+        call.key = pacer.choose(now)
+        if call.key is None:
+            wait_s = pacer.retry_after_s(now)
+            call.fail(NoWorker(f"worker {self._name} may not be called for now", retry_after_s=wait_s))
+            return False
+        call.key_heard = False
+        pacer.keys[call.key].sent(call.job.footprint.peak_kv_tokens)
+        return True
+
+    def _give_back_key(self, call: Call) -> None:
+        if self._pacer is not None and call.key is not None:
+            key = self._pacer.keys[call.key]
+            if not call.key_heard:
+                key.heard(Limits(), call.job.footprint.peak_kv_tokens, self.clock.now())
+            key.ended()
+            call.key = None
+
+    def answered(self, call: Call, status: int, limits: dict[bytes, bytes]) -> None:
+        """The head of an answer to a call that was sent with one of several keys."""
+        if self._pacer is not None and call.key is not None and not call.key_heard:
+            call.key_heard = True
+            key = self._pacer.keys[call.key]
+            key.heard(read_limits(limits, self.clock.wall()), call.job.footprint.peak_kv_tokens, self.clock.now())
+            if status == 200:
+                key.accepted()
+
+    def refused(self, call: Call, status: int, body: bytes, limits: dict[bytes, bytes]) -> GatewayError | None:
+        retry_after_s = None
+        if status in (429, 503):
+            said = read_limits(limits, self.clock.wall())
+            retry_after_s = said.retry_after_s
+            if self._pacer is not None and call.key is not None:
+                now = self.clock.now()
+                self._pacer.keys[call.key].refused(said, now)
+                self._give_back_key(call)
+                call.keys_tried += 1
+                if call.keys_tried < len(self._keys) and self._pacer.choose(now) is not None:
+                    call.again()
+                    self.send(call)
+                    return None
+                retry_after_s = self._pacer.retry_after_s(now)
+        return refusal(self._name, status, body, retry_after_s=retry_after_s, secrets=self._secrets)
+
+    def ended(self, call: Call, end: Done | Failed) -> None:
         """The call's end, which comes once."""
-        self._calls.pop(call.job.job_id, None)
+        self._forget(call)
         # Several losses in a row, with nothing good in between, are the server's fault and not a job's.
         if isinstance(end, Done):
             self._failures = 0
-        elif isinstance(end.error, WorkerLost):
+            if call.reports_cached is not None:
+                self._reports_cached = call.reports_cached
+        elif isinstance(end.error, WorkerLost | WorkerTimeout):
             self._failures += 1
 
-    async def _connect(self, call: "_Call") -> None:
+    def _forget(self, call: Call) -> None:
+        if self._calls.pop(call.job.job_id, None) is not None:
+            self.ended_calls += 1
+        self._give_back_key(call)
+
+    async def _connect(self, call: Call) -> None:
         try:
             connection = await self._http.connect()
         except (OSError, TimeoutError) as error:
             call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
             return
         if call.end is None:
-            call.start(connection, self._request(call.job))
+            call.start(connection, self._request(call))
         else:
             connection.close()  # given up while connecting
 
-    def _request(self, job: InferenceJob) -> Request:
+    def _request(self, call: Call) -> Request:
+        job = call.job
         payload = job.payload
+        headers = b"x-request-id: %b\r\n%b" % (_request_id(job).encode(), self._keys[call.key or 0])
+        more = self._priorities.get(job.lane, b"")
+        if self._salts is not None:
+            more = self._salts.field(job.tenant) + more
+        if job.so_far is not None:
+            body = continued_body(job, job.so_far, self._left(job), more)
+            return self._http.request(b"POST", PATHS["completions"], headers, body)
+        profile = self._profile
+        if job.resume is Resume.CONTINUE and profile.continues:
+            more += RETURN_IDS
         return self._http.request(
             b"POST",
             PATHS[payload.api],
-            b"x-request-id: %b\r\n" % job.job_id.encode(),
-            *streaming_body(payload.body, payload.stream_fields, job.stream, self._priorities.get(job.lane, b"")),
+            headers,
+            *streaming_body(
+                payload.body,
+                payload.stream_fields,
+                job.stream,
+                more,
+                drop=profile.refuses,
+                with_usage=profile.usage_in_stream,
+            ),
         )
 
-    async def _get(self, path: bytes) -> tuple[int, bytes]:
-        return await self._ask(self._http.request(b"GET", path, b""))
-
-    async def _ask(self, request: Request) -> tuple[int, bytes]:
-        answer = _WholeAnswer()
-        try:
-            connection = self._http.free() or await self._http.connect()
-            connection.start(answer, request)
-            try:
-                async with asyncio.timeout(self._settings.silence_timeout_s):
-                    return await answer.complete
-            except TimeoutError:
-                connection.close()
-                raise
-        except (OSError, TimeoutError) as error:
-            raise WorkerLost(f"cannot reach it: {type(error).__name__}") from None
+    def _left(self, job: InferenceJob) -> int:
+        assert job.so_far is not None
+        return tokens_left(job, job.so_far, self._contexts.get(job.route.model))
 
     def _watch_for_silence(self) -> None:
         # One timer for all calls: moving one for every chunk of each would cost more than reading the chunk.
         if self._watch is None:
-            every_s = min(1.0, self._settings.silence_timeout_s / 4)
-            self._watch = asyncio.get_running_loop().call_later(every_s, self._end_silent_calls)
+            shortest_s = min(self._settings.silence_timeout_s, self._settings.gap_timeout_s)
+            self._watch = asyncio.get_running_loop().call_later(min(1.0, shortest_s / 4), self._end_silent_calls)
 
     def _end_silent_calls(self) -> None:
         self._watch = None
-        silence_s = self._settings.silence_timeout_s
-        earliest = self.clock.now() - silence_s
+        now = self.clock.now()
+        silence_s, gap_s = self._settings.silence_timeout_s, self._settings.gap_timeout_s
         for call in list(self._calls.values()):
-            if call.heard_at < earliest:
-                call.fail(WorkerTimeout(f"worker {self._name} said nothing for {silence_s:g} s"))
+            limit_s = min(gap_s, silence_s) if call.has_tokens else silence_s
+            if call.heard_at < now - limit_s:
+                call.break_off(WorkerTimeout(f"worker {self._name} said nothing for {limit_s:g} s"))
         if self._calls:
             self._watch_for_silence()
 
 
-class _Flight:
-    """A plan on its way: `over` when every call of it has its end, or when the sink of their items broke."""
-
-    __slots__ = ("_left", "over")
-
-    def __init__(self, calls: int) -> None:
-        self._left = calls
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def landed(self) -> None:
-        self._left -= 1
-        if not self._left and not self.over.done():
-            self.over.set_result(None)
-
-    def broke(self, error: Exception) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
+def _request_id(job: InferenceJob) -> str:
+    """What the server is to call the request. Another attempt is another request."""
+    return job.job_id if job.attempt == 1 else f"{job.job_id}-{job.attempt}"
 
 
-class _Call:
-    """A job on its way: reads the answer as it comes, until `end` says how it went. All of it in callbacks."""
-
-    __slots__ = (
-        "_connection",
-        "_emit",
-        "_flight",
-        "_index",
-        "_most_tokens",
-        "_now",
-        "_pending",
-        "_scanner",
-        "_status",
-        "_worker",
-        "end",
-        "heard_at",
-        "job",
-    )
-
-    def __init__(self, job: InferenceJob, emit: Emit, flight: _Flight, worker: OpenAIHttpWorker) -> None:
-        self.job = job
-        self.end: Done | Failed | None = None
-        self._emit = emit
-        self._flight = flight
-        self._worker = worker
-        self._now = worker.clock.now
-        self.heard_at = self._now()
-        self._scanner = EventScanner()
-        self._connection: Connection | None = None
-        self._status = 0
-        self._pending = b""
-        self._index = 0
-        limit = job.payload.output_limit
-        limit = job.token_budget if limit is None else limit
-        self._most_tokens = limit + limit // 8 + SLACK_TOKENS
-
-    def start(self, connection: Connection, request: Request) -> None:
-        self._connection = connection
-        self.heard_at = self._now()
-        connection.start(self, request)
-
-    def fail(self, error: GatewayError) -> None:
-        """End the job, and only this job; its connection is dropped."""
-        if self.end is None:
-            self.drop()
-            self._finish(Failed(self.job.job_id, error, self._usage()))
-
-    def give_up(self) -> None:
-        """Nobody wants the job's end any more."""
-        self.drop()
-        self.end = Failed(self.job.job_id, ClientClosed("nobody waits for it"))
-
-    def _finish(self, end: Done | Failed) -> None:
-        self.end = end
-        self._worker.ended(self, end)
-        self._tell(end)
-        self._flight.landed()
-
-    def _tell(self, item: Item) -> None:
-        try:
-            self._emit(item)
-        except Exception as error:
-            # Not the connection's to hear: whoever runs the plan ends what is left of it.
-            self._flight.broke(error)
-
-    def drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    # What the connection tells.
-
-    def on_head(self, status: int) -> None:
-        self._status = status
-
-    def on_body(self, body: bytes) -> None:
-        self.heard_at = self._now()
-        chunk = self._pending + body if self._pending else body
-        if self._status != 200:
-            self._pending = chunk[:LONGEST_REFUSAL]
-            return
-        if b"\r" in chunk:
-            chunk = chunk.replace(b"\r\n", b"\n")
-        end = chunk.rfind(b"\n\n") + 2
-        if end == 1:
-            self._pending = chunk
-            if len(chunk) > LONGEST_EVENT:
-                self.fail(WorkerLost(f"worker {self._worker.name} sent an event without an end"))
-            return
-        self._pending = chunk[end:]
-        raw, tokens = self._scanner.scan(chunk[:end])
-        if raw:
-            job = self.job
-            self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw))
-            self._index += 1
-        scanner = self._scanner
-        if scanner.is_done:
-            connection = self._connection
-            if connection is not None and not connection.is_over:
-                # All has been said; whether the server also ends its answer is not for the job to wait for.
-                connection.let_go()
-                self.on_end()
-        elif scanner.tokens > self._most_tokens or scanner.events > 2 * self._most_tokens + SLACK_EVENTS:
-            self.fail(WorkerLost(f"worker {self._worker.name} wrote more than it was asked to"))
-
-    def on_end(self) -> None:
-        self._connection = None
-        scanner = self._scanner
-        if self._status != 200:
-            self.fail(_refusal(self._worker.name, self._status, self._pending))
-        elif scanner.error is not None:
-            self.fail(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
-        elif scanner.finish is None:
-            self.fail(WorkerLost(f"worker {self._worker.name} ended the stream before the answer was complete"))
-        else:
-            self._finish(Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event))
-
-    def on_lost(self, why: str) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.was_used and not self._status:
-            # A kept connection that the server closed while the request was on its way: nobody has seen it.
-            self._worker.send(self)
-            return
-        self.fail(WorkerLost(f"worker {self._worker.name} broke off: {why}"))
-
-    def _usage(self) -> Usage:
-        return self._scanner.usage or Usage(output_tokens=self._scanner.tokens)
-
-
-class _WholeAnswer:
-    """An answer collected to its end."""
-
-    def __init__(self) -> None:
-        self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._parts: list[bytes] = []
-
-    def on_head(self, status: int) -> None:
-        self._status = status
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-
-    def on_end(self) -> None:
-        if not self.complete.done():
-            self.complete.set_result((self._status, b"".join(self._parts)))
-
-    def on_lost(self, why: str) -> None:
-        if not self.complete.done():
-            self.complete.set_exception(ConnectionError(why))
-
-
-def streaming_body(
-    body: bytes, names: tuple[bool, bool] | None, streams: bool, more: bytes = b""
-) -> tuple[bytes | memoryview, bytes]:
-    """The client's body with streaming and usage switched on, in parts. The prompt is neither decoded nor copied.
-
-    `names` says whether the body has the fields `stream` and `stream_options`, where somebody knows; `streams` whether
-    it asks for a stream. `more` are fields of our own, each after a comma: coming last they count, whatever the client
-    wrote.
-    """
-    if names is None:
-        # Quotes inside strings are escaped, so without this neither field is there in plain writing. In disguise it
-        # may be: what is added comes last, because the last of two equal fields counts.
-        names = (True, True) if b'"stream' in body else (False, False)
-    if names[1] or names[0] > streams:
-        written = _rewritten(body)
-        return (written[:-1], more + b"}") if more else (written, b"")
-    return memoryview(body)[: body.rindex(b"}")], more + (_USAGE if names[0] else _STREAM)
-
-
-def _rewritten(body: bytes) -> bytes:
-    fields = _fields_decoder.decode(body)
-    fields["stream"] = Raw(b"true")
-    options: dict[str, Raw] = {}
-    given = fields.get("stream_options")
-    if given is not None and bytes(given) != b"null":
-        options = _fields_decoder.decode(given)
-    options["include_usage"] = Raw(b"true")
-    fields["stream_options"] = Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(fields)
-
-
-def _refusal(worker: str, status: int, body: bytes) -> GatewayError:
-    """What an upstream's status means here. Its words reach the client only where they are about the request."""
-    try:
-        found = msgspec.json.decode(body, type=_ErrorBody)
-        error = found.error if isinstance(found.error, _UpstreamError) else _UpstreamError(message=found.error)
-        message, param = error.message or found.message, error.param
-    except msgspec.MsgspecError:
-        message, param = "", None
-    if status == 404:
-        return ModelNotFound(f"worker {worker} does not serve this model", param="model")
-    if status in (400, 413, 422):
-        words = message or f"worker {worker} refused the request ({status})"
-        if "context length" in message:
-            return ContextLengthExceeded(words, param=param)
-        return InvalidRequest(words, param=param)
-    if status in (429, 503):
-        return NoWorker(f"worker {worker} is full")
-    return WorkerLost(f"worker {worker} answered {status}")
+def _engine_id(job: InferenceJob) -> str:
+    """What vLLM's engine makes of it."""
+    request_id = _request_id(job)
+    is_chat = job.payload.api == "chat" and job.so_far is None
+    return f"chatcmpl-{request_id}" if is_chat else f"cmpl-{request_id}-0"

@@ -33,7 +33,7 @@ class _CachedTokens(Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(Struct):
+class ReportedUsage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _CachedTokens | None = None
@@ -54,7 +54,7 @@ class _Choice(Struct):
 
 class _Event(Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: ReportedUsage | None = None
     error: Raw | UnsetType = UNSET
 
 
@@ -67,13 +67,14 @@ class EventScanner:
     `[DONE]` is not success: an abort or an in-band error before it is what it says.
     """
 
-    __slots__ = ("error", "events", "finish", "is_done", "tokens", "usage", "usage_event")
+    __slots__ = ("error", "events", "finish", "is_done", "reports_cached", "tokens", "usage", "usage_event")
 
     def __init__(self) -> None:
         self.events = 0
         self.tokens = 0
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
+        self.reports_cached = False
         self.usage_event = b""
         self.error: bytes | None = None
         self.is_done = False
@@ -121,10 +122,7 @@ class EventScanner:
 
     def _look_closely(self, event: bytes) -> _Event | None:
         """An event that is not plainly one more token: what it says, if it is for the client to see."""
-        if event.startswith(b"data: ") and b"\n" not in event:
-            data = event[6:]
-        else:
-            data = b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
+        data = data_of(event)
         if not data or data == b"[DONE]":
             self.is_done = bool(data)
             return None  # a comment, or the end of what was said already
@@ -133,15 +131,12 @@ class EventScanner:
         except msgspec.MsgspecError:
             self.error = b"not an event"
             return None
-        if _is_there(said.error):
+        if is_there(said.error):
             self.error = b"reported"
             return None
         if said.usage is not None:
-            details = said.usage.prompt_tokens_details
-            cached = (details.cached_tokens if details is not None else None) or 0
-            output = said.usage.completion_tokens
-            output = self.tokens if output is None else output
-            self.usage = Usage(_sane(said.usage.prompt_tokens), _sane(cached), _sane(output))
+            self.usage = usage_of(said.usage, self.tokens)
+            self.reports_cached = said.usage.prompt_tokens_details is not None
             if not said.choices:
                 self.usage_event = event + b"\n\n"
         for choice in said.choices:
@@ -149,7 +144,7 @@ class EventScanner:
                 self.error = b"aborted"
                 return None
             if choice.finish_reason is not None:
-                self.finish = _FINISHES.get(choice.finish_reason, FinishReason.STOP)
+                self.finish = finish_of(choice.finish_reason)
         return said if said.choices else None
 
 
@@ -158,7 +153,7 @@ def _says_something(choice: _Choice) -> bool:
     delta = choice.delta
     if delta is None:
         return bool(choice.text)
-    return bool(delta.content or delta.reasoning or delta.reasoning_content) or _is_there(delta.tool_calls)
+    return bool(delta.content or delta.reasoning or delta.reasoning_content) or is_there(delta.tool_calls)
 
 
 def _sane(count: int) -> int:
@@ -166,5 +161,25 @@ def _sane(count: int) -> int:
     return min(max(count, 0), MOST_TOKENS)
 
 
-def _is_there(raw: Raw | UnsetType) -> bool:
-    return raw is not UNSET and bytes(raw) not in (b"null", b"[]")
+def data_of(event: bytes) -> bytes:
+    """What one event says, without its framing."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    return b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
+
+
+def finish_of(reason: str) -> FinishReason:
+    return _FINISHES.get(reason, FinishReason.STOP)
+
+
+def usage_of(reported: ReportedUsage, counted: int) -> Usage:
+    """What the server says it used; `counted` output tokens where it does not say."""
+    details = reported.prompt_tokens_details
+    cached = (details.cached_tokens if details is not None else None) or 0
+    output = reported.completion_tokens
+    output = counted if output is None else output
+    return Usage(_sane(reported.prompt_tokens), _sane(cached), _sane(output))
+
+
+def is_there(raw: Raw | UnsetType) -> bool:
+    return raw is not UNSET and bytes(raw) not in (b"null", b"[]", b'""')

@@ -24,6 +24,8 @@ class Fleet:
     __slots__ = (
         "_counted",
         "_kv_tokens",
+        "_least_kv_tokens",
+        "_least_part",
         "_loads",
         "_parts",
         "_sequences",
@@ -47,6 +49,8 @@ class Fleet:
         self._parts = [0.0] * len(workers)
         self._counted = [0] * len(workers)
         self._kv_tokens = [0] * len(workers)
+        self._least_part: float | None = None
+        self._least_kv_tokens: int | None = None
         self.kv_limit: float | None = None
         self._sequences = 0
         self.stale = list(workers)
@@ -91,9 +95,14 @@ class Fleet:
         """
         if self.stale:
             self._weigh_again()
-        if min(self._parts) >= fill:
+        part = self._least_part
+        if part is None:
+            part = self._least_part = min(self._parts)
+        if part >= fill:
             return True
-        least = min(self._kv_tokens)
+        least = self._least_kv_tokens
+        if least is None:
+            least = self._least_kv_tokens = min(self._kv_tokens)
         if not least:
             return False
         if self.kv_limit is None:
@@ -105,6 +114,12 @@ class Fleet:
         if self.stale:
             self._weigh_again()
         return self.workers[self._loads.index(min(self._loads))]
+
+    def has_idle(self) -> bool:
+        """Whether some worker has nothing to do."""
+        if self.stale:
+            self._weigh_again()
+        return 0 in self._counted
 
     def fair_load(self) -> float:
         """How many sequences a worker may have before one more would be more than its part, slack included."""
@@ -127,11 +142,24 @@ class Fleet:
                 other.touched_in = walk
 
     def _weigh_again(self) -> None:
+        """Write down what has changed. Who has least of something is looked up again only where it was one of those."""
         for worker in self.stale:
             number, load, sequences = self.index[worker], worker.load, worker.sequences
             self._loads[number] = worker.weigh() if load is None else load
-            self._parts[number] = worker.part
-            self._kv_tokens[number] = worker.kv_tokens
+            part, least_part = worker.part, self._least_part
+            if least_part is not None:
+                if part <= least_part:
+                    self._least_part = part
+                elif self._parts[number] <= least_part:
+                    self._least_part = None
+            self._parts[number] = part
+            kv_tokens, least_kv_tokens = worker.kv_tokens, self._least_kv_tokens
+            if least_kv_tokens is not None:
+                if kv_tokens <= least_kv_tokens:
+                    self._least_kv_tokens = kv_tokens
+                elif self._kv_tokens[number] <= least_kv_tokens:
+                    self._least_kv_tokens = None
+            self._kv_tokens[number] = kv_tokens
             self._sequences += sequences - self._counted[number]
             self._counted[number] = sequences
         self.stale.clear()

@@ -1,7 +1,8 @@
 """Scorers in order: the longest warm prefix, then the session's or the prefix's own worker, then the least loaded.
 
 Affinity only ranks workers that have room now, so it delays nobody. What of a prompt is warm on the worker it goes to
-is not counted as prefill.
+is not counted as prefill. Affinity never gives a worker more than its part of the sequences, slack included, but for
+prefill that is saved: one sequence more for every so many tokens that are warm there.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,6 +12,9 @@ from inferry.scheduling.placing.fleets import Fleet
 from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.placing.warmth import Warmth
 from inferry.scheduling.tickets import Ticket
+
+TOKENS_WORTH_A_SEQUENCE = 512
+"""One more sequence slows its neighbours a little for as long as it runs; to compute this much again stops them all."""
 
 
 class Placement:
@@ -66,7 +70,8 @@ class Placement:
             if depth:
                 cold = ticket.prefill_tokens
                 ticket.prefill_tokens = _discounted(ticket, depth)
-                worker = _lightly_loaded(warm, fair_load, first, ticket, walk, fill, among)
+                worth = job.footprint.prompt.expected * depth / (len(job.prefix) * TOKENS_WORTH_A_SEQUENCE)
+                worker = _lightly_loaded(warm, fair_load + worth, first, ticket, walk, fill, among)
                 if worker is not None:
                     return worker
                 ticket.prefill_tokens = cold

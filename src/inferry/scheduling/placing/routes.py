@@ -46,6 +46,8 @@ class Route:
 
     def refresh(self, workers: Iterable[WorkerState], fleets: Fleets) -> None:
         up = [w for w in workers if w.view is not None and w.view.phase is Phase.READY and serves(w.view, self.key)]
+        if self.key.avoid:
+            up = [w for w in up if w.name not in self.key.avoid] or up
         up.sort(key=lambda w: w.name)
         tiers = [up] if self._groups is None else [_in_group(up, group) for group in self._groups]
         self.tiers: Sequence[Fleet] = tuple(fleets.of(tuple(tier)) for tier in tiers if tier)
@@ -60,6 +62,11 @@ class Route:
     def has(self, worker: WorkerState) -> bool:
         only = self._only
         return worker in only.index if only is not None else any(worker in tier.index for tier in self.tiers)
+
+    def has_idle(self) -> bool:
+        """Whether one of its workers has nothing to do, or there is none."""
+        only = self._only
+        return only.has_idle() if only is not None else any(tier.has_idle() for tier in self.tiers) or not self.tiers
 
     def is_closed(self, walk: int) -> bool:
         """Whether all its workers are kept for somebody in this walk."""

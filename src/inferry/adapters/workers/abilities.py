@@ -1,0 +1,122 @@
+"""What is asked of a server besides completions: what it serves, what it can do, how it is doing, and aborts."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from inferry.adapters.workers.profiles import Profile, Shown
+from inferry.adapters.workers.questions import Questions
+from inferry.adapters.workers.readings import read_metrics
+from inferry.domain.errors import WorkerLost
+
+PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
+QUESTION_S = 5.0
+"""How long a server may take for what costs it nothing: its metrics, an abort."""
+LONGEST_PROBE_S = 60.0
+
+
+class ServedModel(Struct):
+    """One entry of the upstream's /v1/models."""
+
+    id: str
+    max_model_len: int | None = None
+    created: int = 0
+
+
+class _ModelList(Struct):
+    data: list[ServedModel]
+
+
+class _ProbedChoice(Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Probed(Struct):
+    choices: list[_ProbedChoice] = []
+
+
+class ServerQuestions:
+    """One server of a kind. `looks` go over connections of their own. All questions raise WorkerLost, or say so."""
+
+    def __init__(
+        self, profile: Profile, questions: Questions, looks: Questions, authorization: bytes, timeout_s: float
+    ) -> None:
+        self._profile = profile
+        self._questions = questions
+        self._looks = looks
+        self._authorization = authorization
+        self._timeout_s = timeout_s
+
+    async def models(self) -> dict[str, ServedModel]:
+        status, body = await self._questions.get(b"/v1/models", self._authorization, self._timeout_s)
+        if status != 200:
+            raise WorkerLost(f"GET /v1/models answered {status}")
+        try:
+            return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
+        except msgspec.MsgspecError:
+            raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
+
+    async def metrics_page(self) -> tuple[int, bytes]:
+        assert self._profile.metrics is not None
+        return await self._looks.get(self._profile.metrics.path, self._authorization, QUESTION_S)
+
+    async def abort(self, request_ids: Sequence[str]) -> bool:
+        """Ask the server to drop requests; whether it knows how to. What it counts are the ids it was sent."""
+        assert self._profile.abort_path is not None
+        body = msgspec.json.encode({"request_ids": request_ids})
+        status, _ = await self._questions.post(self._profile.abort_path, self._authorization, body, QUESTION_S)
+        return status == 200
+
+    async def shown(self, model: str | None, *, asks_for_priorities: bool) -> Shown:
+        """What the server can be seen to do, of all that its kind may."""
+        profile = self._profile
+        shown = Shown(aborts=await self._aborts(), has_metrics=await self._has_metrics())
+        asks_for_priorities &= profile.orders
+        if model is None or not (profile.continues or asks_for_priorities):
+            return shown
+        return await self._probe(model, shown, asks_for_priorities)
+
+    async def _probe(self, model: str, shown: Shown, asks_for_priority: bool) -> Shown:
+        """One token: does it come with its ids, and does a priority keep it from coming? A server that does not order
+        its queue refuses any priority but the usual.
+        """
+        fields = {"model": model, "prompt": "ping", "max_tokens": 1, "return_token_ids": True}
+        takes_priority = None
+        status, body = 0, b""
+        try:
+            if asks_for_priority:
+                takes_priority = False
+                status, body = await self._generate({**fields, "priority": 1})
+                takes_priority = status == 200
+            if status != 200:
+                status, body = await self._generate(fields)
+            choices = msgspec.json.decode(body, type=_Probed).choices if status == 200 else []
+        except (WorkerLost, msgspec.MsgspecError):
+            choices = []
+        returns_ids = bool(choices and choices[0].token_ids and choices[0].prompt_token_ids)
+        return replace(shown, takes_priority=takes_priority, returns_token_ids=returns_ids)
+
+    async def _generate(self, fields: dict[str, object]) -> tuple[int, bytes]:
+        body = msgspec.json.encode(fields)
+        timeout_s = min(LONGEST_PROBE_S, self._timeout_s)
+        return await self._questions.post(PATHS["completions"], self._authorization, body, timeout_s)
+
+    async def _aborts(self) -> bool | None:
+        if self._profile.abort_path is None:
+            return None
+        try:
+            return await self.abort(["inferry-probe"])  # the answer is the same for requests that never were
+        except WorkerLost:
+            return False
+
+    async def _has_metrics(self) -> bool | None:
+        if self._profile.metrics is None:
+            return None
+        try:
+            status, page = await self.metrics_page()
+        except WorkerLost:
+            return False
+        return status == 200 and read_metrics(page, self._profile.metrics) is not None

@@ -1,0 +1,156 @@
+"""The bodies that go upstream: the client's with fields of our own at its end, or a continuation of token ids."""
+
+import hashlib
+from collections.abc import Set
+
+import msgspec
+from msgspec import Raw, Struct
+
+from inferry.domain.jobs import InferenceJob, Lane, SoFar
+
+PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
+"""Lower goes first. Sent with every call, so that no client chooses its own."""
+RETURN_IDS = b',"return_token_ids":true'
+
+CONTINUED_FIELDS = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
+    *("allowed_token_ids", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "user"),
+)
+"""What a continuation takes over from the client's body: how tokens are chosen, and when to stop."""
+
+MOST_SALTS = 10_000
+
+_STREAM = b',"stream":true}'
+_STREAM_AND_USAGE = b',"stream":true,"stream_options":{"include_usage":true}}'
+_USAGE = b',"stream_options":{"include_usage":true}}'
+
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+class _AsksForIds(Struct):
+    return_token_ids: bool | None = None
+
+
+class _Choices(Struct):
+    n: int | None = None
+
+
+_asks_decoder = msgspec.json.Decoder(_AsksForIds)
+_choices_decoder = msgspec.json.Decoder(_Choices)
+
+
+class Salts:
+    """A salt per tenant that no tenant can guess of another: a hash keyed with a secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hashlib.blake2b(secret, digest_size=32).digest()
+        self._known: dict[str, bytes] = {}
+
+    def field(self, tenant: str) -> bytes:
+        """The salt as a field after a comma."""
+        found = self._known.get(tenant)
+        if found is None:
+            if len(self._known) >= MOST_SALTS:
+                self._known.clear()  # tenants may be whatever clients write
+            salt = hashlib.blake2b(tenant.encode(), key=self._key, digest_size=16).hexdigest()
+            found = self._known[tenant] = b',"cache_salt":"%b"' % salt.encode()
+        return found
+
+
+def streaming_body(
+    body: bytes,
+    names: tuple[bool, bool] | None,
+    streams: bool,
+    more: bytes = b"",
+    *,
+    drop: Set[str] = frozenset(),
+    with_usage: bool = True,
+) -> tuple[bytes | memoryview, bytes]:
+    """The client's body with streaming and usage switched on, in parts. The prompt is neither decoded nor copied.
+
+    `names` says whether the body has the fields `stream` and `stream_options`, where somebody knows; `streams` whether
+    it asks for a stream. `more` are fields of our own, each after a comma: coming last they count, whatever the client
+    wrote. Fields in `drop` do not go upstream.
+    """
+    if names is None:
+        # Quotes inside strings are escaped, so without this neither field is there in plain writing. In disguise it
+        # may be: what is added comes last, because the last of two equal fields counts.
+        names = (True, True) if b'"stream' in body else (False, False)
+    if names[1] or names[0] > streams or (drop and _may_name(body, drop)):
+        written = _rewritten(body, drop, with_usage)
+        return (written[:-1], more + b"}") if more else (written, b"")
+    end = (_USAGE if names[0] else _STREAM_AND_USAGE) if with_usage else (b"}" if names[0] else _STREAM)
+    return memoryview(body)[: body.rindex(b"}")], more + end
+
+
+def continued_body(job: InferenceJob, so_far: SoFar, left: int, more: bytes) -> bytes:
+    """A call of /v1/completions that goes on after the output so far, for at most `left` tokens."""
+    given = _fields_decoder.decode(job.payload.body)
+    fields: dict[str, Raw] = {"model": Raw(msgspec.json.encode(job.route.model))}
+    for name in CONTINUED_FIELDS:
+        value = given.get(name)
+        if value is not None and bytes(value) != b"null":
+            fields[name] = value
+    least = _whole(given.get("min_tokens")) or 0
+    if least > len(so_far.output_ids):
+        fields["min_tokens"] = Raw(b"%d" % (least - len(so_far.output_ids)))
+    fields["prompt"] = Raw(msgspec.json.encode(so_far.prompt_ids + so_far.output_ids))
+    fields["max_tokens"] = Raw(b"%d" % left)
+    return msgspec.json.encode(fields)[:-1] + more + RETURN_IDS + _STREAM_AND_USAGE
+
+
+def tokens_left(job: InferenceJob, so_far: SoFar, context_tokens: int | None) -> int:
+    """How many more tokens a job may write. One that named no limit may go to the end of the context."""
+    given = _fields_decoder.decode(job.payload.body)
+    asked = _whole(given.get("max_completion_tokens")) or _whole(given.get("max_tokens"))
+    in_context = None
+    if context_tokens is not None:
+        in_context = context_tokens - len(so_far.prompt_ids) - len(so_far.output_ids)
+    if asked is None and job.payload.api == "chat" and in_context is not None:
+        return in_context
+    left = (job.token_budget if asked is None else min(asked, job.token_budget)) - len(so_far.output_ids)
+    return left if in_context is None else min(left, in_context)
+
+
+def asks_for_token_ids(body: bytes) -> bool:
+    """Whether the client itself wants to see token ids."""
+    if b'"return_token_ids"' not in body:
+        return False
+    try:
+        return _asks_decoder.decode(body).return_token_ids is True
+    except msgspec.MsgspecError:
+        return False
+
+
+def wants_one_choice(body: bytes) -> bool:
+    try:
+        return _choices_decoder.decode(body).n in (None, 1)
+    except msgspec.MsgspecError:
+        return False
+
+
+def _may_name(body: bytes, names: Set[str]) -> bool:
+    return any(name.encode() in body for name in names)
+
+
+def _rewritten(body: bytes, drop: Set[str], with_usage: bool) -> bytes:
+    fields = {name: value for name, value in _fields_decoder.decode(body).items() if name not in drop}
+    fields["stream"] = Raw(b"true")
+    options: dict[str, Raw] = {}
+    given = fields.pop("stream_options", None)
+    if given is not None and bytes(given) != b"null":
+        options = _fields_decoder.decode(given)
+    if with_usage:
+        options["include_usage"] = Raw(b"true")
+        fields["stream_options"] = Raw(msgspec.json.encode(options))
+    return msgspec.json.encode(fields)
+
+
+def _whole(raw: Raw | None) -> int | None:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=int | None)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,55 @@
+"""What an upstream's refusal means here. Its words reach the client only where they are about the request."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NoWorker,
+    WorkerLost,
+)
+
+LONGEST_WORDS = 1000
+
+
+class _UpstreamError(Struct, frozen=True):
+    message: str = ""
+    param: str | None = None
+
+
+class _ErrorBody(Struct):
+    error: _UpstreamError | str = _UpstreamError()
+    message: str = ""
+
+
+def refusal(
+    worker: str, status: int, body: bytes, *, retry_after_s: float | None = None, secrets: Sequence[str] = ()
+) -> GatewayError:
+    try:
+        found = msgspec.json.decode(body, type=_ErrorBody)
+        error = found.error if isinstance(found.error, _UpstreamError) else _UpstreamError(message=found.error)
+        message, param = error.message or found.message, error.param
+    except msgspec.MsgspecError:
+        message, param = "", None
+    if status == 404:
+        return ModelNotFound(f"worker {worker} does not serve this model", param="model")
+    if status in (400, 413, 422):
+        words = _without(message, secrets)[:LONGEST_WORDS] or f"worker {worker} refused the request ({status})"
+        param = None if param is None else _without(param, secrets)
+        if "context length" in message:
+            return ContextLengthExceeded(words, param=param)
+        return InvalidRequest(words, param=param)
+    if status in (429, 503):
+        return NoWorker(f"worker {worker} is full", retry_after_s=retry_after_s)
+    return WorkerLost(f"worker {worker} answered {status}")
+
+
+def _without(words: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        words = words.replace(secret, "***")
+    return words

@@ -1,0 +1,262 @@
+"""The token ids of a stream, kept so that it can go on elsewhere, and taken out again before the client sees it.
+
+Engines that return token ids put them into the events. Nearly every event is one more piece of plain text with its ids:
+those are told by what stands around the text. Anything else is decoded.
+"""
+
+import re
+from array import array
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from inferry.adapters.workers.sse import EventScanner, ReportedUsage, data_of, finish_of, is_there, usage_of
+from inferry.domain.jobs import SoFar
+
+# A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
+# inside strings are escaped, so none of this can be part of what a model wrote.
+_CHAT = (
+    b'"choices":[{"index":0,"delta":{"content":"',
+    b'"},"logprobs":null,"finish_reason":null,"token_ids":[',
+)
+_COMPLETION = (
+    b'"choices":[{"index":0,"text":"',
+    b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[',
+)
+_ANOTHER_FIELD = b'","'
+_QUOTE = 0x22
+_IDS = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning: Raw | UnsetType = UNSET
+    reasoning_content: Raw | UnsetType = UNSET
+    tool_calls: Raw | UnsetType = UNSET
+    function_call: Raw | UnsetType = UNSET
+    refusal: Raw | UnsetType = UNSET
+
+
+class _Choice(Struct):
+    index: int = 0
+    finish_reason: str | None = None
+    delta: _Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: Raw | UnsetType = UNSET
+
+
+class _Event(Struct):
+    choices: list[_Choice] = []
+    prompt_token_ids: Raw | UnsetType = UNSET
+    usage: ReportedUsage | None = None
+    error: Raw | UnsetType = UNSET
+
+
+_decoder = msgspec.json.Decoder(_Event)
+_ids_decoder = msgspec.json.Decoder(tuple[int, ...])
+
+
+class Trail:
+    """The ids of a prompt, and of the output as far as its text was passed on.
+
+    Ids whose text the engine still holds back (half a character) wait until it comes. `is_exact` says whether all that
+    was passed on was plain text whose ids are known.
+    """
+
+    __slots__ = ("_held", "_output", "_prompt", "_shape", "is_exact")
+
+    def __init__(self, so_far: SoFar | None = None) -> None:
+        self._prompt: bytes | tuple[int, ...] | None = None if so_far is None else so_far.prompt_ids
+        self._output = array("I", () if so_far is None else so_far.output_ids)
+        self._held: list[int] = []
+        self._shape = _CHAT
+        self.is_exact = True
+
+    def began(self, prompt: bytes) -> None:
+        if self._prompt is None:
+            self._prompt = prompt
+
+    def wrote(self, text: str | None, ids: list[int] | None) -> None:
+        """A piece of text, and the ids that came with it."""
+        if ids:
+            self._held += ids
+        if not text:
+            return
+        if not self._held:
+            self.is_exact = False  # text without ids
+        try:
+            self._output.extend(self._held)
+        except (OverflowError, TypeError):
+            self.is_exact = False
+        self._held.clear()
+
+    def follow(self, events: bytes) -> tuple[bytes, int | None]:
+        """Complete events in; the same without their ids out, and how many there were if all were plain text."""
+        if self._prompt is not None and self.is_exact:
+            found = self._follow_plain(events)
+            if found is not None:
+                return found
+        return self._follow_one_by_one(events), None
+
+    def _follow_plain(self, events: bytes) -> tuple[bytes, int] | None:
+        """One look at each event; None, and nothing noted, where one of them is not plain."""
+        before, between = self._shape
+        find = events.find
+        pieces: list[bytes] = []
+        ids = self._held
+        held = len(ids)
+        at = taken = 0
+        while at < len(events):
+            end = find(b"\n\n", at)
+            start = find(before, at, end) + len(before)
+            stop = find(between, start, end)
+            if stop < 0 or start < len(before) or events[start] == _QUOTE or find(_ANOTHER_FIELD, start, stop) >= 0:
+                break
+            first = stop + len(between)
+            last = find(b"]", first, end)
+            pieces.append(events[taken : first - 1])
+            taken = last + 1
+            at = end + 2
+            try:
+                ids.append(int(events[first:last]))
+            except ValueError:
+                try:
+                    ids += [int(one) for one in events[first:last].split(b",")]
+                except ValueError:
+                    break
+        else:
+            try:
+                self._output.extend(ids)
+            except OverflowError:
+                self.is_exact = False
+            ids.clear()
+            count = len(pieces)
+            pieces.append(events[taken:])
+            return b"null".join(pieces), count
+        del ids[held:]
+        return None
+
+    def _follow_one_by_one(self, events: bytes) -> bytes:
+        if not self.is_exact:
+            return without_ids(events)
+        for event in events.split(b"\n\n"):
+            data = data_of(event)
+            if not data or data == b"[DONE]":
+                continue
+            try:
+                said = _decoder.decode(data)
+            except msgspec.MsgspecError:
+                self.is_exact = False
+                break
+            self._note(said)
+        return without_ids(events)
+
+    def _note(self, said: _Event) -> None:
+        if is_there(said.prompt_token_ids):
+            self.began(bytes(said.prompt_token_ids))  # type: ignore[arg-type]
+        for choice in said.choices:
+            if is_there(choice.prompt_token_ids):
+                self.began(bytes(choice.prompt_token_ids))  # type: ignore[arg-type]
+            delta = choice.delta
+            if choice.index or (delta is not None and _says_more_than_text(delta)):
+                self.is_exact = False
+            if delta is None:
+                self._shape = _COMPLETION
+            text = choice.text if delta is None else delta.content
+            if text and self._prompt is None:
+                self.is_exact = False  # a server that returns ids begins with those of the prompt
+            self.wrote(text, choice.token_ids)
+
+    def so_far(self) -> SoFar | None:
+        """Where another attempt can go on; None where that is not known exactly."""
+        if not self.is_exact or self._prompt is None:
+            return None
+        if isinstance(self._prompt, bytes):
+            try:
+                self._prompt = _ids_decoder.decode(self._prompt)
+            except msgspec.MsgspecError:
+                return None
+        return SoFar(self._prompt, tuple(self._output))
+
+
+class FollowingScanner(EventScanner):
+    """Scans a stream whose events carry token ids that its client did not ask for (or did: `passes_ids`)."""
+
+    __slots__ = ("_passes_ids", "trail")
+
+    def __init__(self, *, passes_ids: bool = False) -> None:
+        super().__init__()
+        self.trail = Trail()
+        self._passes_ids = passes_ids
+
+    def scan(self, events: bytes) -> tuple[bytes, int]:
+        bare, tokens = self.trail.follow(events)
+        if self._passes_ids:
+            bare = events
+        if tokens is None:
+            return EventScanner.scan(self, bare)
+        self.events += tokens
+        self.tokens += tokens
+        return bare, tokens
+
+
+class ContinuedScanner(EventScanner):
+    """Reads the stream of a continuation: text and ids, for whoever writes events of another shape from them."""
+
+    __slots__ = ("trail",)
+
+    def __init__(self, so_far: SoFar) -> None:
+        super().__init__()
+        self.trail = Trail(so_far)
+
+    def read(self, events: bytes) -> tuple[str, tuple[int, ...]]:
+        """Complete events in; the text in them and its token ids out."""
+        texts: list[str] = []
+        ids: list[int] = []
+        for event in events.split(b"\n\n"):
+            data = data_of(event)
+            if not event or not data:
+                continue
+            self.events += 1
+            if data == b"[DONE]":
+                self.is_done = True
+                break
+            try:
+                said = _decoder.decode(data)
+            except msgspec.MsgspecError:
+                self.error = b"not an event"
+                continue
+            if is_there(said.error):
+                self.error = b"reported"
+                continue
+            if said.usage is not None:
+                self.usage = usage_of(said.usage, self.tokens)
+                self.reports_cached = said.usage.prompt_tokens_details is not None
+            for choice in said.choices:
+                if choice.finish_reason == "abort":
+                    self.error = b"aborted"
+                    continue
+                if choice.text:
+                    texts.append(choice.text)
+                if choice.token_ids:
+                    ids += choice.token_ids
+                    self.tokens += len(choice.token_ids)
+                elif choice.text:
+                    self.tokens += 1
+                self.trail.wrote(choice.text, choice.token_ids)
+                if choice.finish_reason is not None:
+                    self.finish = finish_of(choice.finish_reason)
+        return "".join(texts), tuple(ids)
+
+
+def without_ids(events: bytes) -> bytes:
+    """Events as the engine writes them when nobody asks for ids."""
+    return _IDS.sub(lambda match: b'"prompt_token_ids":null' if match[1] else b'"token_ids":null', events)
+
+
+def _says_more_than_text(delta: _Delta) -> bool:
+    return any(
+        is_there(raw)
+        for raw in (delta.reasoning, delta.reasoning_content, delta.tool_calls, delta.function_call, delta.refusal)
+    )

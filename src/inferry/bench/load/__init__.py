@@ -1,0 +1,1 @@
+"""Open-loop load against any OpenAI-compatible server, and what came of it."""

@@ -1,0 +1,56 @@
+"""A real generation of one token, as a test of a worker: in the best lane, so that it waits behind nobody."""
+
+import asyncio
+
+from inferry.domain.errors import WorkerLost, WorkerTimeout
+from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.ports import Worker
+from inferry.domain.streams import Done, Failed, Item
+
+PROBE_TIMEOUT_S = 60.0
+
+
+async def probe(worker: Worker, number: int, now: float) -> None:
+    """One token from the worker's first model, or an exception that says why not."""
+    cards = worker.cards()
+    if not cards:
+        raise WorkerLost("it serves no model")
+    job = _probe_job(f"probe-{worker.name}-{number}", cards[0].name, now)
+    ends: list[Done | Failed] = []
+
+    def emit(item: Item) -> None:
+        if isinstance(item, Done | Failed):
+            ends.append(item)
+
+    plan = BatchPlan(plan_id=0, worker=worker.name, jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=now)
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            await worker.run(plan, emit)
+    except TimeoutError:
+        raise WorkerTimeout(f"no token within {PROBE_TIMEOUT_S:.0f} s") from None
+    if not ends:
+        raise WorkerLost("it returned without a token or an error")
+    if isinstance(ends[0], Failed):
+        raise ends[0].error
+
+
+def _probe_job(job_id: str, model: str, now: float) -> InferenceJob:
+    route = RouteKey(model)
+    one = Estimate.exactly(1)
+    body = b'{"model":"%s","messages":[{"role":"user","content":"ping"}],"max_tokens":1}' % model.encode()
+    return InferenceJob(
+        job_id=job_id,
+        tenant="inferry",
+        run_id=job_id,
+        step_id="probe",
+        lane=Lane.P0,
+        route=route,
+        batch_key=BatchKey(route),
+        footprint=Footprint(one, Estimate.exactly(0), one),
+        token_budget=1,
+        prompt_hash="",
+        arrived_at=now,
+        max_wait_s=0.0,
+        payload=Payload(api="chat", body=body, sampling=Sampling(max_tokens=1, temperature=0.0), prompt_ids=(0,)),
+    )

@@ -1,0 +1,77 @@
+"""`/admin/workers…`: what an operator sees of the workers, and does to them.
+
+Whoever may drain a worker may stop the service, so this is not for everybody: with `server.admin_key` for those who
+bring it, without one for clients on this machine alone. A browser on this machine is not one of them: any page may
+make it send a request.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Callable
+
+import msgspec
+
+from inferry.dispatch.gateway import Gateway
+from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.connection import Reply, Request
+
+PATHS = ("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit")
+_WORKERS = "/admin/workers"
+_FROM_ELSEWHERE = (b"origin", b"sec-fetch-site", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+"""What a browser says of the page that sent it, and a proxy of the client behind it."""
+
+
+class Admin:
+    """The endpoints under `/admin/`."""
+
+    def __init__(self, gateway: Gateway, key: str | None) -> None:
+        self._gateway = gateway
+        self._key = None if key is None else key.encode()
+        self._actions: dict[str, Callable[[str], None]] = {
+            "drain": gateway.fleet.drain,
+            "readmit": gateway.fleet.readmit,
+        }
+
+    def serve(self, path: str, request: Request, reply: Reply) -> None:
+        """Answer, or raise the GatewayError that says why not. `path` is decoded and without its query."""
+        self._let_in(request, reply)
+        if path == _WORKERS:
+            if request.method not in (b"GET", b"HEAD"):
+                raise MethodNotAllowed(f"{_WORKERS} takes GET")
+        else:
+            name, _, action = path.removeprefix(f"{_WORKERS}/").rpartition("/")
+            act = self._actions.get(action) if path.startswith(f"{_WORKERS}/") else None
+            if act is None:
+                raise NotFound("there is nothing at this path; under /admin/ there is " + ", ".join(PATHS))
+            if request.method != b"POST":
+                raise MethodNotAllowed(f"{_WORKERS}/{{name}}/{action} takes POST")
+            act(name)
+        body = msgspec.json.encode({"workers": self._gateway.fleet.report()})
+        reply.whole(200, b"content-type: application/json\r\n", body)
+
+    def _let_in(self, request: Request, reply: Reply) -> None:
+        headers = request.headers
+        if self._key is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
+                raise AdminOnly("this needs the admin key as a bearer token")
+        elif not _is_loopback(reply.peer):
+            raise AdminOnly("this is for clients on the gateway's own machine; elsewhere set server.admin_key")
+        elif any(name in headers for name in _FROM_ELSEWHERE) or not _names_loopback(headers.get(b"host", b"")):
+            raise AdminOnly("this is neither for browsers nor behind proxies; there set server.admin_key")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
+
+
+def _names_loopback(host: bytes) -> bool:
+    """Whether a Host header means this machine: a page whose own name was pointed here says that name."""
+    name = host.decode("latin-1")
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return name.lower() == "localhost" or _is_loopback(name)

@@ -1,0 +1,122 @@
+"""What keeps tenants apart, and keys where they belong."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from inferry.adapters.workers.bodies import MOST_SALTS, Salts, streaming_body
+from inferry.adapters.workers.openai_http import HttpWorkerSettings
+from inferry.adapters.workers.profiles import PROFILES, SGLANG, TGI, TRTLLM, VLLM, Profile, Shown, narrowed
+from inferry.adapters.workers.refusals import refusal
+from support.http_jobs import a_call, done, error_of, ran, run
+from support.upstream import Upstream
+
+
+def test_tenants_get_salts_of_their_own_whatever_they_write() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            for tenant in ("a", "b", "a"):
+                done(await ran(up, a_call(tenant=tenant, cache_salt="b's"), salt_secret="s"))
+            first, second, third = [body["cache_salt"] for body in up.bodies]
+            assert first == third != second
+            assert first != "b's"
+
+    run(scenario())
+
+
+def test_a_salt_cannot_be_guessed_without_the_secret() -> None:
+    known, other = Salts(b"secret"), Salts(b"another")
+    assert known.field("a") == Salts(b"secret").field("a")
+    assert known.field("a") != other.field("a")
+    assert b'"a"' not in known.field("a")
+    assert len({Salts(b"k" * size).field("a") for size in (1, 64, 65, 500)}) == 4
+
+
+def test_salts_of_many_tenants_do_not_pile_up() -> None:
+    salts = Salts(b"s")
+    first = salts.field("0")
+    for number in range(MOST_SALTS + 5):
+        salts.field(str(number))
+    assert len(salts._known) <= MOST_SALTS
+    assert salts.field("0") == first
+
+
+def test_without_a_secret_every_start_has_salts_of_its_own() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            await ran(up)
+            await ran(up)
+            assert up.bodies[0]["cache_salt"] != up.bodies[1]["cache_salt"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("settings", [{"salts": False}, {"profile": SGLANG}, {"profile": TGI}, {"profile": TRTLLM}])
+def test_no_salt_is_sent_where_it_is_switched_off_or_not_understood(settings: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            done(await ran(up, **settings))
+            assert "cache_salt" not in up.bodies[0]
+
+    run(scenario())
+
+
+def test_an_upstreams_words_never_hold_its_key() -> None:
+    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        error = {"message": f"you sent {request.headers['authorization']}", "param": request.headers["authorization"]}
+        return web.json_response({"error": error}, status=400)
+
+    async def scenario() -> None:
+        async with Upstream(script) as up:
+            error = error_of(await ran(up, api_key="sk-upstream"))
+            assert error.message == "you sent Bearer ***"
+            assert "sk-upstream" not in f"{error.message}{error.param}{error!r}"
+
+    run(scenario())
+    settings = HttpWorkerSettings(url="http://h", api_key="sk-1", api_keys=("sk-2",), salt_secret="sk-3")
+    assert "sk-" not in f"{settings!r} {settings}"
+
+
+@pytest.mark.parametrize("status", [401, 403, 418, 429, 500, 502, 503])
+def test_words_that_are_not_about_the_request_are_kept(status: int) -> None:
+    error = refusal("w", status, b'{"error":{"message":"key sk-upstream is wrong"}}')
+    assert "sk-upstream" not in error.message
+
+
+def test_a_refusals_words_are_bounded() -> None:
+    error = refusal("w", 400, b'{"error":"' + b"x" * 50_000 + b'"}')
+    assert len(error.message) <= 1000
+
+
+def test_what_a_server_shows_narrows_its_profile_and_never_widens_it() -> None:
+    everything = Shown(returns_token_ids=True, takes_priority=True, aborts=True, has_metrics=True)
+    nothing = Shown(returns_token_ids=False, takes_priority=False, aborts=False, has_metrics=False)
+    for profile in PROFILES.values():
+        assert narrowed(profile, everything) == narrowed(profile, Shown()) == profile
+        bare = narrowed(profile, nothing)
+        assert (bare.continues, bare.orders, bare.abort_path, bare.metrics) == (False, False, None, None)
+        assert (bare.features, bare.salts) == (profile.features, profile.salts)
+    assert VLLM.continues
+
+
+@pytest.mark.parametrize("names", [None, (False, False)])
+def test_fields_that_must_not_go_upstream_are_taken_out_and_no_others(names: tuple[bool, bool] | None) -> None:
+    body = b'{"model":"m","priority":3,"prompt":"my priority"}'
+    sent = b"".join(streaming_body(body, names, streams=False, drop={"priority"}))
+    assert sent.startswith(b'{"model":"m","prompt":"my priority"')
+    untouched = b'{"model":"m","prompt":"a"}'
+    assert b"".join(streaming_body(untouched, names, streams=False, drop={"priority"})).startswith(untouched[:-1])
+
+
+def test_a_server_that_takes_no_stream_options_is_sent_none() -> None:
+    plain = Profile(kind="plain", usage_in_stream=False)
+
+    async def scenario() -> None:
+        async with Upstream() as up:
+            done(await ran(up, profile=plain))
+            done(await ran(up, a_call(stream_options={"include_usage": True}), profile=plain))
+            assert all(body["stream"] is True for body in up.bodies)
+            assert not any("stream_options" in body for body in up.bodies)
+
+    run(scenario())

@@ -1,0 +1,303 @@
+"""Jobs whose attempt is lost or stopped: they go on elsewhere, and their readers see one stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from inferry.dispatch import loop as dispatch_loop
+from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.pool import Pool
+from inferry.domain.clock import SystemClock
+from inferry.domain.errors import ClientClosed, InvalidRequest, WorkerLost
+from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.plans import BatchPlan, Room
+from inferry.domain.ports import Emit
+from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from inferry.streams.mailbox import JobStream
+from support.builders import a_job
+from support.houses import ListLedger, read, run, turns
+from support.scripted_worker import ScriptedWorker
+
+WORDS = ("one", " two", " three", " four", " five")
+
+
+class House:
+    def __init__(self, workers: list[ScriptedWorker], lanes: dict[Lane, LanePolicy]) -> None:
+        self.workers = workers
+        self.ledger = ListLedger()
+        self.recorder = Recorder(self.ledger)
+        self.clock = SystemClock()
+        self.pool = Pool(workers, self.clock)
+        self.metrics = Metrics(["m"], [worker.name for worker in workers])
+        self.gateway = Gateway(
+            lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
+        )
+
+    def submit(self, **fields: Any) -> JobStream:
+        fields = {"stream": True, "resume": Resume.CONTINUE} | fields
+        return self.gateway.submit(self.job(**fields))
+
+    def job(self, **fields: Any) -> InferenceJob:
+        return a_job(at=self.clock.now(), **fields)
+
+    def rows(self) -> list[LedgerEntry]:
+        self.recorder.flush(5)
+        return self.ledger.entries
+
+    def metric(self, line: str) -> float:
+        text = self.metrics.render()[0].decode()
+        (found,) = [row for row in text.splitlines() if row.startswith(line + " ")]
+        return float(found.rsplit(" ", 1)[1])
+
+
+@asynccontextmanager
+async def a_house(count: int = 2, lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, **script: Any) -> AsyncIterator[House]:
+    script = dict[str, Any](words=WORDS, continues=True) | script
+    house = House([ScriptedWorker(f"w{number}", **script) for number in range(count)], lanes)
+    house.gateway.start()
+    while not all(
+        house.pool.serves_besides("m", [w.name for w in house.workers if w is not one]) for one in house.workers
+    ):
+        await asyncio.sleep(0)
+    try:
+        yield house
+    finally:
+        await house.gateway.close()
+
+
+def texts(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def test_a_stream_that_is_lost_goes_on_elsewhere_and_no_token_is_lost_or_repeated() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            for worker in house.workers:
+                worker.dies_after = 2
+            # Both die after two words of their own: it takes the first, the second, and the first again.
+            stream = house.submit()
+            deltas, end = await read(stream)
+            assert texts(deltas) == "".join(WORDS)
+            assert [token for delta in deltas for token in delta.token_ids] == [0, 1, 2, 3, 4]
+            assert [delta.index for delta in deltas] == sorted({delta.index for delta in deltas})
+            assert isinstance(end, Done)
+            assert end.usage.output_tokens == len(WORDS)
+            assert end.usage.prompt_tokens == 3
+            rows = house.rows()
+            assert [(row.attempt, row.outcome) for row in rows] == [
+                (1, Outcome.FAILED),
+                (2, Outcome.FAILED),
+                (3, Outcome.DONE),
+            ]
+            assert rows[0].worker != rows[1].worker
+            assert sum(row.output_tokens for row in rows) == len(WORDS)
+            assert house.metric('inferry_attempts_again_total{reason="worker_lost",resumed="true"}') == 2
+            assert house.metric("inferry_in_flight_jobs") == 0
+
+    run(scenario())
+
+
+def test_a_job_that_nobody_has_seen_anything_of_starts_again_whatever_it_is() -> None:
+    async def scenario() -> None:
+        async with a_house(continues=False) as house:
+            house.workers[0].dies_after = house.workers[1].dies_after = 0
+            stream = house.submit(resume=Resume.RESTART)
+            while not any(worker.plans for worker in house.workers):
+                await asyncio.sleep(0)
+            (first,) = [worker for worker in house.workers if worker.plans]
+            for worker in house.workers:
+                if worker is not first:
+                    worker.dies_after = None
+            deltas, end = await read(stream)
+            assert isinstance(end, Done)
+            assert texts(deltas) == "".join(WORDS)
+
+    run(scenario())
+
+
+def test_what_cannot_go_on_ends_with_the_error_after_what_was_delivered() -> None:
+    async def scenario() -> None:
+        async with a_house(continues=False) as house:
+            for worker in house.workers:
+                worker.dies_after = 2
+            deltas, end = await read(house.submit(resume=Resume.RESTART))
+            assert texts(deltas) == "one two"
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, WorkerLost)
+            assert len(house.rows()) == 1
+
+    run(scenario())
+
+
+def test_a_whole_answer_starts_again_because_its_client_has_seen_nothing() -> None:
+    async def scenario() -> None:
+        async with a_house(continues=False) as house:
+            for worker in house.workers:
+                worker.dies_after = 2
+            stream = house.submit(resume=Resume.RESTART, stream=False)
+            restarts = 0
+            taken: list[str] = []
+            end = None
+            while end is None:
+                delta, end = await stream.take()
+                if stream.restarts != restarts:
+                    restarts = stream.restarts
+                    taken.clear()
+                    for worker in house.workers:
+                        worker.dies_after = None
+                if delta is not None:
+                    taken.append(delta.text)
+            assert isinstance(end, Done)
+            assert "".join(taken) == "".join(WORDS)
+            assert restarts >= 1
+
+    run(scenario())
+
+
+def test_a_job_that_brings_down_whoever_takes_it_does_not_visit_the_whole_fleet() -> None:
+    async def scenario() -> None:
+        async with a_house(6) as house:
+            for worker in house.workers:
+                worker.dies_after = 0
+            _, end = await read(house.submit())
+            assert isinstance(end, Failed)
+            visited = [plan.worker for worker in house.workers for plan in worker.plans]
+            assert len(visited) == len(set(visited)) == 3
+
+    run(scenario())
+
+
+def test_an_error_that_is_the_jobs_own_is_not_tried_elsewhere() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+
+            async def refuses(plan: BatchPlan, emit: Emit) -> None:
+                for job in plan.jobs:
+                    emit(Failed(job.job_id, InvalidRequest("no")))
+
+            for worker in house.workers:
+                worker.run = refuses  # type: ignore[method-assign]
+            _, end = await read(house.submit())
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, InvalidRequest)
+            assert len(house.rows()) == 1
+
+    run(scenario())
+
+
+def test_what_a_lost_worker_says_late_reaches_nobody() -> None:
+    async def scenario() -> None:
+        async with a_house() as house:
+            late: list[tuple[Emit, InferenceJob]] = []
+
+            async def lies(plan: BatchPlan, emit: Emit) -> None:
+                for job in plan.jobs:
+                    late.append((emit, job))
+                    emit(Failed(job.job_id, WorkerLost("gone")))
+
+            first = house.workers[0]
+            first.run = lies  # type: ignore[method-assign]
+            house.workers[1].gate.clear()
+            streams = [house.submit() for _ in range(4)]
+            await turns()
+            assert late
+            for emit, job in late:
+                emit(Delta(job.job_id, job.run_id, job.step_id, 0, "late", (9,), 1))
+                emit(Done(job.job_id, FinishReason.STOP, Usage(1, 0, 1)))
+            house.workers[1].gate.set()
+            for deltas, end in await asyncio.gather(*map(read, streams)):
+                assert texts(deltas) == "".join(WORDS)
+                assert isinstance(end, Done)
+
+    run(scenario())
+
+
+def test_a_job_whose_whole_budget_was_written_when_its_worker_died_is_done() -> None:
+    async def scenario() -> None:
+        async with a_house(words=("one", " two", " three")) as house:
+            for worker in house.workers:
+                worker.dies_after = 2
+            deltas, end = await read(house.submit(tokens=1, output=1))  # a budget of two
+            assert texts(deltas) == "one two"
+            assert isinstance(end, Done)
+            assert end.finish is FinishReason.LENGTH
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_loop, "REST_S", 60.0)
+
+    async def scenario() -> None:
+        async with a_house(1) as house:
+            house.workers[0].dies_after = 2
+            stream = house.submit()
+            while stream.attempt.job.attempt == 1:
+                await asyncio.sleep(0)
+            house.gateway.cancel(stream.attempt.job.job_id)
+            _, end = await read(stream)
+            assert isinstance(end, Failed)
+            assert isinstance(end.error, ClientClosed)
+            assert house.metric("inferry_in_flight_jobs") == 0
+            assert [row.outcome for row in house.rows()] == [Outcome.FAILED, Outcome.CANCELLED]
+
+    run(scenario())
+
+
+def test_an_error_stands_when_no_worker_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_loop, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(dispatch_loop, "REST_S", 0.0)
+
+    async def scenario() -> None:
+        async with a_house(1) as house:
+            (worker,) = house.workers
+            worker.gate.clear()
+            stream = house.submit()
+            await turns()
+            await worker.close()
+            house.pool.look_at(worker.name)
+            worker.dies_after = 0
+            _, end = await read(stream)
+            assert isinstance(end, Failed)
+            assert house.metric("inferry_in_flight_jobs") == 0
+
+    run(scenario())
+
+
+PREEMPTING = {
+    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=0, may_preempt=(Lane.P2,)),
+    Lane.P2: LanePolicy(max_wait_ms=25, coalesce_ms=0, preemptible=True),
+}
+
+
+def test_a_batch_job_makes_room_for_a_live_one_and_then_goes_on() -> None:
+    async def scenario() -> None:
+        many = tuple(f"{number} " for number in range(100))
+        async with a_house(1, PREEMPTING, words=many, room=Room(sequences=1)) as house:
+            (worker,) = house.workers
+            batch = house.submit(lane=Lane.P2, output=200)
+            while batch.attempt.output_tokens < 40:
+                await asyncio.sleep(0)
+            worker.gate.clear()
+            live = house.submit(lane=Lane.P0, resume=Resume.RESTART)
+            while live.attempt.plan is None:
+                await asyncio.sleep(0)
+            assert batch.attempt.plan is None  # it waits for the live one
+            worker.gate.set()
+            deltas, end = await read(live)
+            assert isinstance(end, Done)
+            deltas, end = await read(batch)
+            assert isinstance(end, Done)
+            assert texts(deltas) == "".join(many)
+            assert end.usage.output_tokens == len(many)
+            mine = [row for row in house.rows() if row.lane == "P2"]
+            assert [row.outcome for row in mine] == [Outcome.PREEMPTED, Outcome.DONE]
+            assert house.metric('inferry_attempts_again_total{reason="preempted",resumed="true"}') == 1
+
+    run(scenario())

@@ -1,0 +1,300 @@
+"""A job that breaks off in one engine and goes on in another reads as if nothing had happened."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from inferry.adapters.workers.embedded import EmbeddedWorker
+from inferry.domain.errors import ClientClosed, WorkerLost
+from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
+from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Item, Usage
+from inferry.engine.config import EngineConfig
+from inferry.engine.tokenizer import HfTokenizer
+from inferry.streams.assembler import Assembler
+from support.engine_fixtures import TIE, Teacher, a_job, a_plan, greedy, shortfall
+
+CONFIG = EngineConfig(max_sequences=32, kv_tokens=8_192, chunk_tokens=256)
+
+
+class Heard:
+    """What one attempt emitted. With `patience` tokens it cancels, as a reader of the loop would."""
+
+    def __init__(self, patience: int | None = None) -> None:
+        self.text = ""
+        self.ids: list[int] = []
+        self.end: End | None = None
+        self.enough = asyncio.Event()
+        self._patience = patience
+
+    def __call__(self, item: Item) -> None:
+        assert self.end is None
+        if isinstance(item, Delta):
+            assert not item.raw
+            self.text += item.text
+            self.ids += item.token_ids
+            if self._patience is not None and len(self.ids) >= self._patience:
+                self.enough.set()
+        else:
+            self.end = item
+            self.enough.set()
+
+
+class House:
+    def __init__(self, model_dir: Path, tokenizer: HfTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.runner = asyncio.Runner()
+        self.worker = a_worker(model_dir, tokenizer)
+        self.runner.run(self.worker.start())
+
+    def close(self) -> None:
+        self.runner.run(self.worker.close())
+        self.runner.close()
+
+    async def run(self, job: InferenceJob, cut_after: int | None = None) -> Heard:
+        """One attempt, cancelled after so many tokens."""
+        heard = Heard(cut_after)
+        running = asyncio.create_task(self.worker.run(a_plan(job), heard))
+        if cut_after is not None:
+            await heard.enough.wait()
+            await self.worker.cancel([job.job_id])
+        await running
+        return heard
+
+    async def run_in_pieces(self, job: InferenceJob, cuts: list[int]) -> tuple[Heard, int]:
+        """All attempts as one reader sees them, and how many there were."""
+        whole, attempts = Heard(), 0
+        for cut in [*cuts, None]:
+            attempts += 1
+            part = await self.run(job, cut)
+            whole.text += part.text
+            whole.ids += part.ids
+            whole.end = part.end
+            if isinstance(part.end, Done):
+                break
+            assert isinstance(part.end, Failed)
+            assert isinstance(part.end.error, ClientClosed)
+            so_far = part.end.so_far
+            assert so_far is not None
+            assert so_far.prompt_ids == job.payload.prompt_ids
+            assert list(so_far.output_ids) == whole.ids
+            job = replace(job, attempt=job.attempt + 1, so_far=so_far)
+        return whole, attempts
+
+
+def a_worker(model_dir: Path, tokenizer: HfTokenizer) -> EmbeddedWorker:
+    return EmbeddedWorker(
+        "embedded",
+        model_dir=model_dir,
+        models=["tiny"],
+        make_assembler=lambda stop: Assembler(tokenizer, stop),
+        engine=CONFIG,
+        restart_backoff_s=30.0,
+    )
+
+
+def a_plain_job(job_id: str, prompt: list[int], sampling: Sampling) -> InferenceJob:
+    return replace(a_job(job_id, prompt, sampling=sampling), resume=Resume.CONTINUE)
+
+
+@pytest.fixture(scope="module")
+def house(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[House]:
+    house = House(tiny_dir, tokenizer)
+    yield house
+    house.close()
+
+
+def test_the_card_says_that_jobs_can_go_on_here(house: House) -> None:
+    assert [card.continues for card in house.worker.cards()] == [True]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_job_cut_at_random_places_reads_like_one_that_was_left_alone(house: House, seed: int) -> None:
+    rng = random.Random(seed)
+    prompt = [rng.randrange(7, 4096) for _ in range(rng.randint(3, 60))]
+    job = a_plain_job("cut", prompt, greedy(60))
+
+    async def scenario() -> None:
+        alone = await house.run(job)
+        cuts = [rng.randint(1, 12) for _ in range(rng.randint(1, 6))]
+        pieces, attempts = await house.run_in_pieces(job, cuts)
+        assert attempts > 1
+        assert pieces.ids == alone.ids
+        assert pieces.text == alone.text == house.tokenizer.decode(alone.ids)
+        assert isinstance(pieces.end, Done)
+        assert pieces.end.finish is FinishReason.LENGTH
+
+    house.runner.run(scenario())
+
+
+def test_a_stop_string_across_the_seam_is_found_wherever_the_seam_is(house: House) -> None:
+    prompt = (50, 60, 70)
+
+    async def scenario() -> None:
+        free = await house.run(a_plain_job("free", list(prompt), greedy(24)))
+        middle = len(house.tokenizer.decode(free.ids[:14]))
+        stop = free.text[middle - 14 : middle + 6]  # several tokens have a part in it
+        job = a_plain_job("stopped", list(prompt), greedy(24, stop=("\x00", stop)))
+        alone = await house.run(job)
+        assert isinstance(alone.end, Done)
+        assert alone.end.finish is FinishReason.STOP
+        assert alone.text == free.text[: free.text.find(stop)]
+        held_back = 0
+        for cut in range(1, len(alone.ids)):
+            before, _ = Assembler(house.tokenizer, ("\x00", stop)).push(alone.ids[:cut])
+            held_back += before != house.tokenizer.decode(alone.ids[:cut])
+            after = await house.run(replace(job, attempt=2, so_far=SoFar(prompt, tuple(alone.ids[:cut]))))
+            assert before + after.text == alone.text, f"cut after {cut}"
+            assert alone.ids[:cut] + after.ids == alone.ids
+            assert isinstance(after.end, Done)
+            assert after.end.finish is FinishReason.STOP
+        assert held_back > 1
+
+    house.runner.run(scenario())
+
+
+def test_half_a_character_is_completed_on_the_other_side_of_the_seam(house: House) -> None:
+    """The reader got nothing of it before the cut, and gets all of it after."""
+    text = "naïve — 漢字と 🦜🦜 ende"
+    ids = house.tokenizer.encode(text)
+    prompt = (5, 6, 7)
+
+    async def scenario() -> None:
+        for cut in range(1, len(ids)):
+            before = Assembler(house.tokenizer).push(ids[:cut])[0]
+            job = replace(a_plain_job("half", list(prompt), greedy(cut + 3)), so_far=SoFar(prompt, tuple(ids[:cut])))
+            after = await house.run(job)
+            assert len(after.ids) == 3
+            assert before + after.text == house.tokenizer.decode([*ids[:cut], *after.ids])
+
+    house.runner.run(scenario())
+
+
+def test_a_seeded_job_draws_the_same_tokens_after_a_cut(house: House) -> None:
+    sampling = Sampling(temperature=0.9, top_p=0.95, seed=42, max_tokens=40, ignore_eos=True)
+    job = a_plain_job("seeded", [9, 8, 7, 6], sampling)
+
+    async def scenario() -> None:
+        alone = await house.run(job)
+        pieces, attempts = await house.run_in_pieces(job, [5, 9])
+        assert attempts == 3
+        assert (pieces.ids, pieces.text) == (alone.ids, alone.text)
+
+    house.runner.run(scenario())
+
+
+def test_the_use_of_a_later_attempt_is_its_own(house: House) -> None:
+    job = replace(a_plain_job("use", [9, 8, 7, 6], greedy(20)), so_far=SoFar((9, 8, 7, 6), (30, 31, 32)))
+
+    async def scenario() -> None:
+        heard = await house.run(job)
+        assert isinstance(heard.end, Done)
+        assert (heard.end.usage.prompt_tokens, heard.end.usage.output_tokens) == (7, 17)
+
+    house.runner.run(scenario())
+
+
+def test_a_job_that_had_written_all_it_may_ends_without_the_engine(house: House) -> None:
+    ids = tuple(house.tokenizer.encode("漢"))[:-1]  # half a character is held back, and comes at the end
+    full = replace(a_plain_job("full", [9, 8], greedy(len(ids))), so_far=SoFar((9, 8), ids))
+    too_long = replace(a_plain_job("long", [9, 8], greedy(20_000)), so_far=SoFar((9, 8), (5,) * CONFIG.kv_tokens))
+
+    async def scenario() -> None:
+        for job in (full, too_long):
+            heard = await house.run(job)
+            assert heard.end == Done(job.job_id, FinishReason.LENGTH, Usage())
+            assert heard.ids == []
+        assert (await house.run(full)).text == house.tokenizer.decode(ids)
+
+    house.runner.run(scenario())
+
+
+def test_only_a_job_that_may_go_on_and_has_begun_says_how_far_it_got(house: House) -> None:
+    never = replace(a_plain_job("never", [9, 8], greedy(5_000)), resume=Resume.NEVER)
+
+    async def scenario() -> None:
+        heard = await house.run(never, cut_after=3)
+        assert isinstance(heard.end, Failed)
+        assert heard.end.so_far is None
+        fresh = await house.run(a_plain_job("fresh", [5] * 600, greedy(5_000)), cut_after=0)
+        assert isinstance(fresh.end, Failed)
+        assert fresh.end.so_far is None or list(fresh.end.so_far.output_ids) == fresh.ids
+
+    house.runner.run(scenario())
+
+
+def test_cancel_returns_when_the_engine_has_confirmed_it_and_not_before(house: House) -> None:
+    async def scenario() -> None:
+        heard = Heard(patience=1)
+        job = a_plain_job("slow", [1, 2, 3], greedy(5_000))
+        running = asyncio.create_task(house.worker.run(a_plan(job), heard))
+        await heard.enough.wait()
+        assert house.worker.pid is not None
+        os.kill(house.worker.pid, signal.SIGSTOP)
+        try:
+            cancelling = asyncio.create_task(house.worker.cancel(["slow"]))
+            await asyncio.wait([cancelling], timeout=0.2)
+            assert not cancelling.done()
+            assert heard.end is None
+        finally:
+            os.kill(house.worker.pid, signal.SIGCONT)
+        assert await cancelling == {"slow"}
+        await running
+        assert isinstance(heard.end, Failed)
+        stats = house.worker.stats
+        assert stats is not None
+        assert (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0)
+
+    house.runner.run(scenario())
+
+
+@asynccontextmanager
+async def another_engine(model_dir: Path, tokenizer: HfTokenizer) -> AsyncIterator[EmbeddedWorker]:
+    worker = a_worker(model_dir, tokenizer)
+    await worker.start()
+    yield worker
+    await worker.close()
+
+
+def test_jobs_of_an_engine_that_was_killed_go_on_in_another(
+    house: House, tiny_dir: Path, tokenizer: HfTokenizer
+) -> None:
+    rng = random.Random(3)
+    jobs = [
+        a_plain_job(f"j{n}", [rng.randrange(7, 4096) for _ in range(rng.randint(2, 30))], greedy(100)) for n in range(8)
+    ]
+
+    async def scenario() -> None:
+        alone = [await house.run(job) for job in jobs]
+        teacher = Teacher(tiny_dir)
+        async with another_engine(tiny_dir, tokenizer) as doomed:
+            parts = [Heard(patience=rng.randint(1, 30)) for _ in jobs]
+            running = [
+                asyncio.create_task(doomed.run(a_plan(job), heard)) for job, heard in zip(jobs, parts, strict=True)
+            ]
+            await asyncio.gather(*(heard.enough.wait() for heard in parts))
+            assert doomed.pid is not None
+            os.kill(doomed.pid, signal.SIGKILL)
+            await asyncio.gather(*running)
+        lost = 0
+        for job, before, left_alone in zip(jobs, parts, alone, strict=True):
+            if isinstance(before.end, Done):
+                continue
+            assert isinstance(before.end, Failed)
+            assert isinstance(before.end.error, WorkerLost)
+            lost += 1
+            after = await house.run(replace(job, attempt=2, so_far=before.end.so_far))
+            ids = before.ids + after.ids
+            assert before.text + after.text == tokenizer.decode(ids)
+            prompt = job.payload.prompt_ids or ()
+            # In company the sums are taken in another order: then one of two equally good tokens may be the other.
+            assert ids == left_alone.ids or shortfall(teacher.logits([*prompt, *ids]), prompt, ids) <= TIE
+        assert lost
+
+    house.runner.run(scenario())

@@ -1,0 +1,89 @@
+"""Jobs for HTTP workers, plans of them, and what a worker emits."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+from msgspec import json
+from msgspec.structs import replace
+
+from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.domain.clock import SystemClock
+from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import InferenceJob, Payload, Resume, Sampling, SoFar
+from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.streams import Delta, Done, Failed, Item
+from support.builders import a_job
+from support.upstream import Upstream
+
+
+def a_call(
+    job_id: str = "j",
+    *,
+    api: Literal["chat", "completions"] = "chat",
+    tokens: int = 8,
+    tenant: str = "a",
+    resume: Resume = Resume.CONTINUE,
+    so_far: SoFar | None = None,
+    attempt: int = 1,
+    stream: bool = False,
+    **fields: Any,
+) -> InferenceJob:
+    """A chat, or a completion of a few token ids; `fields` are more of its body."""
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+    if api == "completions":
+        prompt = {"prompt": [5, 6, 7]}
+    body = json.encode({"model": "m", **prompt, "max_tokens": tokens, **fields})
+    job = a_job(job_id, output=tokens, tenant=tenant, resume=resume, attempt=attempt, stream=stream)
+    payload = Payload(api=api, body=body, sampling=Sampling(max_tokens=tokens))
+    return replace(job, token_budget=tokens, payload=payload, so_far=so_far)
+
+
+def a_plan(*jobs: InferenceJob) -> BatchPlan:
+    return BatchPlan(plan_id=1, worker="up", jobs=jobs, reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+
+
+def a_worker(up: Upstream, **settings: Any) -> OpenAIHttpWorker:
+    return OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url, **settings), SystemClock())
+
+
+async def ran(up: Upstream, job: InferenceJob | None = None, **settings: Any) -> list[Item]:
+    """What one job on a worker before the server emitted, from start to close."""
+    worker = a_worker(up, **settings)
+    items: list[Item] = []
+    try:
+        await worker.start()
+        await worker.run(a_plan(a_call() if job is None else job), items.append)
+    finally:
+        await worker.close()
+    return items
+
+
+async def until(condition: Any, timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+def raw_of(items: list[Item]) -> bytes:
+    return b"".join(item.raw for item in items if isinstance(item, Delta))
+
+
+def done(items: list[Item]) -> Done:
+    end = items[-1]
+    assert isinstance(end, Done), end
+    return end
+
+
+def failed(items: list[Item]) -> Failed:
+    end = items[-1]
+    assert isinstance(end, Failed), end
+    return end
+
+
+def error_of(items: list[Item]) -> GatewayError:
+    return failed(items).error

@@ -1,0 +1,50 @@
+"""An event loop whose clock jumps to the next timer when nothing else is left to do: hours take milliseconds."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Time passes only while everybody waits. Nothing here may wait for a thread or for another process."""
+
+    def __init__(self) -> None:
+        self._virtual_now = 1000.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self._virtual_now
+
+    def jump(self, seconds: float) -> None:
+        self._virtual_now += seconds
+
+
+class _Jumping(selectors.SelectSelector):
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everybody waits, and for nothing that will come")
+        ready = super().select(0)
+        if not ready and timeout > 0:
+            self._loop.jump(timeout)
+        return ready
+
+
+class LoopClock:
+    """The loop's own time, as a Clock."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    wall = now
+
+
+def run_virtual(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(work)

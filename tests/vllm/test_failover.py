@@ -1,0 +1,112 @@
+"""Two real servers, thirty-two greedy streams, and one server that goes: every stream ends as if nothing had been."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from support.fleet import Answer, Ask, GatewayProcess, Readers
+from support.vllm_server import VllmServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ASKS = [Ask(number, tokens=128 + number % 33, chat=number % 2 == 0) for number in range(32)]
+ALL_AT_ONCE = {"room": "fixed"}
+"""How much of slow engines to use is another matter."""
+Serve = Callable[..., GatewayProcess]
+Pair = tuple[VllmServer, VllmServer]
+
+
+def run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+    return asyncio.run(asyncio.wait_for(work, 400))
+
+
+async def read(url: str, when: Callable[[], bool] | None = None, do: Callable[[], None] | None = None) -> list[Answer]:
+    """All streams; once a dozen are under way, and whatever else it takes, what is to be done is done."""
+    async with Readers(url) as readers:
+
+        async def meanwhile() -> None:
+            if do is not None:
+                while sum(answer.chunks >= 4 for answer in readers.answers.values()) < 12:
+                    await asyncio.sleep(0.01)
+                while when is not None and not await asyncio.to_thread(when):
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(do)
+
+        return await readers.read_all(ASKS, meanwhile())
+
+
+def is_busy(server: VllmServer) -> Callable[[], bool]:
+    return lambda: server.metric("vllm:num_requests_running") >= 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Any]:
+    """What the streams say when nothing happens; filled by the first who asks."""
+    return []
+
+
+@pytest.fixture
+def expected(servers: Pair, undisturbed: list[Any]) -> list[Any]:
+    """The answers of one server that is asked without a gateway between."""
+    if not undisturbed:
+        undisturbed += [answer.told for answer in run(read(servers[1].url))]
+    return undisturbed
+
+
+def check(answers: list[Answer], expected: list[Any]) -> None:
+    assert [answer.told for answer in answers] == expected
+    assert [answer.output_tokens for answer in answers] == [ask.tokens for ask in ASKS]
+    assert all(len(answer.ids) == 1 for answer in answers), "a stream keeps its id"
+
+
+def went_on(gateway: GatewayProcess) -> float:
+    """How many attempts were lost and went on elsewhere."""
+    return gateway.metric("inferry_attempts_again_total")
+
+
+def test_nothing_happens_and_nothing_is_lost(serve: Serve, expected: list[Any]) -> None:
+    gateway = serve(ALL_AT_ONCE)
+    check(run(read(gateway.url)), expected)
+    gateway.until(gateway.is_empty, 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_streams_outlive_a_server_that_gets_a_signal(
+    serve: Serve, servers: Pair, expected: list[Any], number: signal.Signals
+) -> None:
+    gateway = serve(ALL_AT_ONCE)
+    check(run(read(gateway.url, is_busy(servers[0]), lambda: servers[0].send_signal(number))), expected)
+    assert went_on(gateway) >= 8
+    gateway.until(gateway.is_empty, 10)
+
+
+def test_streams_outlive_an_engine_core(serve: Serve, servers: Pair, expected: list[Any]) -> None:
+    gateway = serve(ALL_AT_ONCE)
+    check(run(read(gateway.url, is_busy(servers[0]), servers[0].kill_engine_core)), expected)
+    assert went_on(gateway) >= 8
+    gateway.until(gateway.is_empty, 10)
+
+
+def test_streams_that_make_way_for_live_ones_lose_nothing(serve: Serve, servers: Pair, expected: list[Any]) -> None:
+    lanes = {"P0": {"may_preempt": ["P2"]}, "P2": {"preemptible": True}}
+    gateway = serve({**ALL_AT_ONCE, "max_sequences": 6}, lanes=lanes)
+    batch = [Ask(ask.number, tokens=ask.tokens, chat=ask.chat, lane="P2") for ask in ASKS]
+    live = [Ask(100 + number, tokens=12, lane="P0") for number in range(8)]
+
+    async def scenario() -> tuple[list[Answer], list[Answer]]:
+        async with Readers(gateway.url) as readers, Readers(gateway.url) as urgent:
+            reading = asyncio.ensure_future(readers.read_all(batch))
+            while sum(answer.chunks >= 4 for answer in readers.answers.values()) < 8:
+                await asyncio.sleep(0.01)
+            answers = await urgent.read_all(live)
+            assert not reading.done(), "the batch was over before the live ones were"
+            return await reading, answers
+
+    answers, urgent = asyncio.run(asyncio.wait_for(scenario(), 400))
+    check(answers, expected)
+    assert [answer.output_tokens for answer in urgent] == [12] * len(live)
+    assert went_on(gateway) >= 1, "nobody had to make way"
+    gateway.until(gateway.is_empty, 10)

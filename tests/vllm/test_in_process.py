@@ -1,0 +1,72 @@
+"""vLLM in process, as a gateway's worker from its configuration, beside the embedded engine."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fleet import Answer, Ask, GatewayProcess, Readers, children, kill
+from support.vllm_server import BLOCKS, CONTEXT, ENVIRONMENT, VllmServer, engine_cores, vllm_venv
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ASKS = [Ask(number, tokens=60 + number, chat=number % 2 == 0) for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    model: Path, both: tuple[VllmServer, VllmServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    for server in both:  # three at once would be a lot of memory
+        server.stop()
+    vllm = {
+        "kind": "vllm-inprocess",
+        "name": "vllm",
+        "model": str(model),
+        "models": ["m"],
+        "python": str(vllm_venv() / "bin" / "python"),
+        "max_sequences": 16,
+        "context_tokens": CONTEXT,
+        "engine_args": {"dtype": "float32", "enforce_eager": True, "num_gpu_blocks_override": BLOCKS},
+    }
+    embedded = {"kind": "embedded", "name": "embedded", "model": str(model), "models": ["m", "alone"]}
+    patch = pytest.MonkeyPatch()
+    for name, value in ENVIRONMENT.items():
+        patch.setenv(name, value)
+    with GatewayProcess(tmp_path_factory.mktemp("in-process"), {"workers": [vllm, embedded]}) as process:
+        yield process
+    patch.undo()
+
+
+async def read(gateway: GatewayProcess, model: str, meanwhile: Any = None) -> list[Answer]:
+    async with Readers(gateway.url, model) as readers:
+        return await readers.read_all(ASKS, None if meanwhile is None else meanwhile(readers))
+
+
+def told(answers: list[Answer]) -> list[tuple[str, str | None, int | None]]:
+    return [answer.told for answer in answers]
+
+
+def test_two_engines_with_one_model_say_the_same(gateway: GatewayProcess) -> None:
+    mixed = asyncio.run(asyncio.wait_for(read(gateway, "m"), 300))
+    assert told(mixed) == told(asyncio.run(asyncio.wait_for(read(gateway, "alone"), 300)))
+    assert [answer.output_tokens for answer in mixed] == [ask.tokens for ask in ASKS]
+
+
+def test_what_vllm_began_the_embedded_engine_ends(gateway: GatewayProcess) -> None:
+    expected = told(asyncio.run(asyncio.wait_for(read(gateway, "alone"), 300)))
+    before = gateway.metric("inferry_attempts_again_total")
+
+    async def kill_vllm(readers: Readers) -> None:
+        await readers.until_all_have(ASKS, 5)
+        cores = [core for child in children(gateway.pid) for core in engine_cores(child)]
+        assert cores
+        kill(cores)
+
+    answers = asyncio.run(asyncio.wait_for(read(gateway, "m", kill_vllm), 300))
+    assert told(answers) == expected
+    assert gateway.metric("inferry_attempts_again_total") > before
+    gateway.until(lambda: gateway.metric("inferry_worker_up") == 2, 300)
+    gateway.until(gateway.is_empty, 30)
