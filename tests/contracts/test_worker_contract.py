@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from contracts.homes import Home, embedded, over_http, scripted, vllm_in_process, vllm_over_http
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, WorkerLost
@@ -365,26 +366,29 @@ def test_a_job_that_is_stopped_says_where_to_go_on(home: Home) -> None:
 def test_a_job_that_is_stopped_within_a_character_goes_on_before_it(home: Home, tokens: int) -> None:
     if not home.speaks:
         pytest.skip("it writes what the test says")
-    prompt = (*a_prompt(4), *home.speaks)
+    prompt, rounds = (*a_prompt(4), *home.speaks), 20
+    job = a_call("j", tokens=rounds * len(home.speaks), prompt=prompt)
 
     async def stopped() -> Heard:
         heard = Heard()
-        length = 4 * len(home.speaks)
-        running = asyncio.create_task(
-            home.worker.run(a_plan(home.worker, a_call("j", tokens=length, prompt=prompt)), heard)
-        )
+        running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
         while len(heard.ids("j")) < tokens:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)
         await home.worker.cancel(["j"])
         await running
         return heard
 
     heard = home.run(stopped())
+    for _ in range(20):
+        # A server that has fallen behind joins what it has in one event: then only it knows whose text is out.
+        if all(len(ids) == 1 for _, ids in heard.pieces("j")):
+            break
+        heard = home.run(stopped())
     so_far = heard.failed("j").so_far
     assert so_far is not None
-    rest = home.run(hear(home.worker, a_call("rest", tokens=4 * len(home.speaks), prompt=prompt, so_far=so_far)))
-    assert so_far.output_ids + rest.ids("rest") == home.speaks * 4
-    assert heard.text("j") + rest.text("rest") == SPOKEN * 4
+    rest = home.run(hear(home.worker, structs.replace(job, job_id="rest", so_far=so_far)))
+    assert so_far.output_ids + rest.ids("rest") == home.speaks * rounds
+    assert heard.text("j") + rest.text("rest") == SPOKEN * rounds
 
 
 def test_a_job_that_may_not_go_on_says_nothing_of_where(home: Home) -> None:
@@ -425,11 +429,11 @@ def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
     kill = home.kill
     if kill is None:
         pytest.skip("nothing computes behind it")
-    whole = home.run(hear(home.worker, a_call("whole", tokens=390)))
+    whole = home.run(hear(home.worker, a_call("whole", tokens=200)))
 
     async def scenario() -> Heard:
         heard = Heard()
-        jobs = [a_call("j", tokens=390), a_call("fixed", tokens=390, resume=Resume.RESTART)]
+        jobs = [a_call("j", tokens=200), a_call("fixed", tokens=200, resume=Resume.RESTART)]
         running = asyncio.create_task(home.worker.run(a_plan(home.worker, *jobs), heard))
         await heard.first.wait()
         await asyncio.to_thread(kill)
@@ -443,7 +447,7 @@ def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
     assert isinstance(lost.error, WorkerLost)
     assert lost.so_far is not None
     assert heard.failed("fixed").so_far is None
-    rest = home.run(hear(home.worker, a_call("rest", tokens=390, so_far=lost.so_far)))
+    rest = home.run(hear(home.worker, a_call("rest", tokens=200, so_far=lost.so_far)))
     assert lost.so_far.output_ids + rest.ids("rest") == whole.ids("whole")
 
 

@@ -214,6 +214,15 @@ MUTANTS = (
     Mutant("the express is free", "express.py", "ticket.run.goes_alone(tokens)", "ticket.run.goes_alone(0)"),
     Mutant("the express keeps no deadline", "express.py", "        agenda.drop(ticket)\n", "        pass\n"),
     Mutant("the express is not stoppable", "express.py", "        worker.stoppable[ticket] = None\n", "        pass\n"),
+    Mutant("what is warm is worth nothing", "placing/place.py", "fair_load + worth", "fair_load"),
+    Mutant("a worker that lost a job gets it again", "placing/routes.py", "if self.key.avoid:", "if False:"),
+    Mutant("who was let in is turned away", "scheduler.py", " and job.attempt == 1:", ":"),
+    Mutant("a padded pass that runs is joined", "packing.py", "return not self.sequences or ", "return True or "),
+    Mutant("before an idle worker siblings are held", "release.py", " or route.has_idle():", ":"),
+    Mutant("to be held costs nothing", "siblings.py", "> MARGIN * hold_s * (1 + siblings)", "> 0.0"),
+    Mutant("holding always pays", "siblings.py", "alone / 2 if together is None else alone - together", "alone / 2"),
+    Mutant("holding is believed for good", "siblings.py", "if not habit.holds % LOOKS_AGAIN:", "if False:"),
+    Mutant("all families go with the first", "scheduler.py", "if watch is None or ticket.watch is watch:", "if True:"),
     Mutant("what left the express stays ahead", "express.py", "    line.leaves(ticket)\n", "    line.depth -= 1\n"),
 )
 

@@ -8,6 +8,7 @@ from inferry.domain.jobs import Lane
 from inferry.domain.plans import Phase
 from inferry.scheduling.packing import Use, WorkerState
 from inferry.scheduling.placing.affinity import Circle
+from inferry.scheduling.placing.place import TOKENS_WORTH_A_SEQUENCE
 from inferry.scheduling.placing.warmth import Warmth
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, offer, places, sent
@@ -77,6 +78,16 @@ def test_a_popular_prefix_does_not_pile_up_on_one_worker() -> None:
         scheduler.tick(0.0)
     loads = Counter({name: scheduler.use(name).sequences for name in FLEET})
     assert max(loads.values()) <= 1.25 * 80 / len(FLEET) + 1
+
+
+def test_prefill_that_is_saved_may_load_a_worker_beyond_its_part() -> None:
+    scheduler = a_fleet(sequences=64)
+    homes: list[str] = []
+    for n in range(6):
+        offer(scheduler, a_job(f"{n}", run_id=f"{n}", tokens=4 * TOKENS_WORTH_A_SEQUENCE, prefix=("p",)))
+        homes += places(scheduler.tick(0.0)).values()
+    assert homes[:5] == [homes[0]] * 5
+    assert homes[5] != homes[0]
 
 
 def test_affinity_delays_nobody() -> None:

@@ -313,3 +313,12 @@ def test_a_route_nobody_serves_is_said_to_be_absent() -> None:
 def test_a_share_is_a_part_of_the_whole(share: float) -> None:
     with pytest.raises(ValueError, match="share"):
         Scheduler({Lane.P2: a_policy(share=share)})
+
+
+def test_a_job_that_was_let_in_before_finds_its_lane_open_though_it_is_full() -> None:
+    scheduler = a_scheduler(P1=a_policy(queue_limit=1))
+    offer(scheduler, a_job("1"))
+    offer(scheduler, a_job("lost", attempt=2))
+    assert scheduler.queued == 2
+    with pytest.raises(QueueFull):
+        offer(scheduler, a_job("2"))

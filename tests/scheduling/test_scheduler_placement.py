@@ -70,3 +70,13 @@ def test_a_loaded_worker_is_passed_over_until_its_jobs_end() -> None:
     end(scheduler, "1", "3")
     offer(scheduler, a_job("4"))
     assert places(scheduler.tick(0.0)) == {"4": "a"}
+
+
+def test_a_worker_that_lost_a_job_gets_it_again_only_where_nobody_else_is_up() -> None:
+    scheduler = a_scheduler(a_view("a"), a_view("b", foreign=Load(running=9)))
+    offer(scheduler, a_job("1", avoid=("a",), attempt=2))
+    assert places(scheduler.tick(0.0)) == {"1": "b"}
+    end(scheduler, "1")
+    scheduler.forget("b")
+    offer(scheduler, a_job("1", avoid=("a",), attempt=2))
+    assert places(scheduler.tick(0.0)) == {"1": "a"}

@@ -84,6 +84,7 @@ def test_before_an_idle_worker_nobody_is_held_for_siblings() -> None:
     scheduler = a_fleet()
     families(scheduler, 10)
     end(scheduler, "standing-1", now=49.0)
+    scheduler.tick(49.0)
     offer(scheduler, a_job("1", at=50.0, prefix=("x",), tokens=TOKENS))
     assert reasons(scheduler.tick(50.0)) == ["immediate"]
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,19 +157,21 @@ class Readers:
             await stream.close()
         return answer
 
-    async def read_all(self, asks: Sequence[Ask], meanwhile: Awaitable[None] | None = None) -> list[Answer]:
-        reading = [asyncio.ensure_future(self.read(ask)) for ask in asks]
+    async def read_all(self, asks: Sequence[Ask], meanwhile: Coroutine[Any, Any, None] | None = None) -> list[Answer]:
+        """Every stream to its end. What is done meanwhile is given up when they are over before it."""
+        reading: asyncio.Future[Any] = asyncio.gather(*(self.read(ask) for ask in asks))
+        other: asyncio.Future[Any] | None = None if meanwhile is None else asyncio.ensure_future(meanwhile)
         try:
-            if meanwhile is not None:
-                await meanwhile
-            return await asyncio.gather(*reading)
+            if other is not None:
+                await asyncio.wait([reading, other], return_when=asyncio.FIRST_COMPLETED)
+                if other.done():
+                    other.result()
+            answers: list[Answer] = await reading
+            return answers
         finally:
-            for task in reading:
-                task.cancel()
-
-    async def until_all_have(self, asks: Sequence[Ask], chunks: int) -> None:
-        while not all(ask.number in self.answers and self.answers[ask.number].chunks >= chunks for ask in asks):
-            await asyncio.sleep(0.01)
+            reading.cancel()
+            if other is not None:
+                other.cancel()
 
     async def _begin(self, ask: Ask) -> Any:
         more: dict[str, Any] = {

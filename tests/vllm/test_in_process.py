@@ -12,7 +12,7 @@ from support.vllm_server import BLOCKS, CONTEXT, ENVIRONMENT, VllmServer, engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-ASKS = [Ask(number, tokens=60 + number, chat=number % 2 == 0) for number in range(12)]
+ASKS = [Ask(number, tokens=400 + number, chat=number % 2 == 0) for number in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,11 @@ async def read(gateway: GatewayProcess, model: str, meanwhile: Any = None) -> li
         return await readers.read_all(ASKS, None if meanwhile is None else meanwhile(readers))
 
 
+def jobs_at(gateway: GatewayProcess, worker: str) -> float:
+    running = gateway.metric_by_label("inferry_running_sequences")
+    return next(count for labels, count in running.items() if f'worker="{worker}"' in labels)
+
+
 def told(answers: list[Answer]) -> list[tuple[str, str | None, int | None]]:
     return [answer.told for answer in answers]
 
@@ -60,7 +65,8 @@ def test_what_vllm_began_the_embedded_engine_ends(gateway: GatewayProcess) -> No
     before = gateway.metric("inferry_attempts_again_total")
 
     async def kill_vllm(readers: Readers) -> None:
-        await readers.until_all_have(ASKS, 5)
+        while await asyncio.to_thread(jobs_at, gateway, "vllm") < 3:
+            await asyncio.sleep(0.01)
         cores = [core for child in children(gateway.pid) for core in engine_cores(child)]
         assert cores
         kill(cores)
