@@ -144,8 +144,12 @@ def test_an_engine_that_lets_calls_wait_beside_a_free_cache_has_shown_how_many_i
     for now in range(5):
         beliefs.learn(Reading(running=16, waiting=4, kv_usage=0.1), 20, float(now))
     assert beliefs.engine_sequences is None
-    beliefs.learn(Reading(running=15, waiting=4, kv_usage=0.1), 20, 6.0)
+    beliefs.learn(Reading(running=16, waiting=1, kv_usage=0.1), 20, 6.0)
     assert beliefs.engine_sequences == 16
+    busy = Beliefs()
+    for now in range(20):
+        busy.learn(Reading(running=16 + now % 3, waiting=4, kv_usage=0.1), 20, float(now))
+    assert busy.engine_sequences is None  # they wait for their prompts
     full = Beliefs()
     for now in range(9):
         full.learn(Reading(running=16, waiting=4, kv_usage=0.97), 20, float(now))

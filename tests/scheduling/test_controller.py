@@ -1,5 +1,6 @@
 """The room controller: what it answers to what it is told, and what it does on an engine that follows a cost model."""
 
+import random
 from math import inf
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import Load, Room
+from inferry.domain.plans import EngineCounts, Load, Room
 from inferry.scheduling.controller import (
     COLD_PREFILL_TOKENS,
     LEAST_PREFILL,
@@ -16,6 +17,7 @@ from inferry.scheduling.controller import (
     RoomController,
     Stream,
 )
+from inferry.scheduling.rates import StepCosts
 
 P0, P1, P2 = Lane.P0, Lane.P1, Lane.P2
 LIMITS = Room(sequences=256, kv_tokens=100_000)
@@ -88,9 +90,36 @@ def test_costs_are_learned_from_what_passes_by() -> None:
     assert costs.step_s(10) == pytest.approx(0.006, rel=0.25)
 
 
+def test_prompts_do_not_look_free_where_every_step_is_full_of_them() -> None:
+    dice = random.Random(3)
+    costs = StepCosts()
+    for streams in range(3, 63, 3):
+        steps = dice.choice((8, 9, 9, 10))
+        prompt_tokens = steps * (2048 - streams) * dice.uniform(0.97, 1.03)
+        costs.add(0.5, 0.5, steps, steps * streams, prompt_tokens)
+        assert 0.6 * 0.5 / prompt_tokens < costs.prompt_s < 1.3 * 0.5 / prompt_tokens
+
+
+def test_what_an_engine_counts_teaches_more_than_what_comes_out_of_it() -> None:
+    controller = RoomController(DEFAULT_LANES, Room())
+    now, counts = 100.0, EngineCounts(0, 0, 0)
+    dice = random.Random(1)
+    controller.sent(P1, 100, now)
+    for _ in range(60):
+        steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.randint(0, 8_000)
+        now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
+        counts = EngineCounts(
+            counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
+        )
+        controller.count(counts, now)
+    assert controller.costs.base_s == pytest.approx(0.004, rel=0.1)
+    assert controller.costs.token_s == pytest.approx(0.0001, rel=0.1)
+    assert controller.costs.prompt_s == pytest.approx(0.00002, rel=0.1)
+
+
 def test_streams_with_more_slack_let_more_prompts_through() -> None:
     rates = []
-    for waited_s in (0.0, 0.15, 0.3, 0.4):
+    for waited_s in (0.0, 0.05, 0.1, 0.15):
         engine = an_engine(streams=0)
         engine.start(P0, waited_s=waited_s)
         rates.append(engine.controller.room(engine.now).prefill_tokens_per_s)

@@ -28,10 +28,12 @@ def gateway(
         "models": ["m"],
         "python": str(vllm_venv() / "bin" / "python"),
         "max_sequences": 16,
+        "room": "fixed",
         "context_tokens": CONTEXT,
         "engine_args": {"dtype": "float32", "enforce_eager": True, "num_gpu_blocks_override": BLOCKS},
     }
-    embedded = {"kind": "embedded", "name": "embedded", "model": str(model), "models": ["m", "alone"]}
+    embedded: dict[str, Any] = {"kind": "embedded", "name": "embedded", "model": str(model), "models": ["m", "alone"]}
+    embedded |= {"max_sequences": 4, "room": "fixed"}  # so that most have to go to vLLM
     patch = pytest.MonkeyPatch()
     for name, value in ENVIRONMENT.items():
         patch.setenv(name, value)
@@ -65,7 +67,7 @@ def test_what_vllm_began_the_embedded_engine_ends(gateway: GatewayProcess) -> No
     before = gateway.metric("inferry_attempts_again_total")
 
     async def kill_vllm(readers: Readers) -> None:
-        while await asyncio.to_thread(jobs_at, gateway, "vllm") < 3:
+        while await asyncio.to_thread(jobs_at, gateway, "vllm") < 2:
             await asyncio.sleep(0.01)
         cores = [core for child in children(gateway.pid) for core in engine_cores(child)]
         assert cores

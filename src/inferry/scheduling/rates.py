@@ -5,29 +5,37 @@ and on prompt tokens: busy = base * steps + token * output tokens + prompt * pro
 from outside, so the three costs follow by least squares. Older sums count for less.
 """
 
-from math import exp
+from collections.abc import Sequence
+from math import exp, inf
 
 SMOOTH_S = 1.0
 """Prompt tokens are counted when they are done, not while they are computed; over a second that evens out."""
 MEMORY_S = 20.0
 FALLS_TO = 0.5
 """No cost falls faster than to this part in one go: a moment that misleads must not make anything look free."""
+PROMPTS_ARE_FREE = 1.5
+"""How much better an explanation without prompts must be. Where every step computes as many prompt tokens as the next,
+the sums do not tell what a step costs from what its prompts do. Then prompts are taken to cost it: fewer will come, and
+the sums will tell. The other way round prompts would look free, and ever more of them would come."""
 INERTIA = 0.002
 """How much what was believed before counts beside the sums: enough where they leave it open how time divides."""
 _LEAST_S = 1e-9
+_FIRST_PARTS = (0.1, 0.1, 0.8)
+"""What steps, output and prompts are taken to have cost of the first moment they are seen in."""
 _SUBSETS = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
 
 
 class StepCosts:
     """Seconds per step, per output token and per prompt token; zero for what was never seen, else positive."""
 
-    __slots__ = ("_moments", "_seen", "_smooth", "_spent", "base_s", "prompt_s", "token_s")
+    __slots__ = ("_moments", "_seen", "_smooth", "_spent", "_squared", "base_s", "prompt_s", "token_s")
 
     def __init__(self) -> None:
         self.base_s = self.token_s = self.prompt_s = 0.0
         self._smooth = [0.0, 0.0, 0.0, 0.0]
         self._moments = [[0.0] * 3 for _ in range(3)]
         self._spent = [0.0] * 3
+        self._squared = 0.0
         self._seen = [False] * 3
 
     @property
@@ -57,6 +65,7 @@ class StepCosts:
             for j, other in enumerate(done):
                 row[j] = row[j] * keep + count * other
             self._spent[i] = self._spent[i] * keep + count * busy
+        self._squared = self._squared * keep + busy * busy
         costs = [self.base_s, self.token_s, self.prompt_s]
         self._guess_what_is_new(costs, done, busy)
         self.base_s, self.token_s, self.prompt_s = [
@@ -65,19 +74,19 @@ class StepCosts:
         ]
 
     def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
-        """Something seen for the first time is taken to cost its part of the time; the sums will tell."""
-        present = sum(count >= 1 for count in done)
-        for i, count in enumerate(done):
-            if count >= 1 and not self._seen[i]:
+        """Something seen for the first time is taken to cost a part of the time; the sums will tell."""
+        present = [i for i, count in enumerate(done) if count >= 1]
+        for i in present:
+            if not self._seen[i]:
                 self._seen[i] = True
-                costs[i] = busy / count / present
+                costs[i] = busy / done[i] * _FIRST_PARTS[i] / sum(_FIRST_PARTS[j] for j in present)
 
     def _solve(self, before: list[float]) -> list[float]:
-        """The costs that explain the sums best, none of them negative.
-
-        There are three, so every choice of which are zero is tried: the largest without negative ones is best.
+        """The costs that explain the sums best, none of them negative. There are three: every choice of which of them
+        are zero is tried.
         """
         seen = [i for i in range(3) if self._seen[i] and self._moments[i][i] >= 1]
+        best, costs = inf, before
         for chosen in _SUBSETS:
             if not all(i in seen for i in chosen):
                 continue
@@ -87,12 +96,26 @@ class StepCosts:
                 row = [self._moments[i][j] + (pull if i == j else 0.0) for j in chosen]
                 rows.append([*row, self._spent[i] + pull * before[i]])
             found = _eliminate(rows)
-            if found is not None and all(cost >= 0 for cost in found):
+            if found is None or not all(cost >= 0 for cost in found):
+                continue
+            unexplained = self._unexplained(chosen, found)
+            if 2 not in chosen and 2 in seen:
+                unexplained *= PROMPTS_ARE_FREE
+            if unexplained < best:
+                best = unexplained
                 costs = [0.0 if i in seen else before[i] for i in range(3)]
                 for i, cost in zip(chosen, found, strict=True):
                     costs[i] = cost
-                return costs
-        return before
+        return costs
+
+    def _unexplained(self, chosen: Sequence[int], costs: Sequence[float]) -> float:
+        """The sum of squares that these costs leave."""
+        left = self._squared
+        for i, cost in zip(chosen, costs, strict=True):
+            left -= 2 * cost * self._spent[i]
+            for j, other in zip(chosen, costs, strict=True):
+                left += cost * other * self._moments[i][j]
+        return max(left, _LEAST_S * self._squared)
 
 
 def _eliminate(rows: list[list[float]]) -> list[float] | None:

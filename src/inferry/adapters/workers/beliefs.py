@@ -16,7 +16,8 @@ TOLERATED_PART = 0.05
 STALE_S = 3.0
 """A reading older than this says nothing about now."""
 CROWDED = 6
-"""So many readings in a row with calls waiting, and cache to spare, show how many sequences an engine runs at most."""
+"""So many readings in a row with calls waiting, cache to spare and the same number running show how many sequences an
+engine runs at most. A number that changes shows nothing: calls wait inside for their prompts too."""
 SPARE = 0.9
 
 
@@ -85,9 +86,10 @@ class Beliefs:
     def _notice_the_limit(self, reading: Reading) -> None:
         if reading.waiting and reading.running and (reading.kv_usage is None or reading.kv_usage < SPARE):
             self._crowded.append(reading.running)
-            if len(self._crowded) >= CROWDED:
-                self.engine_sequences = max(self._crowded)
-                self._crowded.clear()
+            if self._crowded[0] != reading.running:
+                self._crowded = [reading.running]  # it runs as many as the moment lets it
+            elif len(self._crowded) >= CROWDED:
+                self.engine_sequences = reading.running
         else:
             self._crowded.clear()
 
