@@ -9,7 +9,7 @@ gap that prompts may stretch a step to follows from the least slack of all live 
 that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
 wrong estimate narrows the next answer, slack that was gained widens it.
 
-Work that promises nothing may use what keeps the slack of live streams at twenty gaps. Live prompts of a lower lane
+Work that promises nothing may use what keeps the slack of live streams at eighteen gaps. Live prompts of a lower lane
 may eat into it down to twelve, and to nothing as their own first tokens come due: they have a promise of their own to
 keep, and for such moments it is saved.
 """
@@ -33,7 +33,7 @@ EARN_S = 0.4
 """Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
 long step, and costs are estimates.
 """
-KEEP = 20
+KEEP = 18
 """How many gaps' worth of slack streams keep while only work without promises comes."""
 KEEP_FROM_LIVE = 12
 """How many they keep while prompts of a lower live lane come."""
@@ -43,7 +43,7 @@ higher lanes keep less and less from it."""
 MOST_SPENT = 0.8
 MOST_EARNED = 0.8
 """How much slower or faster than promised tokens may be wanted, as parts of these."""
-DECODE_PART = 0.4
+DECODE_PART = 0.45
 """The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
 LEAST_PREFILL = 0.15
 """The part of engine time that prompts get when the gap promise cannot be kept whatever is done."""

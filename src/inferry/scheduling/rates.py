@@ -13,6 +13,9 @@ SMOOTH_S = 1.0
 MEMORY_S = 20.0
 FALLS_TO = 0.5
 """No cost falls faster than to this part in one go: a moment that misleads must not make anything look free."""
+YOUNG_S = 5.0
+FALLS_WHILE_YOUNG = (0.0, 0.0, 0.35)
+"""Until the engine has been seen busy for so long costs are guesses, and may fall faster."""
 PROMPTS_ARE_FREE = 1.5
 """How much better an explanation without prompts must be. Where every step computes as many prompt tokens as the next,
 the sums do not tell what a step costs from what its prompts do. Then prompts are taken to cost it: fewer will come, and
@@ -20,6 +23,8 @@ the sums will tell. The other way round prompts would look free, and ever more o
 INERTIA = 0.002
 """How much what was believed before counts beside the sums: enough where they leave it open how time divides."""
 _LEAST_S = 1e-9
+_ENOUGH = (2, 16, 512)
+"""Steps, output and prompt tokens that have to be seen at once for a first guess at what they cost."""
 _FIRST_PARTS = (0.1, 0.1, 0.8)
 """What steps, output and prompts are taken to have cost of the first moment they are seen in."""
 _SUBSETS = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
@@ -28,7 +33,7 @@ _SUBSETS = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
 class StepCosts:
     """Seconds per step, per output token and per prompt token; zero for what was never seen, else positive."""
 
-    __slots__ = ("_moments", "_seen", "_smooth", "_spent", "_squared", "base_s", "prompt_s", "token_s")
+    __slots__ = ("_busy_s", "_moments", "_seen", "_smooth", "_spent", "_squared", "base_s", "prompt_s", "token_s")
 
     def __init__(self) -> None:
         self.base_s = self.token_s = self.prompt_s = 0.0
@@ -36,6 +41,7 @@ class StepCosts:
         self._moments = [[0.0] * 3 for _ in range(3)]
         self._spent = [0.0] * 3
         self._squared = 0.0
+        self._busy_s = 0.0
         self._seen = [False] * 3
 
     @property
@@ -66,18 +72,20 @@ class StepCosts:
                 row[j] = row[j] * keep + count * other
             self._spent[i] = self._spent[i] * keep + count * busy
         self._squared = self._squared * keep + busy * busy
+        self._busy_s += busy_s
+        falls = (FALLS_TO,) * 3 if self._busy_s > YOUNG_S else FALLS_WHILE_YOUNG
         costs = [self.base_s, self.token_s, self.prompt_s]
         self._guess_what_is_new(costs, done, busy)
         self.base_s, self.token_s, self.prompt_s = [
-            max(new, old * FALLS_TO, _LEAST_S) if seen else 0.0
-            for new, old, seen in zip(self._solve(costs), costs, self._seen, strict=True)
+            max(new, old * part, _LEAST_S) if seen else 0.0
+            for new, old, part, seen in zip(self._solve(costs), costs, falls, self._seen, strict=True)
         ]
 
     def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
         """Something seen for the first time is taken to cost a part of the time; the sums will tell."""
-        present = [i for i, count in enumerate(done) if count >= 1]
+        present = [i for i, count in enumerate(done) if self._seen[i] or count >= _ENOUGH[i]]
         for i in present:
-            if not self._seen[i]:
+            if not self._seen[i] and done[i] >= 1:
                 self._seen[i] = True
                 costs[i] = busy / done[i] * _FIRST_PARTS[i] / sum(_FIRST_PARTS[j] for j in present)
 
