@@ -202,7 +202,7 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {
-    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, ttft_ms=500, gap_ms=30),
+    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, may_preempt=(Lane.P2,), ttft_ms=500, gap_ms=30),
     Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, gap_ms=50),
-    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25),
+    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25, preemptible=True),
 }
