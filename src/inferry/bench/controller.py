@@ -6,6 +6,7 @@ engine whose empty step takes 25.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from inferry.sim.controlled import ControlledDoor
 from inferry.sim.costs import CostModel, load_model
 from inferry.sim.world import World
 
-SEEDS = range(10)
+SEEDS = range(20)
 STEPS = (0.3, 1.5, 0.3)
 STEP_S = 20.0
 SETTLED = 0.15
@@ -57,13 +58,13 @@ def load_steps(costs: CostModel, promise_factor: float, seeds: Sequence[int] = S
     ttft_s = (lanes[Lane.P0].ttft_ms or 0.0) / 1000
     gaps_s = {lane: (policy.gap_ms or 500.0) / 1000 for lane, policy in lanes.items()}
     rows: list[CallRow] = []
-    looks: list[list[tuple[float, int]]] = []
+    looks: list[list[tuple[float, int, float]]] = []
     for seed in seeds:
         door = ControlledDoor(lanes)
         world = World(door, costs, replace(load_model().flags, policy="fcfs"), gaps_s=gaps_s)
         world.play(list(_stepped(costs, seed)))
         rows += [row for row in world.rows if row.lane is Lane.P0]
-        looks.append([(at, steps) for at, steps, _ in door.looks])
+        looks.append([(at, steps, busy_s) for at, steps, busy_s, _ in door.looks])
     result: dict[str, dict[str, float]] = {}
     for number, load in enumerate(STEPS):
         start = number * STEP_S
@@ -108,16 +109,28 @@ def _attainment(rows: Sequence[CallRow], ttft_s: float) -> float:
     return round(kept / len(rows), 4) if rows else 1.0
 
 
-def _settling(looks: Sequence[Sequence[tuple[float, int]]], start: float) -> float:
-    """Seconds until steps stay about as long as they are in the second half of the load's step."""
-    means = []
+def _settling(looks: Sequence[Sequence[tuple[float, int, float]]], start: float) -> float:
+    """Seconds until steps stay about as long as they are in the second half of the load's step.
+
+    That is within `SETTLED` of it, or within what the mean over seeds is uncertain by: where few calls come, seconds
+    differ by chance.
+    """
+    means, uncertain = [], []
     for second in range(int(STEP_S)):
         begin = start + second
-        parts = [[look for look in one if begin <= look[0] < begin + 1] for one in looks]
-        spans = [(part[-1][0] - part[0][0], part[-1][1] - part[0][1]) for part in parts if len(part) > 1]
-        means.append(sum(elapsed for elapsed, _ in spans) / max(1, sum(steps for _, steps in spans)))
+        done: list[tuple[int, float]] = []
+        for one in looks:
+            part = [look for look in one if begin <= look[0] < begin + 1]
+            if len(part) > 1 and part[-1][1] > part[0][1]:
+                done.append((part[-1][1] - part[0][1], part[-1][2] - part[0][2]))
+        steps = sum(count for count, _ in done)
+        mean = sum(busy_s for _, busy_s in done) / max(1, steps)
+        means.append(mean)
+        # Of a ratio of sums over seeds: what each seed adds to its error.
+        spread = math.sqrt(sum((busy_s - mean * count) ** 2 for count, busy_s in done)) / max(1, steps)
+        uncertain.append(2 * spread if len(done) > 1 else math.inf)
     rest = statistics.fmean(means[len(means) // 2 :])
-    late = [second for second, mean in enumerate(means) if abs(mean - rest) > SETTLED * rest]
+    late = [second for second, mean in enumerate(means) if abs(mean - rest) > max(SETTLED * rest, uncertain[second])]
     return float(late[-1] + 1) if late else 0.0
 
 

@@ -1,10 +1,10 @@
-"""The cost of the path: the gateway with everything on, beside a bare pass-through, in one run.
+"""The cost of the path: the gateway with everything on, beside a bare pass-through and other gateways, in one run.
 
-Both stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
-test has one core, backend and load share the other. The work is not the same: the gateway streams every call upstream,
-also where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Needs the
-yardsticks `mockllm.c` and `llmload.c`, found in the directory RULER names (default
-../shared/ruler).
+All stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
+test has one core, backend and load share the other. The work is not the same: ours streams every call upstream, also
+where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Other gateways
+take part where they are installed (`inferry.bench.peers`). Needs the yardsticks `mockllm.c` and `llmload.c`, found in
+the directory that RULER names.
 """
 
 import collections
@@ -20,13 +20,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferry.bench.serving import a_gateway, a_process, cpu_seconds, free_port, wait_for
+from inferry.bench.peers import a_peer, installed
+from inferry.bench.serving import a_gateway, a_process, cpu_seconds, free_port, wait_for, wait_until_idle
 
-ROUNDS = 11
-SECONDS = 1.5
+ROUNDS = 5
+SECONDS = 1.2
+PACED_ROUNDS = 3
+PACED_SECONDS = 4.0
 GAP_US = 20_000
 STREAMS = 512
 GATEWAY_CORE, LOAD_CORE = 0, 1
+TOO_SLOW_FOR_STREAMS = ("litellm",)
+"""What passes on fewer events in a second than these streams have in a fiftieth of one tells nothing there."""
 
 CALL = {
     "model": "m",
@@ -38,24 +43,49 @@ CALL = {
     "temperature": 0,
 }
 
+Run = dict[str, float]
+
 
 class Arm:
-    """One thing under test: where it listens and which process it is."""
+    """One thing under test: where it listens, which process it is, and the headers a call needs."""
 
-    def __init__(self, name: str, port: int, process: subprocess.Popen[bytes]) -> None:
-        self.name, self.port, self.pid = name, port, process.pid
+    def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], headers: tuple[str, ...] = ()) -> None:
+        self.name, self.port, self.pid, self.headers = name, port, process.pid, headers
 
 
 def measure() -> dict[str, Any]:
-    ruler = Path(os.environ.get("RULER", "../shared/ruler"))
+    ruler = Path(os.environ.get("RULER", ""))
     if not (ruler / "mockllm.c").is_file():
-        raise SystemExit(f"no mockllm.c in {ruler}: set RULER to the directory that has the yardsticks")
+        raise SystemExit("set RULER to the directory that has the yardsticks mockllm.c and llmload.c")
+    peers = installed()
+    if not peers:
+        print("no other gateway is installed (make venv-peers): their arms are left out", flush=True)
     with tempfile.TemporaryDirectory() as name:
         tools = Path(name)
         for tool in ("mockllm", "llmload"):
             subprocess.run(["gcc", "-O2", "-w", "-o", tools / tool, ruler / f"{tool}.c"], check=True)
         bodies = _bodies(tools)
-        return {"instant": _instant(tools, bodies), "paced": _paced(tools, bodies)}
+        instant = _instant(tools, bodies, list(peers))
+        paced = _paced(tools, bodies, [peer for peer in peers if peer not in TOO_SLOW_FOR_STREAMS])
+    return {"targets": _targets(instant, paced), "peers": peers, "instant": instant, "paced": paced}
+
+
+def _targets(instant: dict[str, Any], paced: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the path is to cost at most, and what it does."""
+    c1, c32, long = instant["c1"], instant["c32"], instant["c8_400kB"]
+    added_ms = c1["inferry"]["p50_ms"] - c1["bare"]["p50_ms"]
+    targets = {
+        "requests_of_bare": (c32["ratio_to"]["bare"], ">=", 0.6),
+        "long_prompts_of_bare": (long["ratio_to"]["bare"], ">=", 0.8),
+        "added_p50_ms": (round(added_ms, 3), "<=", 0.5),
+        "cpu_per_event_of_bare": (paced["cpu_per_event_ratio_to"]["bare"], "<=", 1.3),
+    }
+    if "litellm" in c32["ratio_to"]:
+        targets["requests_of_litellm"] = (c32["ratio_to"]["litellm"], ">=", 30)
+    return {
+        name: {"is": found, "target": f"{sign} {bound}", "met": found >= bound if sign == ">=" else found <= bound}
+        for name, (found, sign, bound) in targets.items()
+    }
 
 
 def _bodies(directory: Path) -> dict[str, Path]:
@@ -66,13 +96,15 @@ def _bodies(directory: Path) -> dict[str, Path]:
     return {name: directory / name for name in bodies}
 
 
-def _instant(tools: Path, bodies: dict[str, Path]) -> dict[str, Any]:
+def _instant(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
     """An instant backend: what a call costs."""
     cases = {"c1": ("whole", 1), "c32": ("whole", 32), "c32_stream": ("stream", 32), "c8_400kB": ("long", 8)}
-    with _arms(tools, gap_us=0) as arms:
-        found = _rounds(arms, {case: _load(tools, bodies[body], count) for case, (body, count) in cases.items()})
+    with _arms(tools, gap_us=0, peers=peers) as arms:
+        found = _rounds(
+            arms, {case: _load(tools, bodies[body], count) for case, (body, count) in cases.items()}, ROUNDS
+        )
         profile = _profile(next(arm for arm in arms if arm.name == "inferry"), tools, bodies["whole"], 32)
-    out: dict[str, Any] = {"profile_c32": profile}
+    out: dict[str, Any] = {}
     for case in cases:
         by_arm = {arm.name: found[arm.name, case] for arm in arms}
         out[case] = {
@@ -86,19 +118,16 @@ def _instant(tools: Path, bodies: dict[str, Path]) -> dict[str, Any]:
             }
             for name, runs in by_arm.items()
         }
-        pairs = list(zip(by_arm["inferry"], by_arm["bare"], strict=True))
-        out[case]["requests_ratio"] = round(statistics.median(a["rps"] / b["rps"] for a, b in pairs), 3)
-        out[case]["requests_ratio_of_best"] = round(
-            max(a["rps"] for a, _ in pairs) / max(b["rps"] for _, b in pairs), 3
-        )
+        out[case]["ratio_to"] = _ratios({name: [run["rps"] for run in runs] for name, runs in by_arm.items()})
         print(f"{case}: " + _line(out[case]), flush=True)
-    return out
+    return out | {"profile_c32": profile}
 
 
-def _paced(tools: Path, bodies: dict[str, Path]) -> dict[str, Any]:
+def _paced(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
     """512 streams with a token every 20 ms: what an event costs."""
-    with _arms(tools, gap_us=GAP_US) as arms:
-        found = _rounds(arms, {"streams": _load(tools, bodies["stream"], STREAMS, seconds=6.0)})
+    with _arms(tools, gap_us=GAP_US, peers=peers) as arms:
+        load = _load(tools, bodies["stream"], STREAMS, seconds=PACED_SECONDS)
+        found = _rounds(arms, {"streams": load}, PACED_ROUNDS)
         profile = _profile(next(arm for arm in arms if arm.name == "inferry"), tools, bodies["stream"], STREAMS)
     out: dict[str, Any] = {}
     costs: dict[str, list[float]] = {}
@@ -112,19 +141,16 @@ def _paced(tools: Path, bodies: dict[str, Path]) -> dict[str, Any]:
             "errors": sum(run["errors"] + run["non200"] for run in runs),
         }
         print(f"512 streams, {arm.name}: {out[arm.name]}", flush=True)
-    out["cpu_per_event_ratio"] = round(
-        statistics.median(a / b for a, b in zip(costs["inferry"], costs["bare"], strict=True)), 3
-    )
-    out["profile"] = profile
-    print(f"512 streams: {out['cpu_per_event_ratio']}x the CPU per event of the bare pass-through", flush=True)
+    out["cpu_per_event_ratio_to"] = _ratios(costs)
+    print(f"512 streams: CPU per event, against others: {out['cpu_per_event_ratio_to']}", flush=True)
     for where, share in list(profile["by_room"].items())[:12]:
         print(f"  {share:5.1f} %  {where}")
-    return out
+    return out | {"profile": profile}
 
 
 @contextmanager
-def _arms(tools: Path, gap_us: int) -> Iterator[list[Arm]]:
-    """The backend, and both gateways before it."""
+def _arms(tools: Path, gap_us: int, peers: list[str]) -> Iterator[list[Arm]]:
+    """The backend, and all gateways before it."""
     with ExitStack() as stack:
         backend = free_port()
         command = [str(tools / "mockllm"), str(backend), "16", str(gap_us)]
@@ -138,40 +164,49 @@ def _arms(tools: Path, gap_us: int) -> Iterator[list[Arm]]:
         port, process = stack.enter_context(
             a_gateway({"workers": [worker | {"max_sequences": 4096}]}, core=GATEWAY_CORE)
         )
-        yield [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
+        arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
+        for peer in peers:
+            arms.append(Arm(peer, *stack.enter_context(a_peer(peer, backend, tools, core=GATEWAY_CORE))))
+        yield arms
 
 
-def _load(tools: Path, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], dict[str, float]]:
-    def load(arm: Arm) -> dict[str, float]:
+def _load(tools: Path, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], Run]:
+    def load(arm: Arm) -> Run:
         before, begin = cpu_seconds(arm.pid), time.monotonic()
         command = [
-            str(tools / "llmload"),
-            str(arm.port),
-            "/v1/chat/completions",
-            str(connections),
-            str(seconds),
-            str(body),
+            *(str(tools / "llmload"), str(arm.port), "/v1/chat/completions"),
+            *(str(connections), str(seconds), str(body), *arm.headers),
         ]
         done = subprocess.run(["taskset", "-c", str(LOAD_CORE), *command], capture_output=True, text=True, check=True)
         wall = time.monotonic() - begin
-        said: dict[str, float] = json.loads(done.stdout)
-        return said | {"cpu_s": cpu_seconds(arm.pid) - before, "wall_s": wall}
+        said: Run = json.loads(done.stdout)
+        cpu_s = cpu_seconds(arm.pid) - before
+        wait_until_idle(arm.pid)  # what one leaves behind must not be in the way of the next
+        return said | {"cpu_s": cpu_s, "wall_s": wall}
 
     return load
 
 
-def _rounds(
-    arms: list[Arm], loads: dict[str, Callable[[Arm], dict[str, float]]]
-) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """Alternate between the arms, so that the machine's moods hit both alike; the first round only warms up."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = collections.defaultdict(list)
-    for round_number in range(ROUNDS + 1):
+def _rounds(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int) -> dict[tuple[str, str], list[Run]]:
+    """Alternate between the arms, so that the machine's moods hit all alike; the first round only warms up."""
+    found: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
+    for round_number in range(rounds + 1):
         for case, load in loads.items():
             for arm in arms if round_number % 2 else reversed(arms):
                 run = load(arm)
                 if round_number:
                     found[arm.name, case].append(run)
     return found
+
+
+def _ratios(figures: dict[str, list[float]]) -> dict[str, float]:
+    """Ours over each other's, round by round; the median of those."""
+    ours = figures["inferry"]
+    return {
+        name: round(statistics.median(a / b if b else 0.0 for a, b in zip(ours, others, strict=True)), 3)
+        for name, others in figures.items()
+        if name != "inferry"
+    }
 
 
 def _profile(arm: Arm, tools: Path, body: Path, connections: int) -> dict[str, Any]:
@@ -214,15 +249,17 @@ def _room(frames: list[str]) -> str:
     return "event loop and sockets"
 
 
-def _median(runs: list[dict[str, float]], key: str) -> float:
+def _median(runs: list[Run], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
 def _line(case: dict[str, Any]) -> str:
     arms = [
-        f"{name} {case[name]['requests_per_s']:.0f}/s p50 {case[name]['p50_ms']} ms" for name in ("bare", "inferry")
+        f"{name} {figures['requests_per_s']:.0f}/s p50 {figures['p50_ms']:.2f} ms"
+        for name, figures in case.items()
+        if name != "ratio_to"
     ]
-    return ", ".join(arms) + f", ratio {case['requests_ratio']}"
+    return ", ".join(arms) + f"; ratios {case['ratio_to']}"
 
 
 if __name__ == "__main__":

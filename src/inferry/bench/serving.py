@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def a_process(
-    command: list[str], *, core: int | None = None, cwd: Path | None = None
+    command: list[str],
+    *,
+    core: int | None = None,
+    cwd: Path | None = None,
+    more_env: Mapping[str, str] | None = None,
+    quiet: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for as long as the block lasts, on one core if asked."""
+    """A process for as long as the block lasts, on one core if asked; `quiet` drops what it says of errors too."""
     pinned = ["taskset", "-c", str(core), *command] if core is not None else command
-    process = subprocess.Popen(pinned, cwd=cwd, stdout=subprocess.DEVNULL)
+    errors = subprocess.DEVNULL if quiet else None
+    env = None if more_env is None else {**os.environ, **more_env}
+    process = subprocess.Popen(pinned, cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         yield process
     finally:
@@ -69,3 +76,21 @@ def cpu_seconds(pid: int) -> float:
     """User and system time a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in use now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_until_idle(pid: int, seconds: float = 20.0) -> None:
+    """Until the process has finished what it was left with, as far as its processor time shows."""
+    end = time.monotonic() + seconds
+    before = cpu_seconds(pid)
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        now = cpu_seconds(pid)
+        if now - before <= 0.02:
+            return
+        before = now

@@ -66,7 +66,7 @@ class ControlledDoor(GatewayDoor):
         self._count_at: list[float] = []
         self._fixed: dict[int, Room] = dict.fromkeys(fixed, Room())
         self.controllers: list[RoomController] = []
-        self.looks: list[tuple[float, int, Room]] = []
+        self.looks: list[tuple[float, int, float, Room]] = []
         self._streams: list[dict[Call, Stream]] = []
         self._waiting: dict[Lane, dict[str, float]] = {lane: {} for lane in lanes}
 
@@ -126,7 +126,7 @@ class ControlledDoor(GatewayDoor):
             self._count_at[worker] = now + COUNT_S
             controller.count(EngineCounts(engine.steps, engine.prompt_tokens, engine.output_tokens), now)
         room = self._fixed.get(worker) or controller.room(now)
-        self.looks.append((now, engine.steps, room))
+        self.looks.append((now, engine.steps, engine.busy_s, room))
         return room
 
     def _close(self, job_id: str, end: End, now: float) -> None:
