@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from inferry.bench.results import RESULTS
 from inferry.domain.jobs import DEFAULT_LANES, Lane
 from inferry.domain.plans import Room
 from inferry.sim.calls import Call, Run
@@ -65,6 +66,7 @@ def measure() -> dict[str, Any]:
             "held_out_within_limits": all(one["within_limits"] for one in held_out),
             "rows": predictions,
         },
+        "measured_live": [live(row, load_model()) for row in live_rows()],
         "generator_equals_the_original": [same_as_the_original(seed) for seed in SEEDS],
         "contest": contest(load_model()),
     }
@@ -218,6 +220,42 @@ def _begin_alike(ours: Run, theirs: dict[str, Any]) -> bool:
         if not here <= there <= here + 2:
             return False
     return True
+
+
+# -- runs on the GPU since -------------------------------------------------------------------------------------------
+
+
+def live_rows() -> list[dict[str, Any]]:
+    """Rows of the newer workload, straight to the engine: nothing of the gateway is in them."""
+    kept = json.loads((RESULTS / "harbor-h200.json").read_text())["result"]
+    return [row for row in kept if row["label"] in ("direct", "priority", "direct-priority")]
+
+
+def live(row: dict[str, Any], model: EngineModel) -> dict[str, Any]:
+    """A row beside what the model says of it."""
+    policy = "fcfs" if row["label"] == "direct" else "priority"
+    flags = msgspec.convert({**msgspec.to_builtins(model.flags), "policy": policy}, EngineFlags)
+    world = World(Direct(), model.costs, flags)
+    world.play(harbor(row["seed"]))
+    predicted = figures(report(world, row["label"]))
+    measured = {
+        "wall_s": row["wall_s"],
+        "output_rate": row["out_tok_s"],
+        "p0_ttft_p50": row["P0"]["ttft_p50"],
+        "p0_ttft_p95": row["P0"]["ttft_p95"],
+    }
+    off = {name: round(predicted[name] / measured[name] - 1, 4) for name in measured}
+    within = all(abs(off[name]) <= LIMITS[name] for name in off)
+    print(f"{row['label']:16s} seed {row['seed']:<3d} " + "  ".join(f"{n} {100 * e:+.0f} %" for n, e in off.items()))
+    return {
+        "label": row["label"],
+        "seed": row["seed"],
+        "engine_start": row["engine_start"],
+        "measured": measured,
+        "predicted": {name: round(predicted[name], 4) for name in measured},
+        "off": off,
+        "within_limits": within,
+    }
 
 
 # -- the contest -----------------------------------------------------------------------------------------------------

@@ -57,7 +57,11 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EngineFlags(Struct, frozen=True, kw_only=True):
-    """How the engine was started. `max_num_batched_tokens` is the chunk: most tokens computed in one step."""
+    """How the engine was started. `max_num_batched_tokens` is the chunk: most tokens computed in one step.
+
+    `works_ahead`: the next step is put together while the one before it runs, so that whoever comes meanwhile enters
+    the one after (vLLM's asynchronous scheduling).
+    """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -65,6 +69,7 @@ class EngineFlags(Struct, frozen=True, kw_only=True):
     block_tokens: int = 16
     policy: Literal["fcfs", "priority"] = "fcfs"
     prefix_caching: bool = True
+    works_ahead: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.block_tokens < 1 or self.kv_tokens < self.block_tokens:

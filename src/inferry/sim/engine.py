@@ -28,6 +28,7 @@ class Sequence:
     __slots__ = (
         "_anchor",
         "_decoding_since",
+        "_earliest",
         "_held",
         "_named",
         "_order",
@@ -83,6 +84,7 @@ class Sequence:
         self._named: list[int] = []
         self._decoding_since: int | None = None
         self._anchor = 0
+        self._earliest = 0
 
 
 class First(Struct, frozen=True, gc=False):
@@ -187,6 +189,8 @@ class Engine:
             self.next_at = now
         elif self._under_way > 1 and self.running < self.flags.max_num_seqs and self._goes_first(sequence, was_blocked):
             self._cut_short(now)
+        # The step after the one that runs is put together already, where the engine works ahead.
+        sequence._earliest = self.steps + self._under_way + 1 if self._under_way and self.flags.works_ahead else 0
 
     def abort(self, sequence: Sequence, now: float) -> bool:
         """Stop a sequence. True: it is gone at once, unheard. False: a Finished says, or has said, that it is gone."""
@@ -348,6 +352,7 @@ class Engine:
         if preempted:
             chunks = [(sequence, tokens) for sequence, tokens in chunks if sequence in self._prefilling]
         else:
+            early = self._set_aside_the_early() if flags.works_ahead and (chunks or self._decoding) else []
             while budget > 0 and self.running < flags.max_num_seqs and (head := self._head()) is not None:
                 hit = min(pool.hits(head.blocks), (head.target - 1) // block) if flags.prefix_caching else 0
                 tokens = min(budget, head.target - hit * block)
@@ -359,6 +364,8 @@ class Engine:
                 self._admit(head, hit)
                 pairs += self._compute(head, tokens, chunks)
                 budget -= tokens
+            for entry in early:
+                heappush(self._waiting, entry)
         self._chunks = chunks
         if not chunks and not self._decoding:
             if preempted:
@@ -375,7 +382,8 @@ class Engine:
             self.next_at = now + decode + self.costs.prefill_s(prompt_tokens, pairs)
             self._flow(self._step_passing_s(), now)
             return
-        if self._fast_forward and not preempted:
+        # Whoever was too early for this step is looked at again after it.
+        if self._fast_forward and not preempted and not (flags.works_ahead and self._waiting_count):
             self._under_way = self._steps_alike()
         self.next_at = now + self._span(self._under_way)
         self._flow(self._step_passing_s() * self._under_way, now)
@@ -466,6 +474,14 @@ class Engine:
         priority = sequence.priority if self._by_priority else 0
         heappush(self._waiting, (priority, sequence._order, sequence))
         self._waiting_count += 1
+
+    def _set_aside_the_early(self) -> list[tuple[int, int, Sequence]]:
+        """Those who came after the step that begins now was put together."""
+        early = [entry for entry in self._waiting if entry[2]._earliest > self.steps]
+        if early:
+            self._waiting = [entry for entry in self._waiting if entry[2]._earliest <= self.steps]
+            heapify(self._waiting)
+        return early
 
     def _head(self) -> Sequence | None:
         waiting = self._waiting

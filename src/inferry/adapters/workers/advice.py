@@ -17,8 +17,8 @@ SMALLEST_CHUNK = 256
 class Facts(Struct, frozen=True, kw_only=True):
     """What is known of one worker; None where it is not.
 
-    `chunk_tokens` is what a step computes at most. `engine_sequences` is how many the engine was seen to run while others
-    waited inside it.
+    `chunk_tokens` is what a step computes at most. `engine_sequences` is how many the engine was seen to run while
+    others waited inside it.
     """
 
     worker: str
