@@ -11,7 +11,7 @@ from inferry.dispatch import loop as dispatch_loop
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import SystemClock
-from inferry.domain.errors import ClientClosed, InvalidRequest, WorkerLost
+from inferry.domain.errors import ClientClosed, InvalidRequest, NoWorker, WorkerLost
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, Room
@@ -299,5 +299,36 @@ def test_a_batch_job_makes_room_for_a_live_one_and_then_goes_on() -> None:
             mine = [row for row in house.rows() if row.lane == "P2"]
             assert [row.outcome for row in mine] == [Outcome.PREEMPTED, Outcome.DONE]
             assert house.metric('inferry_attempts_again_total{reason="preempted",resumed="true"}') == 1
+
+    run(scenario())
+
+
+def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_loop, "PATIENCE_S", 5.0)
+
+    async def scenario() -> None:
+        async with a_house(1) as house:
+            (worker,) = house.workers
+            says = worker.run
+            refusals = [0.2, 60.0]
+            refused_at: list[float] = []
+
+            async def full(plan: BatchPlan, emit: Emit) -> None:
+                refused_at.append(house.clock.now())
+                worker.run = says  # type: ignore[method-assign]
+                for job in plan.jobs:
+                    emit(Failed(job.job_id, NoWorker("full", retry_after_s=refusals[0])))
+
+            worker.run = full  # type: ignore[method-assign]
+            stream = house.submit()
+            _, end = await read(stream)
+            assert isinstance(end, Done)
+            assert stream.attempt.sent_at is not None
+            assert stream.attempt.sent_at - refused_at[0] >= 0.2
+            del refusals[0]
+            worker.run = full  # type: ignore[method-assign]
+            _, end = await read(house.submit())
+            assert isinstance(end, Failed)  # longer than anybody is made to wait
+            assert end.error.retry_after_s == 60.0
 
     run(scenario())

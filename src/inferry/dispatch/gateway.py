@@ -7,7 +7,7 @@ from inferry.admission.calibration import Coverage
 from inferry.admission.lengths import Accuracy, LengthModel, Question
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
-from inferry.dispatch.prefixes import PrefixMemory
+from inferry.dispatch.prefixes import NEW, PrefixMemory
 from inferry.dispatch.tokens import TokenRatios
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NoWorker
@@ -24,6 +24,7 @@ __all__ = ["Gateway", "JobStream"]
 
 RETRY_AFTER_S = 2.0
 """What a client is told when nothing better is known."""
+_NOTHING_CACHED = Estimate.exactly(0)
 
 
 class Gateway:
@@ -78,10 +79,12 @@ class Gateway:
         return self._tokenizers.get(model)
 
     def continues(self, card: ModelCard, lane: Lane) -> bool:
-        """Whether a plain job of the lane may have to go on from its token ids: there is another worker that can, or
-        jobs of the lane are stopped for others.
+        """Whether a plain job of the lane is to be able to go on from its token ids: that costs nothing, because the
+        worker speaks ids anyway; or there is another worker that can; or jobs of the lane are stopped for others.
         """
-        return card.continues and (lane in self._preempted or self._pool.serving(card.name) > 1)
+        return card.continues and (
+            card.name in self._tokenizers or lane in self._preempted or self._pool.serving(card.name) > 1
+        )
 
     def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
         return self._ratios.estimate(model, template, size)
@@ -89,6 +92,8 @@ class Gateway:
     def meet_prompt(self, model: str, tenant: str, body: bytes, prompt: Estimate) -> tuple[Estimate, tuple[str, ...]]:
         """How much of a prompt the engine will find in its prefix cache, and what it has in common with others."""
         beginning = self._prefixes.meet(tenant, model, body)
+        if beginning is NEW:
+            return _NOTHING_CACHED, ()
         known = int(prompt.expected * beginning.share)
         return Estimate(0, self._prefixes.expected(model, known), known), beginning.chain
 

@@ -353,7 +353,7 @@ class DispatchLoop:
             reason = self._cancel_reasons.pop(end.job_id, None)
             if reason is not None and isinstance(end, Failed):
                 end = replace(end, error=reason)
-        if isinstance(end, Failed) and end.error.elsewhere:
+        if isinstance(end, Failed) and end.error.elsewhere and (end.error.retry_after_s or 0.0) <= PATIENCE_S:
             then = next_attempt(stream.attempt, end)
             if isinstance(then, Again):
                 self._go_on(stream, end, then, now)
@@ -378,7 +378,8 @@ class DispatchLoop:
         if not losses or self._pool.serves_besides(then.job.route.model, then.job.route.avoid):
             self._offer_again(job_id)
         else:
-            self._resting[job_id] = self._loop.call_later(REST_S * 4 ** (losses - 1), self._offer_again, job_id)
+            rest_s = max(REST_S * 4 ** (losses - 1), end.error.retry_after_s or 0.0)
+            self._resting[job_id] = self._loop.call_later(rest_s, self._offer_again, job_id)
         if losses:
             self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, end.error)
 

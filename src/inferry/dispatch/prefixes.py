@@ -36,7 +36,8 @@ class Beginning(Struct, frozen=True, gc=False):
     chain: tuple[str, ...] = ()
 
 
-_NEW = Beginning()
+NEW = Beginning()
+"""A prompt of which nothing was known and nothing is remembered."""
 
 
 class PrefixMemory:
@@ -58,21 +59,22 @@ class PrefixMemory:
 
     def meet(self, tenant: str, model: str, body: bytes) -> Beginning:
         """Remember a prompt, and say how much of it was known. `body` is the request it came in."""
+        if len(body) < SLICE_BYTES:
+            return NEW  # most small calls: not one whole slice
         start = _start(body)
         size = len(body) - start
         if size < SLICE_BYTES:
-            return _NEW  # most small calls: not one whole slice
+            return NEW
         salt = hash((tenant, model))
         chain = _chain(salt, body, start)
-        known = 0
+        known = len(chain)
         young, old = self._young, self._old
-        for depth, key in enumerate(chain):
-            if key not in young:
-                if key not in old:
-                    young.update(chain[depth:])
+        if chain[-1] not in young:  # whatever is young was remembered together with all that comes before it
+            for depth, key in enumerate(chain):
+                if key not in young and key not in old:
+                    known = depth
                     break
-                young.add(key)
-            known = depth + 1
+            young.update(chain)
         if len(young) > self._limit:
             self._old, self._young = young, set()
         known_bytes = _bytes_in(known)
@@ -132,17 +134,13 @@ def _chain(salt: int, body: bytes, start: int) -> list[int]:
     chain = []
     end = len(body)
     border = min(end, start + SHORT_PART_BYTES)
-    view = memoryview(body)
     key = salt
-    at = start
-    while at + SLICE_BYTES <= border:
-        key = hash((key, hash(view[at : at + SLICE_BYTES])))
+    for at in range(start + SLICE_BYTES, border + 1, SLICE_BYTES):
+        key = hash((key, body[at - SLICE_BYTES : at]))
         chain.append(key)
-        at += SLICE_BYTES
     if border < end:
-        while at + LONG_SLICE_BYTES <= end:
-            at += LONG_SLICE_BYTES
-            key = hash((key, hash(view[at - SLICE_BYTES : at])))
+        for at in range(border + LONG_SLICE_BYTES, end + 1, LONG_SLICE_BYTES):
+            key = hash((key, body[at - SLICE_BYTES : at]))
             chain.append(key)
     return chain
 
@@ -150,6 +148,8 @@ def _chain(salt: int, body: bytes, start: int) -> list[int]:
 def _in_common(tail: bytes, body: bytes, at: int) -> int:
     """How many bytes of the body from there are those of the tail."""
     least, most = 0, min(len(tail), len(body) - at)
+    if body.startswith(tail, at):
+        return most  # a conversation that went on
     while least < most:
         middle = (least + most + 1) // 2
         if body[at + least : at + middle] == tail[least:middle]:
