@@ -13,11 +13,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    def now(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()
+    # The functions themselves: the path of a call asks for the time more often than for anything else.
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
 
 
 class ManualClock:

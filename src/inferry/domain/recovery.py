@@ -33,7 +33,8 @@ def next_attempt(attempt: Attempt, end: Failed) -> Again | Done | None:
     if so_far is None and job.stream and attempt.output_tokens:
         return None
     if so_far is not None and len(so_far.output_ids) >= job.token_budget:
-        usage = Usage(len(so_far.prompt_ids), 0, len(so_far.output_ids))
+        before = len(job.so_far.output_ids) if job.so_far is not None else 0
+        usage = Usage(len(so_far.prompt_ids) + before, 0, len(so_far.output_ids) - before)
         return Done(job.job_id, FinishReason.LENGTH, usage)
     route = job.route
     if not was_stopped and attempt.plan is not None and attempt.plan.worker not in route.avoid:
