@@ -6,10 +6,11 @@ PORT ?= 8000
 CONFIG ?=
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
+export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test venv check bench docs mutants clean test-vllm venv-vllm
+.PHONY: help serve test venv check bench docs mutants clean test-vllm venv-vllm venv-peers
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG)"
@@ -20,6 +21,7 @@ help:
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in a virtual environment of its own (VLLM_VENV, VLLM_INDEX_URL)"
+	@echo "make venv-peers other gateways, for BENCH=path to measure beside ours (PEERS)"
 	@echo "make venv    the virtual environment with everything for development"
 
 $(VENV)/bin/python:
@@ -58,6 +60,12 @@ venv-vllm:
 test-vllm: $(VENV)/.installed-dev venv-vllm
 	VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
 
+# They want other versions of the same packages, so they never share the project's environment.
+venv-peers:
+	@test -x $(PEERS)/bin/litellm -a -x $(PEERS)/bin/smg || { \
+	  echo "installing LiteLLM and SMG into $(PEERS) (a minute or two, once)"; \
+	  $(PYTHON) -m venv $(PEERS) && $(PEERS)/bin/pip --disable-pip-version-check --quiet install 'litellm[proxy]' smg; }
+
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
 
@@ -68,4 +76,4 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.docs
 
 clean:
-	rm -rf build $(VENV) .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -378,6 +378,8 @@ def _impossible(config: Config) -> Iterator[str]:
     health = config.health
     yield from _outside("health", health, 2, math.inf, "losses")
     yield from _not_above_zero("health", health, "window_s", "first_pause_s", "longest_pause_s", "double_every_s")
+    if health.longest_pause_s < health.first_pause_s:
+        yield f"health.longest_pause_s ({health.longest_pause_s:g}) is shorter than health.first_pause_s"
     for name in ("loss_share", "first_share"):
         if not 0 < getattr(health, name) <= 1:
             yield f"health.{name} must be above 0 and at most 1"

@@ -10,9 +10,8 @@ from aiohttp import web
 from inferry.adapters.workers.calls import Call, Flight
 from inferry.adapters.workers.profiles import Profile
 from inferry.domain.jobs import Resume
-from inferry.domain.plans import Phase
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
-from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run
+from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
 from support.token_server import TokenServer, written
 from support.upstream import DONE, Script, Upstream, begin, chunk, event, role, usage
 
@@ -313,18 +312,43 @@ def test_one_finish_of_several_choices_is_not_the_end() -> None:
     run(scenario())
 
 
-def test_a_server_that_times_out_again_and_again_is_down() -> None:
-    async def never(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await up.release.wait()
-        return await begin(request)
+def test_comments_are_no_sign_of_life_once_tokens_have_come() -> None:
+    async def pings(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(role() + chunk("a"))
+        while not up.release.is_set():
+            await response.write(b": ping\n\n")
+            await asyncio.sleep(0.02)
+        return response
 
+    assert error_of(against(pings, silence_timeout_s=60, gap_timeout_s=0.3)).code == "worker_timeout"
+
+
+def test_nonsense_ends_a_stream_before_anything_that_looks_like_a_good_end() -> None:
+    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(role() + chunk("a"))
+        await asyncio.sleep(0.05)
+        await response.write(b"data: {not json\n\n")
+        await asyncio.sleep(0.05)
+        await response.write(chunk("b", "stop") + b"data: [DONE]\n\n")
+        return response
+
+    items = against(script)
+    assert error_of(items).code == "worker_lost"
+    assert b"stop" not in b"".join(item.raw for item in items if isinstance(item, Delta))
+
+
+def test_jobs_on_a_worker_that_is_closed_are_lost_there_and_nobody_has_left() -> None:
     async def scenario() -> None:
-        async with Upstream(never) as up:
-            worker, items = a_worker(up, silence_timeout_s=0.1), list[Item]()
+        async with Upstream(TokenServer(gap_s=0.01)) as up:
+            worker, items = a_worker(up), list[Item]()
             await worker.start()
-            await worker.run(a_plan(*[a_call(f"j{n}") for n in range(3)]), items.append)
-            assert worker.view().phase is Phase.DOWN
+            running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
+            await until(lambda: bool(items))
             await worker.close()
+            await running
+            assert error_of(items).code == "worker_lost"
 
     run(scenario())
 

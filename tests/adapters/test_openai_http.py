@@ -16,7 +16,7 @@ from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import Lane
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
+from inferry.domain.plans import BatchPlan, ReleaseReason
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
 from support import upstream
 from support.builders import a_job
@@ -334,28 +334,6 @@ def test_cancelling_closes_the_upstream_connection() -> None:
     run(scenario())
 
 
-def test_a_server_that_cannot_be_reached_is_down_until_it_answers() -> None:
-    async def scenario() -> None:
-        async with Upstream() as up:
-            worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url), SystemClock())
-            await worker.start()
-        plan = BatchPlan(
-            plan_id=1, worker="up", jobs=(a_job("j", body=BODY),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
-        )
-        items: list[Item] = []
-        for _ in range(3):
-            await worker.run(plan, items.append)
-        assert failure(items).code == "worker_lost"
-        assert worker.view().phase is Phase.DOWN
-        async with up:
-            await worker.run(plan, items.append)
-            assert isinstance(items[-1], Done)
-            assert worker.view().phase is Phase.READY
-            await worker.close()
-
-    run(scenario())
-
-
 def streamed(body: bytes) -> bytes:
     return b"".join(streaming_body(body, None, streams=False))
 
@@ -383,28 +361,6 @@ def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> Non
     sent = json.loads(streamed(body))
     assert sent["stream"] is True
     assert sent["stream_options"]["include_usage"] is True
-
-
-def test_one_lost_job_does_not_take_the_server_from_everybody() -> None:
-    async def broken(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=500)
-
-    async def scenario() -> None:
-        async with Upstream(broken) as up:
-            worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url), SystemClock())
-            await worker.start()
-            plan = BatchPlan(
-                plan_id=1, worker="up", jobs=(a_job("j", body=BODY),), reason=ReleaseReason.IMMEDIATE, formed_at=0.0
-            )
-            items: list[Item] = []
-            await worker.run(plan, items.append)
-            assert worker.view().phase is Phase.READY
-            await worker.run(plan, items.append)
-            await worker.run(plan, items.append)
-            assert worker.view().phase is Phase.DOWN
-            await worker.close()
-
-    run(scenario())
 
 
 def test_counts_that_cannot_be_are_not_believed() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import WorkerLost
@@ -116,6 +117,18 @@ def test_a_listener_hears_of_every_delta_and_of_the_end() -> None:
     stream.push(a_delta(1, "b"))
     stream.finish(DONE)
     assert heard == [(a_delta(0, "a"), None), (a_delta(1, "b"), None), (None, DONE)]
+
+
+def test_a_last_delta_leaves_together_with_the_end_that_follows_it() -> None:
+    stream = a_stream()
+    heard: list[tuple[Delta | None, End | None]] = []
+    stream.listen(lambda: heard.append(stream.take_now()))
+    stream.push(a_delta(0, "a"))
+    last = replace(a_delta(1, "b"), is_last=True)
+    stream.push(last)
+    assert heard == [(a_delta(0, "a"), None)]
+    stream.finish(DONE)
+    assert heard == [(a_delta(0, "a"), None), (last, DONE)]
 
 
 def test_a_listener_that_comes_late_hears_of_what_is_there() -> None:
@@ -332,3 +345,27 @@ def test_merging_in_two_steps_is_merging_in_one(pieces: list[str], cut: int) -> 
     cut = min(cut, len(deltas))
     parts = [merge(part) for part in (deltas[:cut], deltas[cut:]) if part]
     assert merge(parts) == merge(deltas)
+
+
+def test_the_role_alone_is_said_before_an_empty_answer_and_not_before_an_error() -> None:
+    role = replace(a_delta(0, raw=b"role"), tokens=0)
+    for end, said in ((DONE, 1), (Failed("j", WorkerLost("gone")), 0)):
+        stream = a_stream()
+        stream.push(role)
+        assert stream.take_now() == (None, None)
+        stream.finish(end)
+        delta, got = stream.take_now()
+        assert got is end
+        assert (delta is not None) == bool(said)
+
+
+def test_what_was_kept_back_of_a_lost_attempt_is_never_said() -> None:
+    stream = a_stream()
+    stream.push(replace(a_delta(0, raw=b"role"), tokens=0))
+    stream.again(Attempt(a_job("j", run_id="run", step_id="step", attempt=2)), from_start=True)
+    stream.push(replace(a_delta(0, raw=b"again"), tokens=0))
+    stream.push(a_delta(1, raw=b" word"))
+    delta, _ = stream.take_now()
+    assert delta is not None
+    assert delta.raw == b"again word"
+    assert stream.restarts == 0

@@ -28,7 +28,8 @@ class Delta(Struct, frozen=True, gc=False):
     """The next piece of a job's output; `index` counts from 0 without gaps.
 
     `raw` holds the server-sent events as they came from upstream, complete ones only, so that passing them on costs no
-    re-encoding. `tokens` is how many output tokens the piece stands for.
+    re-encoding. `tokens` is how many output tokens the piece stands for. `is_last` says that the job's end follows at
+    once, in the same call: whoever passes things on may do both together.
     """
 
     job_id: str
@@ -39,6 +40,7 @@ class Delta(Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...] = ()
     tokens: int = 0
     raw: bytes = b""
+    is_last: bool = False
 
 
 class Done(Struct, frozen=True, gc=False):

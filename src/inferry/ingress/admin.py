@@ -17,7 +17,11 @@ from inferry.ingress.connection import Reply, Request
 
 PATHS = ("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit")
 _WORKERS = "/admin/workers"
-_FROM_ELSEWHERE = (b"origin", b"sec-fetch-site", b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+_FROM_ELSEWHERE = (
+    *(b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"),
+    *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
+    b"cf-connecting-ip",
+)
 """What a browser says of the page that sent it, and a proxy of the client behind it."""
 
 
@@ -73,5 +77,10 @@ def _is_loopback(address: str) -> bool:
 def _names_loopback(host: bytes) -> bool:
     """Whether a Host header means this machine: a page whose own name was pointed here says that name."""
     name = host.decode("latin-1")
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name.startswith("["):
+        name, _, rest = name[1:].partition("]")
+        if rest and not rest.startswith(":"):
+            return False
+    else:
+        name = name.partition(":")[0]
     return name.lower() == "localhost" or _is_loopback(name)

@@ -38,6 +38,7 @@ def collect_events(raw: bytes, usage_event: bytes) -> bytes:
 def _collect(raw: bytes, usage_event: bytes) -> bytes:
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
+    said: dict[str, Any] = {}
     for line in (_with_texts_joined(raw) + usage_event).split(b"\n"):
         if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
             continue
@@ -45,13 +46,17 @@ def _collect(raw: bytes, usage_event: bytes) -> bytes:
             event = _decode(line[5:])
         except msgspec.DecodeError:
             raise WorkerLost("the worker sent an event that is not JSON") from None
-        for key, value in event.items():
-            if key == "choices":
-                for chunk in value:
-                    index = chunk.get("index", 0)
-                    _fold(choices.setdefault(index, {"index": index}), chunk)
-            elif value is not None or key not in answer:
-                answer[key] = value
+        for chunk in event.pop("choices", ()):
+            index = chunk.get("index", 0)
+            choice = choices.get(index)
+            if choice is None:
+                choice = choices[index] = {"index": index}
+            _fold(choice, chunk)
+        if event != said:  # most say the same about themselves as the one before
+            said = event
+            for key, value in event.items():
+                if value is not None or key not in answer:
+                    answer[key] = value
     answer["object"] = _WHOLE_NAMES.get(answer.get("object", ""), answer.get("object"))
     answer["choices"] = [_whole(choices[index]) for index in sorted(choices)]
     return msgspec.json.encode(answer)

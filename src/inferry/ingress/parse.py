@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -267,11 +267,13 @@ def _check_ranges(wire: ChatBody | CompletionBody) -> int | None:
         raise InvalidRequest(f"`{name}` must be at least 1", param=name)
     if limit is not None and limit > LARGEST_ID:
         raise InvalidRequest(f"`{name}` must be at most {LARGEST_ID}", param=name)
-    for field, low, high in (("temperature", 0.0, 2.0), ("top_p", 0.0, 1.0), ("min_p", 0.0, 1.0)):
-        value = getattr(wire, field)
-        if value is not None and not low <= value <= high:
-            raise InvalidRequest(f"`{field}` must be between {low:g} and {high:g}, got {value:g}", param=field)
-    if wire.top_p == 0.0:
+    if (temperature := wire.temperature) is not None and not 0.0 <= temperature <= 2.0:
+        raise _out_of_range("temperature", temperature, 2)
+    if (top_p := wire.top_p) is not None and not 0.0 <= top_p <= 1.0:
+        raise _out_of_range("top_p", top_p, 1)
+    if (min_p := wire.min_p) is not None and not 0.0 <= min_p <= 1.0:
+        raise _out_of_range("min_p", min_p, 1)
+    if top_p == 0.0:
         raise InvalidRequest("`top_p` must be above 0", param="top_p")
     if wire.top_k is not None and not -1 <= wire.top_k <= LARGEST_ID:
         raise InvalidRequest(f"`top_k` must be -1 or 0 (no limit), or at most {LARGEST_ID}", param="top_k")
@@ -279,47 +281,60 @@ def _check_ranges(wire: ChatBody | CompletionBody) -> int | None:
         raise InvalidRequest(f"`n` must be between 1 and 128, got {wire.n}", param="n")
     if wire.seed is not None and not -(2**63) <= wire.seed < 2**63:
         raise InvalidRequest("`seed` must fit 64 bits", param="seed")
-    ids = wire.stop_token_ids or ()
-    if len(ids) > MOST_STOP_TOKENS or not all(0 <= token <= LARGEST_ID for token in ids):
+    if (ids := wire.stop_token_ids) and (
+        len(ids) > MOST_STOP_TOKENS or not all(0 <= token <= LARGEST_ID for token in ids)
+    ):
         raise InvalidRequest(f"`stop_token_ids` takes up to {MOST_STOP_TOKENS} token ids", param="stop_token_ids")
-    stops = wire.stop
-    stops = [stops] if isinstance(stops, str) and stops else stops or []
-    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-        raise InvalidRequest(f"`stop` takes up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", param="stop")
+    if wire.stop:
+        stops = [wire.stop] if isinstance(wire.stop, str) else wire.stop
+        if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+            raise InvalidRequest(
+                f"`stop` takes up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", param="stop"
+            )
     return limit
 
 
-def _features(wire: ChatBody | CompletionBody) -> Iterator[tuple[str, str]]:
+def _out_of_range(field: str, value: float, most: int) -> InvalidRequest:
+    return InvalidRequest(f"`{field}` must be between 0 and {most}, got {value:g}", param=field)
+
+
+def _features(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
     """(feature, parameter) for everything the request asks for that not every worker can do."""
+    found: list[tuple[str, str]] = []
     if wire.n is not None and wire.n > 1:
-        yield "n", "n"
-    if _is_given(wire.logit_bias):
-        yield "logit_bias", "logit_bias"
-    for penalty, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
-        if getattr(wire, penalty) not in (None, neutral):
-            yield "penalties", penalty
+        found.append(("n", "n"))
+    if wire.logit_bias is not UNSET and _is_given(wire.logit_bias):
+        found.append(("logit_bias", "logit_bias"))
+    if wire.presence_penalty:
+        found.append(("penalties", "presence_penalty"))
+    if wire.frequency_penalty:
+        found.append(("penalties", "frequency_penalty"))
+    if wire.repetition_penalty is not None and wire.repetition_penalty != 1:
+        found.append(("penalties", "repetition_penalty"))
     if wire.min_p:
-        yield "min_p", "min_p"
+        found.append(("min_p", "min_p"))
     if wire.min_tokens:
-        yield "min_tokens", "min_tokens"
+        found.append(("min_tokens", "min_tokens"))
     if wire.response_format is not None and wire.response_format.type != "text":
-        yield "structured_outputs", "response_format"
+        found.append(("structured_outputs", "response_format"))
     if wire.logprobs is not None and wire.logprobs is not False:
-        yield "logprobs", "logprobs"
+        found.append(("logprobs", "logprobs"))
     if isinstance(wire, ChatBody):
-        for param in ("tools", "functions"):
-            if _is_given(getattr(wire, param)):
-                yield "tools", param
-        for param in ("modalities", "audio"):
-            if _is_given(getattr(wire, param)) and bytes(getattr(wire, param)) != b'["text"]':
-                yield "audio", param
+        if wire.tools is not UNSET and _is_given(wire.tools):
+            found.append(("tools", "tools"))
+        if wire.functions is not UNSET and _is_given(wire.functions):
+            found.append(("tools", "functions"))
+        for param, raw in (("modalities", wire.modalities), ("audio", wire.audio)):
+            if raw is not UNSET and _is_given(raw) and bytes(raw) != b'["text"]':
+                found.append(("audio", param))
     else:
         if wire.echo:
-            yield "echo", "echo"
+            found.append(("echo", "echo"))
         if wire.suffix:
-            yield "suffix", "suffix"
+            found.append(("suffix", "suffix"))
         if wire.best_of is not None and wire.best_of > 1:
-            yield "n", "best_of"
+            found.append(("n", "best_of"))
+    return found
 
 
 def _is_given(raw: Raw | UnsetType) -> bool:
@@ -327,15 +342,17 @@ def _is_given(raw: Raw | UnsetType) -> bool:
 
 
 def _sampling(wire: Body, budget: int) -> Sampling:
-    stop = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ())
+    temperature, top_p, top_k, stop = wire.temperature, wire.top_p, wire.top_k, wire.stop
+    if stop:
+        stop = [stop] if isinstance(stop, str) else [one for one in stop if one]
     return Sampling(
-        temperature=1.0 if wire.temperature is None else 0.0 if wire.temperature < GREEDY_BELOW else wire.temperature,
-        top_p=1.0 if wire.top_p is None else wire.top_p,
-        top_k=wire.top_k if wire.top_k is not None and wire.top_k > 0 else None,
+        temperature=1.0 if temperature is None else 0.0 if temperature < GREEDY_BELOW else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
         seed=wire.seed,
         max_tokens=budget,
-        stop=tuple(one for one in stop if one),
-        stop_token_ids=tuple(wire.stop_token_ids or ()),
+        stop=tuple(stop) if stop else (),
+        stop_token_ids=tuple(wire.stop_token_ids) if wire.stop_token_ids else (),
         ignore_eos=bool(wire.ignore_eos),
     )
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.errors import ClientClosed, GatewayError
-from inferry.domain.jobs import InferenceJob
+from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.streams import Failed
 from inferry.ingress.collect import collect_events
 from inferry.ingress.connection import Reply
@@ -25,6 +25,7 @@ _SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cac
 _JSON = b"content-type: application/json\r\n"
 _HEARTBEAT = b": waiting\n\n"
 _LOOKS_PER_HEARTBEAT = 4
+_LANE_NAMES = {lane: lane.name for lane in Lane}
 
 _pass_through = PassThrough()
 
@@ -70,15 +71,14 @@ class _Answer(ABC):
 
     def _job_headers(self) -> bytes:
         job, attempt = self._job, self._stream.attempt
-        headers = b"x-request-id: %b\r\nx-inferry-lane: %b\r\n" % (job.request_id.encode(), job.lane.name.encode())
-        if attempt.plan is None or attempt.queue_s is None:
-            return headers
-        return b"%bx-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
-            headers,
-            attempt.queue_s * 1000,
-            len(attempt.plan.jobs),
-            attempt.plan.worker.encode(),
-        )
+        headers = f"x-request-id: {job.request_id}\r\nx-inferry-lane: {_LANE_NAMES[job.lane]}\r\n"
+        plan, sent_at = attempt.plan, attempt.sent_at
+        if plan is not None and sent_at is not None:
+            headers += (
+                f"x-inferry-queue-ms: {(sent_at - job.arrived_at) * 1000:.1f}\r\n"
+                f"x-inferry-batch-size: {len(plan.jobs)}\r\nx-inferry-worker: {plan.worker}\r\n"
+            )
+        return headers.encode()
 
 
 class WholeAnswer(_Answer):

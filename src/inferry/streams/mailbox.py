@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.streams import Delta, End
+from inferry.domain.streams import Delta, Done, End
 
 
 class OutOfOrder(RuntimeError):
@@ -82,7 +82,8 @@ class JobStream:
             self._preamble = None
         self._deltas.append(delta)
         self.unread_bytes += len(delta.raw) + len(delta.text)
-        self._wake()
+        if not delta.is_last:  # else the end wakes the reader, and both leave together
+            self._wake()
 
     def again(self, attempt: Attempt, *, from_start: bool) -> None:
         """The attempt is over, the job is not: another goes on where it stopped, or begins anew."""
@@ -101,8 +102,8 @@ class JobStream:
     def finish(self, end: End) -> None:
         if self._end is not None:
             raise OutOfOrder(f"{end.job_id}: ended twice")
-        if self._preamble:
-            self._deltas += self._preamble
+        if self._preamble and isinstance(end, Done):
+            self._deltas += self._preamble  # an answer without a token; before an error it is nothing
         self._end = end
         self._wake()
 

@@ -180,7 +180,9 @@ class Call:
             self._worker.answered(self, status, self._limits)
 
     def on_body(self, body: bytes) -> None:
-        self.heard_at = self._now()
+        written = self._scanner.tokens
+        if not written:
+            self.heard_at = self._now()
         chunk = self._pending + body if self._pending else body
         if self._status != 200:
             self._pending = chunk[:LONGEST_REFUSAL]
@@ -194,13 +196,18 @@ class Call:
                 self.fail(WorkerLost(f"worker {self._worker.name} sent an event without an end"))
             return
         self._pending = chunk[end:]
+        scanner = self._scanner
         raw, tokens = self._scan(chunk[:end])
+        if scanner.tokens != written:
+            self.heard_at = self._now()  # comments and the like are no sign of life once tokens have come
         if raw:
             job = self.job
-            self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw))
+            self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw, scanner.is_done))
             self._index += 1
-        scanner = self._scanner
-        if scanner.is_done:
+        if scanner.error is not None:
+            # At once: what comes after it may look like a good end.
+            self.fail(WorkerLost(f"worker {self._worker.name} reported an error in the stream"))
+        elif scanner.is_done:
             connection = self.connection
             if connection is not None and not connection.is_over:
                 # All has been said; whether the server also ends its answer is not for the job to wait for.

@@ -38,7 +38,7 @@ class EmbeddedWorker(EngineWorker):
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
-        silence_s: float = 60.0,
+        silence_s: float = 30.0,
     ) -> None:
         config = engine or EngineConfig()
         super().__init__(

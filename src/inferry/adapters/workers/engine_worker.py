@@ -81,7 +81,7 @@ class EngineWorker:
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
-        silence_s: float = 60.0,
+        silence_s: float = 30.0,
     ) -> None:
         self._name = name
         self._program = program

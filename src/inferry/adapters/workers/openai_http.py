@@ -34,8 +34,6 @@ from inferry.domain.streams import Done, Failed
 
 log = logging.getLogger(__name__)
 
-FAILURES_UNTIL_DOWN = 3
-
 
 class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     """One server. `salts` keeps tenants' prefix caches apart where the server can, with hashes keyed by `salt_secret`;
@@ -100,7 +98,6 @@ class OpenAIHttpWorker:
         self._calls: dict[str, Call] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
-        self._failures = 0
         self._reports_cached: bool | None = None
         self._advised: set[str] = set()
         self.ended_calls = 0
@@ -130,7 +127,6 @@ class OpenAIHttpWorker:
 
     def view(self) -> WorkerView:
         now = self.clock.now()
-        down = self._failures >= FAILURES_UNTIL_DOWN
         load, foreign = Load(running=len(self._calls)), Load()
         kv_capacity, prefix_hits, counts, counted_at = None, None, None, None
         if self._engine is not None:
@@ -143,7 +139,7 @@ class OpenAIHttpWorker:
             worker=self._name,
             group=self._settings.group,
             models=self._models,
-            phase=Phase.DOWN if down else Phase.READY if self._is_started else Phase.STARTING,
+            phase=Phase.READY if self._is_started else Phase.STARTING,
             room=self._room(now, kv_capacity),
             load=load,
             foreign=foreign,
@@ -291,7 +287,7 @@ class OpenAIHttpWorker:
 
     async def close(self) -> None:
         for call in list(self._calls.values()):
-            call.fail(ClientClosed("the worker was closed"))
+            call.fail(WorkerLost(f"worker {self._name} was closed"))
         for task in self._connecting:
             task.cancel()
         if self._watch is not None:
@@ -383,13 +379,8 @@ class OpenAIHttpWorker:
     def ended(self, call: Call, end: Done | Failed) -> None:
         """The call's end, which comes once."""
         self._forget(call)
-        # Several losses in a row, with nothing good in between, are the server's fault and not a job's.
-        if isinstance(end, Done):
-            self._failures = 0
-            if call.reports_cached is not None:
-                self._reports_cached = call.reports_cached
-        elif isinstance(end.error, WorkerLost | WorkerTimeout):
-            self._failures += 1
+        if isinstance(end, Done) and call.reports_cached is not None:
+            self._reports_cached = call.reports_cached
 
     def _forget(self, call: Call) -> None:
         if self._calls.pop(call.job.job_id, None) is not None:

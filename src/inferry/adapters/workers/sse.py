@@ -81,17 +81,32 @@ class EventScanner:
 
     def scan(self, events: bytes) -> tuple[bytes, int]:
         """Complete events in; the bytes the client is to get and the tokens in them out."""
+        if _MORE not in events:
+            passed, tokens = self._scan_one_by_one(events)
+            self.tokens += tokens
+            return passed, tokens
         passed, tokens = b"", 0
-        if _MORE in events and _ROLE not in events:
+        if _ROLE in events:
+            # It stands in the first event, if anywhere; those behind it are like any other.
+            first = events.find(b"\n\n") + 2
+            passed, tokens = self._scan_one_by_one(events[:first])
+            events = b"" if self.is_done else events[first:]
+        elif events.find(b"\n") == len(events) - 2 and events.startswith(b"data: "):
+            # One event of one line: what a stream mostly has when it is paced.
+            self.events += 1
+            self.tokens += 1
+            return events, 1
+        if _ROLE not in events:
             plain = _MORE_EVENTS.match(events)
             if plain is not None:
                 end = plain.end()
-                tokens = events.count(_MORE, 0, end)
-                self.events += tokens
+                more_tokens = events.count(_MORE, 0, end)
+                self.events += more_tokens
+                tokens += more_tokens
                 if end == len(events):
                     self.tokens += tokens
-                    return events, tokens
-                passed, events = events[:end], events[end:]
+                    return (passed + events if passed else events), tokens
+                passed, events = passed + events[:end], events[end:]
         more, more_tokens = self._scan_one_by_one(events)
         tokens += more_tokens
         self.tokens += tokens

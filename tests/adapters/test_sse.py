@@ -1,0 +1,43 @@
+"""Upstream events are looked at as closely as needed: however they come together, the account is the same."""
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferry.adapters.workers.sse import EventScanner
+from inferry.domain.streams import FinishReason
+
+
+def event(delta: dict[str, str], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + json.dumps({"id": "x", "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+ROLE = event({"role": "assistant", "content": ""})
+COMMENT = b": still here\n\n"
+TWO_LINES = b'data: {"choices":[{"index":0,"delta":{"content":"a"},\ndata: "finish_reason":null}]}\n\n'
+END = event({"content": "last"}, "stop")
+DONE = b"data: [DONE]\n\n"
+texts = st.sampled_from(["a", " word", "\n\n", '"finish_reason":null', "data: [DONE]", "ü", '"role":"assistant"'])
+middles = st.one_of(texts.map(lambda text: event({"content": text})), st.sampled_from([ROLE, COMMENT, TWO_LINES]))
+
+
+@given(st.lists(middles, max_size=8), st.lists(st.integers(0, 12), max_size=4), st.booleans())
+def test_how_events_come_together_changes_nothing(middle: list[bytes], cuts: list[int], has_role: bool) -> None:
+    events = [*([ROLE] if has_role else []), *middle, END, DONE]
+    one_by_one, together = EventScanner(), EventScanner()
+    passed = b"".join(one_by_one.scan(one)[0] for one in events)
+    at = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
+    groups = [b"".join(events[a:b]) for a, b in pairwise(at) if a < b]
+    assert b"".join(together.scan(group)[0] for group in groups) == passed
+    assert (together.tokens, together.events) == (one_by_one.tokens, one_by_one.events)
+    assert together.is_done
+    assert together.finish is FinishReason.STOP
+
+
+def test_nothing_counts_that_comes_after_the_end() -> None:
+    scanner = EventScanner()
+    passed, tokens = scanner.scan(DONE + ROLE + event({"content": "more"}))
+    assert (passed, tokens, scanner.is_done) == (b"", 0, True)
