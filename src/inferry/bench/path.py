@@ -4,7 +4,7 @@ All stand before the same instant backend and get the same closed-loop load, in 
 test has one core, backend and load share the other. The work is not the same: ours streams every call upstream, also
 where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Other gateways
 take part where they are installed (`inferry.bench.peers`). Needs the yardsticks `mockllm.c` and `llmload.c`, found in
-the directory that RULER names.
+the directory that RULER names, or in ../shared/ruler beside the repository.
 """
 
 import collections
@@ -54,7 +54,7 @@ class Arm:
 
 
 def measure() -> dict[str, Any]:
-    ruler = Path(os.environ.get("RULER", ""))
+    ruler = Path(os.environ.get("RULER", Path(__file__).parents[4] / "shared" / "ruler"))
     if not (ruler / "mockllm.c").is_file():
         raise SystemExit("set RULER to the directory that has the yardsticks mockllm.c and llmload.c")
     peers = installed()
