@@ -316,3 +316,41 @@ def test_the_role_alone_is_enough_to_go_on_from_the_prompt() -> None:
     assert Trail().so_far() is None
     assert usage(1, 2) == Trail().follow(usage(1, 2))[0]
     assert chunk("a") == Trail().follow(chunk("a"))[0]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_stream_that_broke_off_within_a_character_goes_on_with_that_character(api: Api) -> None:
+    """Events that join several tokens do not say whether the last of them is half a character; the server does."""
+    tokens, within = 40, 0
+
+    def reads(ids: list[int]) -> str:
+        return text_of(ids) + ("\ufffd" if is_half(ids[-1]) else "")
+
+    async def scenario() -> None:
+        nonlocal within
+        async with Upstream(TokenServer()) as whole, Upstream(TokenServer()) as second:
+            second.detokenize = reads
+            expected = text_in(raw_of(await ran(whole, a_call(api=api, tokens=tokens))))
+            for breaks_after in range(3, tokens, 3):
+                async with Upstream(TokenServer(breaks_after=breaks_after, joins=3)) as first:
+                    items = await ran(first, a_call(api=api, tokens=tokens))
+                so_far = failed(items).so_far
+                assert so_far is not None
+                within += bool(so_far.output_ids) and is_half(so_far.output_ids[-1])
+                again = await ran(second, a_call(api=api, tokens=tokens, so_far=so_far))
+                text = "".join(item.text for item in again if isinstance(item, Delta))
+                assert text_in(raw_of(items)) + text == expected
+
+    run(scenario())
+    assert within
+
+
+def test_a_server_that_does_not_turn_ids_into_text_goes_on_from_all_of_them() -> None:
+    async def scenario() -> None:
+        async with Upstream(TokenServer()) as up:
+            prompt, before = (1, 2, 3), tuple(written([1, 2, 3], 5))
+            items = await ran(up, a_call(api="completions", tokens=8, so_far=SoFar(prompt, before)))
+            ids = [token for item in items if isinstance(item, Delta) for token in item.token_ids]
+            assert [*before, *ids] == written(prompt, 8)
+
+    run(scenario())

@@ -39,9 +39,14 @@ def chat_prompt(body: dict[str, Any]) -> list[int]:
 
 
 class TokenServer:
-    """The script of an `Upstream`. `breaks_after` cuts the connection after so many events with text or without."""
+    """The script of an `Upstream`. `breaks_after` cuts the connection after so many events with text or without.
 
-    def __init__(self, breaks_after: int | None = None, gap_s: float = 0.0) -> None:
+    One that `joins` puts several tokens into one event, as a server does that has fallen behind: their text as far as
+    it is whole, and the ids of all.
+    """
+
+    def __init__(self, breaks_after: int | None = None, gap_s: float = 0.0, joins: int = 1) -> None:
+        self.joins = joins
         self.breaks_after = breaks_after
         self.gap_s = gap_s
 
@@ -52,7 +57,8 @@ class TokenServer:
         response = await begin(request)
         if chat:
             await response.write(self._event(chat, {"role": "assistant", "content": ""}, None, None, prompt, shows_ids))
-        held = ""
+        held = joined = ""
+        ids: list[int] = []
         count = body.get("max_tokens") or 16
         for number, token in enumerate(written(prompt, count)):
             if self.breaks_after is not None and number >= self.breaks_after:
@@ -63,13 +69,18 @@ class TokenServer:
             last = number == count - 1
             text = held + f" t{token}"
             held, text = (text, "") if is_half(token) and not last else ("", text)
-            first_ids = prompt if not chat and number == 0 else None
+            joined += text
+            ids.append(token)
+            if not last and len(ids) < self.joins:
+                continue
+            first_ids = prompt if not chat and number < self.joins else None
             finish = "length" if last else None
             if up.aborted[engine_id_of(request)].is_set():
                 await response.write(self._event(chat, {"content": ""}, "abort", [], None, shows_ids))
                 await response.write(usage(len(prompt), number) + DONE)
                 return response
-            await response.write(self._event(chat, {"content": text}, finish, [token], first_ids, shows_ids))
+            await response.write(self._event(chat, {"content": joined}, finish, ids, first_ids, shows_ids))
+            joined, ids = "", []
             await asyncio.sleep(self.gap_s)
         await response.write(usage(len(prompt), count) + DONE)
         return response

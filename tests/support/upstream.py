@@ -58,6 +58,7 @@ class Upstream:
         self.gone = asyncio.Event()
         self.release = asyncio.Event()
         self.port = 0
+        self.detokenize: Callable[[list[int]], str] | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -69,6 +70,7 @@ class Upstream:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/abort_requests", self._abort)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/v1/chat/completions", self._call)
         app.router.add_post("/v1/completions", self._call)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -119,6 +121,11 @@ class Upstream:
             return web.Response(status=404)
         page = metrics_page(len(self.running) + self.foreign) if self.metrics_page is None else self.metrics_page
         return web.Response(text=page)
+
+    async def _detokenize(self, request: web.Request) -> web.StreamResponse:
+        if self.detokenize is None:
+            return web.Response(status=404)
+        return web.json_response({"prompt": self.detokenize((await request.json())["tokens"])})
 
     async def _abort(self, request: web.Request) -> web.Response:
         """As vLLM does: it counts the ids sent, whether there are such requests or not."""

@@ -6,6 +6,8 @@ All of it runs in callbacks of the connection, on the worker's event loop.
 import asyncio
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from inferry.adapters.workers.bodies import asks_for_token_ids, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
 from inferry.adapters.workers.sse import EventScanner
@@ -267,13 +269,26 @@ class Call:
 
 
 class ContinuedCall(Call):
-    """A job that goes on where an earlier attempt broke off. Its deltas carry text and token ids, no events."""
+    """A job that goes on where an earlier attempt broke off. Its deltas carry text and token ids, no events.
 
-    __slots__ = ()
+    `begins_whole`: that it begins with a whole character is known, or cannot be.
+    """
+
+    __slots__ = ("begins_whole",)
 
     def __init__(self, job: InferenceJob, emit: Emit, flight: Flight, worker: Server) -> None:
         super().__init__(job, emit, flight, worker)
         self._scan = self._read
+        self.begins_whole = False
+
+    def begin_after(self, written: int) -> None:
+        """Begin after so many ids of what was written: those after them are half a character, and written again."""
+        so_far = self.job.so_far
+        assert so_far is not None
+        self.begins_whole = True
+        if written < len(so_far.output_ids):
+            self.job = replace(self.job, so_far=SoFar(so_far.prompt_ids, so_far.output_ids[:written]))
+            self._scanner = self._make_scanner(follows=False)
 
     def _make_scanner(self, follows: bool) -> EventScanner:
         assert self.job.so_far is not None

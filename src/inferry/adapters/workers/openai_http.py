@@ -8,7 +8,7 @@ that it is also gone from the engine is confirmed afterwards, where the engine l
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from inferry.adapters.workers.http1 import Client, Request
 from inferry.adapters.workers.profiles import VLLM, Profile, narrowed
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.refusals import refusal
+from inferry.adapters.workers.seams import Seams
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost, WorkerTimeout
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
@@ -87,6 +88,8 @@ class OpenAIHttpWorker:
         self._server = ServerQuestions(
             self._profile, Questions(self._http), Questions(self._looks), self._keys[0], settings.silence_timeout_s
         )
+        path = self._profile.detokenize_path
+        self._seams = None if path is None else Seams(Questions(self._looks), path, self._keys[0])
         self._salts: Salts | None = None
         if settings.salts and self._profile.salts:
             secret = settings.salt_secret
@@ -318,6 +321,9 @@ class OpenAIHttpWorker:
             if not self._profile.continues:
                 call.fail(NoWorker(f"worker {self._name} cannot go on from token ids"))
                 return
+            if self._seams is not None and not call.begins_whole:
+                self._start(self._send_from_a_whole_character(call, self._seams))
+                return
             if self._left(call.job) < 1:
                 call.finish_at_once()
                 return
@@ -327,9 +333,18 @@ class OpenAIHttpWorker:
         if connection is not None:
             call.start(connection, self._request(call))
         else:
-            task = asyncio.get_running_loop().create_task(self._connect(call))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._start(self._connect(call))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _send_from_a_whole_character(self, call: ContinuedCall, seams: Seams) -> None:
+        so_far = call.job.so_far
+        assert so_far is not None
+        call.begin_after(await seams.whole_characters(call.job.route.model, so_far.output_ids))
+        self.send(call)
 
     def _take_a_key(self, call: Call, pacer: Pacer) -> bool:
         now = self.clock.now()

@@ -39,8 +39,9 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     `continues`: takes prompts as token ids on /v1/completions and returns the ids of prompt and output on request.
     `salts`: keeps the prefix caches of different `cache_salt`s apart. `orders`: takes a `priority`, lower first.
-    `abort_path`: where requests are aborted by id. `usage_in_stream`: takes `stream_options.include_usage`.
-    `is_hosted`: tells in headers how much more it takes. `refuses` are fields of other kinds that it must not be sent.
+    `abort_path`: where requests are aborted by id. `detokenize_path`: where ids are turned into text.
+    `usage_in_stream`: takes `stream_options.include_usage`. `is_hosted`: tells in headers how much more it takes.
+    `refuses` are fields of other kinds that it must not be sent.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     salts: bool = False
     orders: bool = False
     abort_path: bytes | None = None
+    detokenize_path: bytes | None = None
     metrics: MetricNames | None = None
     usage_in_stream: bool = True
     is_hosted: bool = False
@@ -61,6 +63,7 @@ VLLM = Profile(
     salts=True,
     orders=True,
     abort_path=b"/abort_requests",
+    detokenize_path=b"/detokenize",
     metrics=MetricNames(
         running=b"vllm:num_requests_running",
         waiting=b"vllm:num_requests_waiting",

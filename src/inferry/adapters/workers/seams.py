@@ -1,0 +1,50 @@
+"""Where a stream can be taken up again: after a whole character.
+
+A server that has fallen behind joins several tokens into one event. The last of them may be the first half of a
+character, whose text is still to come, and nothing in the event says so. Detokenised, such ids end in the character
+that stands for what cannot be read.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from inferry.adapters.workers.questions import Questions
+from inferry.domain.errors import WorkerLost
+
+LOOKED_AT = 8
+LONGEST_CHARACTER = 4
+"""A character has at most four bytes, so no more than three tokens of it can have come without the last."""
+TIMEOUT_S = 2.0
+_UNREADABLE = "\ufffd"
+
+
+class _Text(Struct):
+    prompt: str
+
+
+class Seams:
+    """Asks a server how its tokens read."""
+
+    def __init__(self, questions: Questions, path: bytes, headers: bytes) -> None:
+        self._questions = questions
+        self._path = path
+        self._headers = headers
+
+    async def whole_characters(self, model: str, ids: tuple[int, ...]) -> int:
+        """How many of the ids are whole characters. All of them, where the server does not say."""
+        for dropped in range(min(LONGEST_CHARACTER, len(ids))):
+            kept = len(ids) - dropped
+            text = await self._text(model, ids[max(0, kept - LOOKED_AT) : kept])
+            if text is None:
+                break
+            if not text.endswith(_UNREADABLE):
+                return kept
+        return len(ids)
+
+    async def _text(self, model: str, ids: tuple[int, ...]) -> str | None:
+        body = msgspec.json.encode({"model": model, "tokens": ids})
+        try:
+            status, answer = await self._questions.post(self._path, self._headers, body, TIMEOUT_S)
+            return msgspec.json.decode(answer, type=_Text).prompt if status == 200 else None
+        except (WorkerLost, msgspec.MsgspecError):
+            return None
