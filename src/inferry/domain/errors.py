@@ -49,6 +49,36 @@ class UnknownLane(GatewayError):
     status, code = 400, "unknown_lane"
 
 
+class InvalidApiKey(GatewayError):
+    """No key was given, or none that is known, current and unrevoked."""
+
+    status, code = 401, "invalid_api_key"
+
+
+class RunBudgetExhausted(GatewayError):
+    """The run, or one it belongs to, has used up its tokens or its money."""
+
+    status, code = 402, "run_budget_exhausted"
+
+
+class TenantBudgetExhausted(GatewayError):
+    """The tenant, or the key, has used up its day's or month's tokens or money."""
+
+    status, code = 402, "tenant_budget_exhausted"
+
+
+class ModelNotAllowed(GatewayError):
+    """The model is served, but not for this key."""
+
+    status, code = 403, "model_not_allowed"
+
+
+class LaneNotAllowed(GatewayError):
+    """The lane is above the highest that the key may use."""
+
+    status, code = 403, "lane_not_allowed"
+
+
 class AdminOnly(GatewayError):
     """Administration is not for this client."""
 
@@ -59,6 +89,12 @@ class ModelNotFound(GatewayError):
     """No worker serves the model."""
 
     status, code = 404, "model_not_found"
+
+
+class RunNotFound(GatewayError):
+    """The tenant has no run of this name."""
+
+    status, code = 404, "run_not_found"
 
 
 class NotFound(GatewayError):
@@ -85,6 +121,18 @@ class DeadlineInfeasible(GatewayError):
     status, code, retryable = 408, "deadline_infeasible", True
 
 
+class RunCancelled(GatewayError):
+    """The run, or one it belongs to, was cancelled: nothing of it is taken any more."""
+
+    status, code = 409, "run_cancelled"
+
+
+class Conflict(GatewayError):
+    """What is to be made exists already, or has changed meanwhile."""
+
+    status, code = 409, "conflict"
+
+
 class BodyTooLarge(GatewayError):
     """The body is over the configured limit."""
 
@@ -95,6 +143,18 @@ class QueueFull(GatewayError):
     """The lane is at its limit; retry after what is ahead has drained."""
 
     status, code, retryable = 429, "queue_full", True
+
+
+class RateLimited(GatewayError):
+    """Requests or tokens per minute are used up; retry when the bucket has filled."""
+
+    status, code, retryable = 429, "rate_limited", True
+
+
+class TenantConcurrency(GatewayError):
+    """As many calls of the tenant, or of the key, are in flight as may be."""
+
+    status, code, retryable = 429, "tenant_concurrency", True
 
 
 class ClientClosed(GatewayError):

@@ -102,7 +102,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     `body` is the JSON as the client sent it. `prompt_ids` is present when the model's tokenizer is at hand or the
     client sent token ids. `output_limit` is what an engine that keeps its word cannot exceed, over all choices; None
     leaves that to the job's budget. `stream_fields` says whether the body names `stream` and `stream_options`, so
-    that nobody has to search a long one for them; None where nobody has looked.
+    that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
+    budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
     """
 
     api: Literal["chat", "completions"]
@@ -112,6 +113,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     output_limit: int | None = None
     stream_fields: tuple[bool, bool] | None = None
+    output_cap: int | None = None
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -146,9 +148,9 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
-    `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
-    where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
-    somebody else.
+    `key_id` is the key it came with. `output_hint` is how much the client expects to get. From the second attempt on,
+    `so_far` is where to go on (None where nothing was delivered and the job starts again). `preemptions` counts the
+    attempts that were stopped for somebody else.
     """
 
     job_id: str
@@ -165,6 +167,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     max_wait_s: float
     payload: Payload
     request_id: str = ""
+    key_id: str | None = None
     parent_run: str | None = None
     session: str | None = None
     template_id: str | None = None

@@ -16,7 +16,9 @@ class Outcome(enum.Enum):
 class LedgerEntry(Struct, frozen=True, kw_only=True):
     """The account of one attempt. Appending the same (job_id, attempt) twice changes nothing.
 
-    Waits are milliseconds; None says that it never got so far. `ended_at` is seconds since the Unix epoch.
+    `cost_nanos` is money in billionths, None where no price is known. `shared_with` is the job whose execution this one
+    shared instead of having its own. Waits are milliseconds; None says that it never got so far. `ended_at` is seconds
+    since the Unix epoch.
     """
 
     job_id: str
@@ -42,3 +44,6 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     finish: str | None = None
     error_code: str | None = None
     request_id: str | None = None
+    key_id: str | None = None
+    cost_nanos: int | None = None
+    shared_with: str | None = None

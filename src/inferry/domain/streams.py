@@ -44,12 +44,16 @@ class Delta(Struct, frozen=True, gc=False):
 
 
 class Done(Struct, frozen=True, gc=False):
-    """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for."""
+    """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
+
+    `stopped` says why the gateway ended it before the engine would have: a budget that was used up.
+    """
 
     job_id: str
     finish: FinishReason
     usage: Usage
     raw: bytes = b""
+    stopped: GatewayError | None = None
 
 
 class Failed(Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The ledger's one table, for every database that SQLAlchemy speaks to."""
 
-from sqlalchemy import Column, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -32,6 +32,9 @@ attempts = Table(
     Column("finish", Text),
     Column("error_code", Text),
     Column("request_id", Text),
+    Column("key_id", Text),
+    Column("cost_nanos", BigInteger),
+    Column("shared_with", Text),
     Index("attempts_by_run", "tenant", "run_id"),
     Index("attempts_by_end", "ended_at"),
 )
@@ -39,3 +42,12 @@ attempts = Table(
 # Few jobs are tried twice, so this stays tiny, and "was this job tried again?" costs no search of the whole table.
 RETRIED = attempts.c.attempt > 1
 Index("attempts_retried", attempts.c.job_id, attempts.c.attempt, sqlite_where=RETRIED, postgresql_where=RETRIED)
+
+UPGRADES: dict[int, tuple[str, ...]] = {
+    1: (
+        "ALTER TABLE attempts ADD COLUMN key_id TEXT",
+        "ALTER TABLE attempts ADD COLUMN cost_nanos BIGINT",
+        "ALTER TABLE attempts ADD COLUMN shared_with TEXT",
+    ),
+}
+"""What makes a file of each earlier version one of the next. Tables that are new are made wherever they are missing."""

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from inferry.adapters.ledgers.queries import LedgerQueries
-from inferry.adapters.ledgers.schema import SCHEMA_VERSION, attempts, metadata
+from inferry.adapters.ledgers.schema import SCHEMA_VERSION, UPGRADES, attempts, metadata
 from inferry.domain.ledger import LedgerEntry
 
 BUSY_TIMEOUT_MS = 5000
@@ -41,15 +41,19 @@ class SqliteLedger:
             raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
         self._engine = _engine(parsed)
         # Compiled once and run with plain rows: a writer that is busy in Python keeps the event loop waiting.
-        statement = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
-        self._insert = str(statement.compile(dialect=self._engine.dialect))
+        inserting = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
+        self._insert = str(inserting.compile(dialect=self._engine.dialect))
         try:
             with self._engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode = WAL")
                 connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
                 # Take the write lock before looking, so that two processes do not both make the tables.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-                if _version(connection, parsed) == 0:
+                version = _version(connection, parsed)
+                if version < SCHEMA_VERSION:
+                    for older in range(version, SCHEMA_VERSION) if version else ():
+                        for statement in UPGRADES[older]:
+                            connection.exec_driver_sql(statement)
                     metadata.create_all(connection)
                     connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 connection.commit()
@@ -86,8 +90,14 @@ def open_sqlite_queries(url: str) -> LedgerQueries:
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
-            if _version(connection, parsed) == 0:
+            version = _version(connection, parsed)
+            if version == 0:
                 raise LedgerMissing(f"{path} holds no ledger yet")
+            if version < SCHEMA_VERSION:
+                raise LedgerUnusable(
+                    f"the ledger {path} is of an earlier release (schema {version}, this one reads {SCHEMA_VERSION}); "
+                    "start the gateway with it once, which brings it up to date"
+                )
     except DBAPIError as error:
         engine.dispose()
         raise LedgerUnusable(f"cannot read the ledger {path}: {error.orig}") from error
