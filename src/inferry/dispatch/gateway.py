@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Mapping
 
 from inferry.admission.calibration import Coverage
+from inferry.admission.gate import Gate
 from inferry.admission.lengths import Accuracy, LengthModel, Question
+from inferry.admission.runs import Runs
+from inferry.dispatch.entrance import Entrance, FreeTicket
+from inferry.dispatch.flights import Flights, Kind, Sharing
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.prefixes import NEW, PrefixMemory
@@ -12,9 +16,11 @@ from inferry.dispatch.tokens import TokenRatios
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
+from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import WorkerView
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.streams import Done, FinishReason
+from inferry.domain.tenants import ANYBODY, Caller
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
@@ -39,6 +45,9 @@ class Gateway:
         metrics: Metrics,
         clock: Clock,
         tokenizers: Mapping[str, Tokenizer] | None = None,
+        gate: Gate | None = None,
+        runs: Runs | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.lanes = lanes
         self.clock = clock
@@ -50,6 +59,7 @@ class Gateway:
         self._prefixes = PrefixMemory()
         self._lengths = LengthModel()
         self._draining = False
+        self.entrance = Entrance(gate or Gate({}), runs or Runs(), clock)
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
         self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
@@ -62,7 +72,9 @@ class Gateway:
             clock=clock,
             on_done=self._learn,
             on_cached=self._prefixes.learn_totals,
+            budget=self.entrance,
         )
+        self._flights = Flights(sharing or Sharing(), self, clock)
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 
@@ -131,20 +143,50 @@ class Gateway:
 
     # -- the path ----------------------------------------------------------------------------------------------------
 
-    def submit(self, job: InferenceJob) -> JobStream:
+    def submit(self, job: InferenceJob, caller: Caller = ANYBODY) -> JobStream:
         """Let the job in, or raise the GatewayError that says why not."""
         try:
             if self._draining:
                 raise Draining("the gateway is shutting down", retry_after_s=RETRY_AFTER_S)
-            if not self._pool.serves(job.route.model):
-                raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
-            return self._loop.submit(job)
+            if self._flights.may_share(job):
+                return self._flights.submit(job, caller)
+            return self.execute(job, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             raise
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> None:
+        """End a job for a reason of its own. What it shares goes on for as long as somebody else wants it."""
+        if not self._flights.leave(job_id, error):
+            self.cancel_execution(job_id, error)
+
+    def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
+        """Have the job run, or raise why not."""
+        if not self._pool.serves(job.route.model):
+            raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
+        job, may_write = self.entrance.enter(job, caller)
+        try:
+            return self._loop.submit(job, may_write)
+        except BaseException:
+            self.entrance.turn_away(job.job_id)
+            raise
+
+    def cancel_execution(self, job_id: str, error: GatewayError | None) -> None:
         self._loop.cancel(job_id, error)
+
+    def admit_follower(self, job: InferenceJob, caller: Caller) -> FreeTicket:
+        """Let in a job that shares another's execution, or raise why not."""
+        return self.entrance.enter_free(job, caller)
+
+    def follower_ended(self, entry: LedgerEntry) -> None:
+        self._metrics.shared_ended(entry)
+        self._recorder.record(entry)
+
+    def shared(self, kind: Kind) -> None:
+        self._metrics.shared(kind)
+
+    def unshared(self) -> None:
+        self._metrics.unshared()
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +207,7 @@ class Gateway:
             self._loop.cancel_all(error)
 
     async def close(self) -> None:
+        self._flights.close()
         await self._pool.close()
         await self._loop.close()
         await asyncio.to_thread(self._recorder.close)  # it writes what is left

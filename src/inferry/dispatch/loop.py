@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
-from inferry.domain.attempts import Attempt
+from inferry.dispatch.spending import Budget, stopped_well
+from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
     ClientClosed,
@@ -68,6 +69,7 @@ class DispatchLoop:
         metrics: Metrics,
         clock: Clock,
         on_done: Callable[[InferenceJob, Done], None] | None = None,
+        budget: Budget | None = None,
         on_cached: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -77,6 +79,7 @@ class DispatchLoop:
         self._clock = clock
         self._now = clock.now
         self._on_done = on_done
+        self._budget = budget
         self._promises = {
             lane: (policy.ttft_ms / 1000, (policy.gap_ms or 0) / 1000)
             for lane, policy in lanes.items()
@@ -93,6 +96,7 @@ class DispatchLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancels: dict[str, list[str]] = {}
         self._cancel_reasons: dict[str, GatewayError] = {}
+        self._stopped: set[str] = set()
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -111,9 +115,10 @@ class DispatchLoop:
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: InferenceJob) -> JobStream:
+    def submit(self, job: InferenceJob, may_write: int = UNLIMITED) -> JobStream:
         """Open the job's stream, then offer it: nobody waits for a job that nobody owns.
 
+        `may_write` is how many tokens its budgets grant it for now.
         Raises QueueFull, or DeadlineInfeasible where the deadline would pass in the queue: before it has waited.
         """
         now = self._now()
@@ -121,6 +126,7 @@ class DispatchLoop:
         if job.deadline is not None and (too_late := infeasible(self.waits, job, told, now)) is not None:
             raise too_late
         attempt = Attempt(job)
+        attempt.grant(may_write)
         attempt.predicted = told
         stream = self._demux.open(attempt)
         try:
@@ -342,16 +348,37 @@ class DispatchLoop:
             if promise is not None and now - attempt.promised_from > promise[0] + attempt.output_tokens * promise[1]:
                 attempt.promise_kept = False
             attempt.output_tokens += item.tokens
+            if attempt.output_tokens >= attempt.ask_at and not self._may_go_on(attempt, item):
+                return
             if attempt.output_tokens >= attempt.reported_tokens + REPORTED_TOKENS:
                 self._scheduler.progress(job.job_id, Produced(attempt.output_tokens - attempt.reported_tokens), now)
                 attempt.reported_tokens = attempt.output_tokens
         stream.push(item)
 
+    def _may_go_on(self, attempt: Attempt, item: Delta) -> bool:
+        """Whether the piece may be delivered. A job whose budget is used up is stopped, and ends well."""
+        job, budget = attempt.job, self._budget
+        assert budget is not None, "who grants so much may be asked for more"
+        if job.job_id not in self._stopped:
+            before = 0 if job.so_far is None else len(job.so_far.output_ids)
+            attempt.grant(budget.more(job.job_id, before + attempt.output_tokens))
+            if attempt.output_tokens < max(attempt.may_write, attempt.ask_at):
+                return True
+            self._stopped.add(job.job_id)
+            self._stop(attempt, budget.why(job.job_id))
+            attempt.ask_at = 0  # whatever still comes is too much
+            if attempt.output_tokens == attempt.may_write:
+                return True
+        attempt.output_tokens -= item.tokens
+        return False
+
     def _over(self, stream: JobStream, end: End, now: float) -> None:
         """A worker is done with a job. The job is over too, unless it is to go on elsewhere."""
         if self._cancel_reasons:
             reason = self._cancel_reasons.pop(end.job_id, None)
-            if reason is not None and isinstance(end, Failed):
+            if end.job_id in self._stopped:
+                end = stopped_well(stream.attempt, end, reason)
+            elif reason is not None and isinstance(end, Failed):
                 end = replace(end, error=reason)
         if isinstance(end, Failed) and end.error.elsewhere and (end.error.retry_after_s or 0.0) <= PATIENCE_S:
             then = next_attempt(stream.attempt, end)
@@ -364,8 +391,14 @@ class DispatchLoop:
     def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
         """Account for the attempt that is over and offer the job again."""
         lost = stream.attempt
+        if self._budget is not None and (unwelcome := self._budget.is_welcome(then.job)) is not None:
+            self._end(stream, replace(end, error=unwelcome), now)
+            return
+        lost.ended(end, now)
         self._settle(lost, end, now, resumed=not then.from_start)
         attempt = Attempt(then.job)
+        # What was granted stands; what was lost with a worker is not charged.
+        attempt.grant(lost.granted)
         attempt.promise_kept = lost.promise_kept
         promise = self._promises.get(then.job.lane)
         if then.job.so_far is not None and promise is not None:
@@ -405,21 +438,28 @@ class DispatchLoop:
         attempt = stream.attempt
         job = attempt.job
         self._cancel_reasons.pop(job.job_id, None)
-        self._settle(attempt, end, now)
+        self._stopped.discard(job.job_id)
+        attempt.ended(end, now)
+        usage = whole_usage(job, attempt.usage())
+        cost = None if self._budget is None else self._budget.ended(attempt, usage, now)
+        self._settle(attempt, end, now, cost=cost)
         if job.so_far is not None and isinstance(end, Done):
-            end = Done(end.job_id, end.finish, whole_usage(job, end.usage))
+            end = Done(end.job_id, end.finish, usage, stopped=end.stopped)
         self._demux.close(stream, end)
-        if isinstance(end, Done) and self._on_done is not None and job.so_far is None:
+        if isinstance(end, Done) and self._on_done is not None and job.so_far is None and end.stopped is None:
             self._on_done(job, end)
         if not len(self._demux):
             self._idle.set()
 
-    def _settle(self, attempt: Attempt, end: End, now: float, *, resumed: bool | None = None) -> None:
-        """Give back what an attempt held, and account for it. `resumed` says how its job goes on, if it does."""
+    def _settle(
+        self, attempt: Attempt, end: End, now: float, *, resumed: bool | None = None, cost: int | None = None
+    ) -> None:
+        """Give back what an attempt held, and account for it. `resumed` says how its job goes on, if it does; then the
+        attempt costs its tenant nothing, and the last one pays for what was delivered.
+        """
         job = attempt.job
         if attempt.sent_at is None and isinstance(attempt.predicted, Told):
             self.waits.left(attempt.predicted, now)
-        attempt.ended(end, now)
         self._rooms.ended(attempt, now)
         usage = end.usage
         self._scheduler.progress(
@@ -429,7 +469,7 @@ class DispatchLoop:
             else Ended(output_tokens=max(usage.output_tokens, attempt.output_tokens)),
             now,
         )
-        entry = attempt.entry(self._clock.wall())
+        entry = attempt.entry(self._clock.wall(), cost)
         self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry, resumed=resumed)
         self._recorder.record(entry)
         if attempt.plan is not None:

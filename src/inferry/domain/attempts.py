@@ -4,12 +4,17 @@ Whoever drives the attempt owns it; nothing here waits, sends or looks at a cloc
 """
 
 import enum
+import sys
 
-from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout
+from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout, RunCancelled
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Usage
+
+UNLIMITED = sys.maxsize
+ASK_AHEAD = 32
+"""A job asks for more of its budget so many tokens before it needs them."""
 
 
 class AttemptState(enum.Enum):
@@ -27,12 +32,14 @@ class Attempt:
     """queued -> sent -> streaming -> ended. Every attempt ends exactly once, from any state."""
 
     __slots__ = (
+        "ask_at",
         "batch_size",
         "end",
         "ended_at",
         "first_token_at",
         "job",
         "last_token_at",
+        "may_write",
         "output_tokens",
         "plan",
         "predicted",
@@ -55,6 +62,9 @@ class Attempt:
         self.end: End | None = None
         self.output_tokens = 0
         self.reported_tokens = 0
+        # What the job's budgets grant it, and when to ask for more: in tokens of this attempt.
+        self.may_write = UNLIMITED
+        self.ask_at = UNLIMITED
         self.promise_kept = True
         # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
         self.promised_from = job.arrived_at
@@ -74,6 +84,24 @@ class Attempt:
         self.state = AttemptState.STREAMING
         self.first_token_at = self.last_token_at = now
 
+    def grant(self, tokens: int) -> None:
+        """The job may write so many tokens in all, those of earlier attempts included."""
+        if tokens >= UNLIMITED:
+            return
+        before = 0 if self.job.so_far is None else len(self.job.so_far.output_ids)
+        self.may_write = tokens - before
+        if tokens >= self.job.token_budget * self.job.payload.choices:
+            self.ask_at = self.may_write + 1  # its own limit ends it first
+        else:
+            self.ask_at = max(min(self.output_tokens + 1, self.may_write), self.may_write - ASK_AHEAD)
+
+    @property
+    def granted(self) -> int:
+        """What `grant` was told last."""
+        if self.may_write >= UNLIMITED:
+            return UNLIMITED
+        return self.may_write + (0 if self.job.so_far is None else len(self.job.so_far.output_ids))
+
     def ended(self, end: End, now: float) -> None:
         if self.state is AttemptState.ENDED:
             raise IllegalTransition(f"{self.job.job_id}: ended twice")
@@ -89,18 +117,25 @@ class Attempt:
     def queue_s(self) -> float | None:
         return None if self.sent_at is None else self.sent_at - self.job.arrived_at
 
-    def entry(self, wall: float) -> LedgerEntry:
+    def usage(self) -> Usage:
+        """What an attempt that has ended used, as far as it is known."""
+        end = self.end
+        if end is None:
+            raise IllegalTransition(f"{self.job.job_id}: no account before the end")
+        usage = end.usage
+        if isinstance(end, Done) or self.first_token_at is None:
+            return usage
+        # It broke off without an account: the prompt was computed, and what was delivered is what is known.
+        prompt = usage.prompt_tokens or self.job.footprint.prompt.expected
+        return Usage(prompt, usage.cached_tokens, max(usage.output_tokens, self.output_tokens), usage.gpu_seconds)
+
+    def entry(self, wall: float, cost_nanos: int | None = None) -> LedgerEntry:
         """The account of an attempt that has ended."""
         if self.end is None or self.ended_at is None:
             raise IllegalTransition(f"{self.job.job_id}: no account before the end")
-        job, end = self.job, self.end
-        usage = end.usage
-        if not isinstance(end, Done) and self.first_token_at is not None:
-            # It broke off without an account: the prompt was computed, and what was delivered is what is known.
-            prompt = usage.prompt_tokens or job.footprint.prompt.expected
-            output = max(usage.output_tokens, self.output_tokens)
-            usage = Usage(prompt, usage.cached_tokens, output, usage.gpu_seconds)
+        job, end, usage = self.job, self.end, self.usage()
         error: GatewayError | None = None if isinstance(end, Done) else end.error
+        told = end.stopped if isinstance(end, Done) else error
         return LedgerEntry(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -123,8 +158,10 @@ class Attempt:
             worker=None if self.plan is None else self.plan.worker,
             parent_run=job.parent_run,
             finish=end.finish.value if isinstance(end, Done) else None,
-            error_code=None if error is None else error.code,
+            error_code=None if told is None else told.code,
             request_id=job.request_id or None,
+            key_id=job.key_id,
+            cost_nanos=cost_nanos,
         )
 
 
@@ -132,7 +169,7 @@ def _outcome(error: GatewayError | None) -> Outcome:
     match error:
         case None:
             return Outcome.DONE
-        case ClientClosed():
+        case ClientClosed() | RunCancelled():
             return Outcome.CANCELLED
         case QueueTimeout():
             return Outcome.EXPIRED

@@ -104,6 +104,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     leaves that to the job's budget. `stream_fields` says whether the body names `stream` and `stream_options`, so
     that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
     budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
+    `choices` is how many answers are asked for. `tier` is the service tier to be named in the answer, where the client
+    asked for one.
     """
 
     api: Literal["chat", "completions"]
@@ -114,6 +116,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     output_limit: int | None = None
     stream_fields: tuple[bool, bool] | None = None
     output_cap: int | None = None
+    choices: int = 1
+    tier: str | None = None
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -143,14 +147,28 @@ class SoFar(Struct, frozen=True):
         yield "tokens", len(self.prompt_ids) + len(self.output_ids)
 
 
+class Repeat(Struct, frozen=True, gc=False):
+    """How a call that is made again is known to be the same, and what it may get then.
+
+    `name` is equal for the same call of one tenant. `keep` asks for its answer to be kept after its end; `fresh` for
+    one of its own whatever there is. `linger_s` is how long it goes on without its client, for it to come back.
+    """
+
+    name: str
+    keep: bool = False
+    fresh: bool = False
+    linger_s: float | None = None
+
+
 class InferenceJob(Struct, frozen=True, kw_only=True):
     """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
-    `key_id` is the key it came with. `output_hint` is how much the client expects to get. From the second attempt on,
-    `so_far` is where to go on (None where nothing was delivered and the job starts again). `preemptions` counts the
-    attempts that were stopped for somebody else.
+    `key_id` is the key it came with; `salted` keeps its prompt apart from other tenants' in prefix caches.
+    `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
+    where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
+    somebody else.
     """
 
     job_id: str
@@ -168,6 +186,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     payload: Payload
     request_id: str = ""
     key_id: str | None = None
+    salted: bool = True
     parent_run: str | None = None
     session: str | None = None
     template_id: str | None = None
@@ -179,6 +198,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     attempt: int = 1
     so_far: SoFar | None = None
     preemptions: int = 0
+    repeat: Repeat | None = None
 
 
 class LanePolicy(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Who calls: tenants, their keys, and what each of them may use."""
 
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -75,12 +76,24 @@ class Caller(Struct, frozen=True):
             else max(self.tenant.limits.max_lane, self.key.limits.max_lane)
         )
 
+    def may_use(self, model: str) -> bool:
+        """Whether both the tenant and the key allow the model."""
+        allowed = self.tenant.limits.models
+        if allowed is not None and not _is_named(model, allowed):
+            return False
+        allowed = None if self.key is None else self.key.limits.models
+        return allowed is None or _is_named(model, allowed)
+
     @property
     def default_lane(self) -> Lane:
         named = None if self.key is None else self.key.limits.default_lane
         if named is None:
             named = self.tenant.limits.default_lane
         return max(Lane.P1 if named is None else named, self.max_lane)
+
+
+def _is_named(model: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(model, pattern) for pattern in patterns)
 
 
 class Price(Struct, frozen=True, kw_only=True):

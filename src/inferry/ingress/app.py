@@ -21,9 +21,11 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase
+from inferry.domain.tenants import Caller, Tenant
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.connection import Reply, Request
+from inferry.ingress.headers import identifier
 from inferry.ingress.parse import Api, LongPrompt, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
 from inferry.ingress.respond import Heartbeats, StreamedAnswer, WholeAnswer
@@ -84,7 +86,8 @@ class App:
         try:
             if request.problem is not None:
                 raise request.problem
-            job = parse(api, request.body, request.headers, self._gateway)
+            caller = self._caller(request)
+            job = parse(api, request.body, request.headers, self._gateway, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             raise
@@ -94,6 +97,9 @@ class App:
             task.add_done_callback(self._tokenising.discard)
         else:
             self._answer(job, reply)
+
+    def _caller(self, request: Request) -> Caller:
+        return Caller(Tenant(name=identifier(request.headers, b"x-inferry-tenant") or "default"))
 
     async def _tokenise(self, prompt: LongPrompt, request: Request, reply: Reply) -> None:
         try:

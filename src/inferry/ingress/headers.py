@@ -3,24 +3,46 @@
 import re
 from collections.abc import Mapping
 
-from inferry.domain.errors import GatewayError, InvalidRequest, UnknownLane
+from inferry.domain.errors import GatewayError, InvalidRequest, LaneNotAllowed, UnknownLane
 from inferry.domain.jobs import Lane
+from inferry.domain.tenants import Caller
 
-_TIERS = {"auto": Lane.P1, "default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
+_TIERS = {"default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 
 
-def lane_of(headers: Mapping[bytes, bytes], tier: str | None) -> Lane:
+def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) -> Lane:
+    """The lane a request goes in: never above the highest of its key.
+
+    The header is an order, so one that asks for more is refused. A service tier is a wish, and the answer says which
+    one was granted.
+    """
     named = headers.get(b"x-inferry-lane")
     if named is not None:
         try:
-            return Lane[named.decode("latin-1").strip().upper()]
+            lane = Lane[named.decode("latin-1").strip().upper()]
         except KeyError:
             raise UnknownLane("`x-inferry-lane` must be P0, P1 or P2", param="x-inferry-lane") from None
-    lane = _TIERS.get(tier or "auto")
-    if lane is None:
+        if lane < caller.max_lane:
+            raise LaneNotAllowed(
+                f"the highest lane for this key is {caller.max_lane.name}; {lane.name} was asked for",
+                param="x-inferry-lane",
+            )
+        return lane
+    if tier is None or tier == "auto":
+        return caller.default_lane
+    wished = _TIERS.get(tier)
+    if wished is None:
         raise InvalidRequest("`service_tier` must be auto, default, priority or flex", param="service_tier")
-    return lane
+    return max(wished, caller.max_lane)
+
+
+def tier_of(lane: Lane) -> str:
+    """The service tier that a lane is."""
+    return _TIER_OF[lane]
+
+
+_TIER_OF = {lane: tier for tier, lane in _TIERS.items()}
 
 
 def identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

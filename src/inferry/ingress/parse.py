@@ -18,6 +18,7 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import (
     ContextLengthExceeded,
     InvalidRequest,
+    ModelNotAllowed,
     ModelNotFound,
     NoWorker,
     UnsupportedFeature,
@@ -34,7 +35,8 @@ from inferry.domain.jobs import (
     Sampling,
 )
 from inferry.domain.ports import ModelCard, Tokenizer
-from inferry.ingress.headers import identifier, lane_of, request_id, whole_number
+from inferry.domain.tenants import Caller
+from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
 from inferry.ingress.wire import Body, ChatBody, CompletionBody, StreamOptions
 
 Api = Literal["chat", "completions"]
@@ -95,7 +97,9 @@ def new_job_id() -> str:
     return f"{_id_prefix}-{next(_id_counter)}"
 
 
-def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway) -> "InferenceJob | LongPrompt":
+def parse(
+    api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway, caller: Caller
+) -> "InferenceJob | LongPrompt":
     """The job a request asks for. Everything that can be known to be wrong with it is found here."""
     wire = _decode(api, body)
     card = gateway.cards().get(wire.model)
@@ -103,11 +107,13 @@ def parse(api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gatewa
         if not gateway.knows_its_models:
             raise NoWorker("some workers are still to say which models they serve", retry_after_s=2.0)
         raise ModelNotFound(f"the model `{_shown(wire.model)}` is not served here", param="model")
+    if not caller.may_use(card.name):
+        raise ModelNotAllowed(f"the model `{card.name}` is not for this key", param="model")
     asked = _check_ranges(wire)
     for feature, param in _features(wire):
         if feature not in card.features:
             raise UnsupportedFeature(f"model `{card.name}` is served without support for `{param}`", param=param)
-    call = _Call(api, wire, asked, body, headers, card, gateway, gateway.clock.now())
+    call = _Call(api, wire, asked, body, headers, card, gateway, caller, gateway.clock.now())
     prompt = _prompt(wire, body, card, gateway.tokenizer(card.name))
     if prompt is None:
         size = gateway.estimate_prompt(card.name, identifier(headers, b"x-inferry-template-id"), len(body))
@@ -129,6 +135,7 @@ class _Call(NamedTuple):
     headers: Mapping[bytes, bytes]
     card: ModelCard
     gateway: Gateway
+    caller: Caller
     now: float
 
 
@@ -158,14 +165,14 @@ def _tokenised(call: _Call, ids: list[int]) -> InferenceJob:
 
 
 def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
-    api, wire, asked, body, headers, card, gateway, now = call
+    api, wire, asked, body, headers, card, gateway, caller, now = call
     template_id = identifier(headers, b"x-inferry-template-id")
     budget = _budget(asked, prompt, card, api)
-    lane = lane_of(headers, wire.service_tier)
+    lane = lane_of(headers, wire.service_tier, caller)
     job_id = new_job_id()
     run_id = identifier(headers, b"x-inferry-run-id") or job_id
     hint = whole_number(headers, b"x-inferry-expected-output-tokens")
-    tenant = identifier(headers, b"x-inferry-tenant") or "default"
+    tenant = caller.tenant.name
     if budget <= NOT_WORTH_PREDICTING or wire.ignore_eos:
         output = Estimate.exactly(budget)
     else:
@@ -175,11 +182,12 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
     deadline_ms = whole_number(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
     options = wire.stream_options
-    route = RouteKey(card.name)
+    route = RouteKey(card.name, isolation=tenant if caller.tenant.isolation == "pool" else None)
     return InferenceJob(
         job_id=job_id,
         request_id=request_id(headers) or job_id,
         tenant=tenant,
+        key_id=None if caller.key is None else caller.key.key_id,
         run_id=run_id,
         step_id=identifier(headers, b"x-inferry-step-id") or job_id,
         parent_run=identifier(headers, b"x-inferry-parent-run-id"),
@@ -206,6 +214,8 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             include_usage=isinstance(options, StreamOptions) and options.include_usage is True,
             output_limit=_output_limit(asked, wire.n, card),
             stream_fields=(wire.stream is not UNSET, options is not UNSET),
+            choices=wire.n or 1,
+            tier=None if wire.service_tier is None else tier_of(lane),
         ),
     )
 

@@ -17,7 +17,15 @@ from inferry.domain.streams import Failed
 from inferry.ingress.collect import collect_events
 from inferry.ingress.connection import Reply
 from inferry.ingress.problems import error_body, error_event, error_headers
-from inferry.ingress.shapes import ChunkWriter, ContinuedWriter, EventWriter, PassThrough, whole_answer
+from inferry.ingress.shapes import (
+    ChunkWriter,
+    ContinuedWriter,
+    EventWriter,
+    PassThrough,
+    name_tier,
+    name_tier_in_whole,
+    whole_answer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -108,21 +116,27 @@ class WholeAnswer(_Answer):
             return
         raw = b"".join(self._raws)
         text = "".join(self._texts)
+        payload = self._job.payload
         if not raw:
             body = whole_answer(self._job, text, end, self._gateway.clock.wall())
-        elif self._stream.attempt.job.so_far is not None:
-            # It began with one engine's events and went on elsewhere.
-            writer = ContinuedWriter(raw)
+        elif end.stopped is not None or self._stream.attempt.job.so_far is not None:
+            # It began with one engine's events, and went on elsewhere or was stopped.
+            writer = ContinuedWriter(raw, payload.choices)
             body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end))
         else:
             body = collect_events(raw, end.raw)
-        self._reply.whole(200, _JSON + self._job_headers(), body)
+        if payload.tier is not None:
+            body = name_tier_in_whole(body, payload.tier)
+        headers = _JSON + self._job_headers()
+        if end.stopped is not None:
+            headers += b"x-inferry-stop-reason: %b\r\n" % end.stopped.code.encode()
+        self._reply.whole(200, headers, body)
 
 
 class StreamedAnswer(_Answer):
     """Server-sent events, as they come."""
 
-    __slots__ = ("_first_raw", "_heartbeats", "_is_begun", "_max_unread_bytes", "_quiet_looks", "_writer")
+    __slots__ = ("_first_raw", "_heartbeats", "_is_begun", "_max_unread_bytes", "_quiet_looks", "_tier", "_writer")
 
     def __init__(
         self,
@@ -136,6 +150,7 @@ class StreamedAnswer(_Answer):
         super().__init__(stream, job, gateway, reply)
         self._writer: EventWriter | None = None
         self._first_raw = b""
+        self._tier = job.payload.tier
         self._is_begun = False
         self._max_unread_bytes = max_unread_bytes
         self._heartbeats = heartbeats
@@ -174,6 +189,8 @@ class StreamedAnswer(_Answer):
             if writer is _pass_through and self._stream.attempt.job.so_far is not None:
                 writer = self._writer = ContinuedWriter(self._first_raw)
             body = writer.piece(delta)
+            if self._tier is not None:
+                body = name_tier(body, self._tier)
             self._begin()
         if end is None:
             self._write(body)
@@ -189,9 +206,10 @@ class StreamedAnswer(_Answer):
             return
         self._begin()
         writer = self._writer or self._chunk_writer()
-        if writer is _pass_through and self._stream.attempt.job.so_far is not None:
-            writer = ContinuedWriter(self._first_raw)
-        reply.end(body + writer.last(end, include_usage=self._job.payload.include_usage))
+        if writer is _pass_through and (end.stopped is not None or self._stream.attempt.job.so_far is not None):
+            writer = ContinuedWriter(self._first_raw, self._job.payload.choices)
+        last = writer.last(end, include_usage=self._job.payload.include_usage)
+        reply.end(body + (last if self._tier is None else name_tier(last, self._tier)))
 
     def _begin(self) -> None:
         if not self._is_begun:

@@ -3,10 +3,12 @@
 Chunks are written by hand around one encoded string, because this runs once per token.
 """
 
+import re
 from typing import Any, Protocol
 
 import msgspec
 
+from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done, Usage
 
@@ -14,6 +16,28 @@ _encode = msgspec.json.encode
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _MARK = "\x00 here \x00"
+
+
+_TIER_FIELD = re.compile(rb'"service_tier":(?:null|"[a-z]*")')
+
+
+def name_tier(events: bytes, tier: str) -> bytes:
+    """The events with the service tier that was granted, each under the engine's own name for it if it has one."""
+    field = b'"service_tier":"%b"' % tier.encode()
+    if b'"service_tier":' in events:  # quotes inside texts are escaped, so this is a field
+        return _TIER_FIELD.sub(field, events)
+    return (b"\n\n" + events).replace(b'\n\ndata: {"', b"\n\ndata: {" + field + b',"')[2:]
+
+
+def name_tier_in_whole(body: bytes, tier: str) -> bytes:
+    """The same for an answer in one piece."""
+    field = b'"service_tier":"%b"' % tier.encode()
+    return _TIER_FIELD.sub(field, body) if b'"service_tier":' in body else b"{" + field + b"," + body[1:]
+
+
+def stop_object(stopped: GatewayError) -> dict[str, Any]:
+    """Why the gateway ended an answer that was going well, for whoever looks."""
+    return {"code": stopped.code, "message": stopped.message}
 
 
 class EventWriter(Protocol):
@@ -37,14 +61,16 @@ class PassThrough:
 
 
 class ContinuedWriter:
-    """For a stream that began as one engine's events and goes on as text: the same shape, ids and names throughout.
+    """For a stream that began as one engine's events and does not end as such: it goes on as text, or is stopped. The
+    same shape, ids and names throughout.
 
     The shape is taken from `raw`, events with which the stream began. The usage that the client hears is of the whole.
     """
 
-    __slots__ = ("_after", "_before", "_event")
+    __slots__ = ("_after", "_before", "_choices", "_event")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, choices: int = 1) -> None:
+        self._choices = choices
         *_, last = (line for line in raw.split(b"\n") if line.startswith(b"data:"))
         self._event: dict[str, Any] = msgspec.json.decode(last[5:])
         self._event.pop("usage", None)
@@ -65,8 +91,11 @@ class ContinuedWriter:
 
     def finish(self, done: Done) -> bytes:
         self._say("")
-        self._event["choices"][0]["finish_reason"] = done.finish.value
-        return b"data: " + _encode(self._event) + b"\n\n"
+        choice = self._event["choices"][0] | {"finish_reason": done.finish.value}
+        event = self._event | {"choices": [choice | {"index": index} for index in range(self._choices)]}
+        if done.stopped is not None:
+            event["inferry"] = stop_object(done.stopped)
+        return b"data: " + _encode(event) + b"\n\n"
 
     def usage(self, done: Done) -> bytes:
         return b"data: " + _encode(self._event | {"choices": [], "usage": usage_object(done.usage)}) + b"\n\n"
@@ -101,7 +130,9 @@ class ChunkWriter:
 
     def last(self, done: Done, *, include_usage: bool) -> bytes:
         empty = b'"delta":{}' if self._is_chat else b'"text":""'
-        finish = b'{"index":0,%s,"logprobs":null,"finish_reason":"%s"}]}\n\n' % (empty, done.finish.value.encode())
+        stopped = b"" if done.stopped is None else b',"inferry":' + _encode(stop_object(done.stopped))
+        reason = done.finish.value.encode()
+        finish = b'{"index":0,%s,"logprobs":null,"finish_reason":"%s"}]%s}\n\n' % (empty, reason, stopped)
         events = self._opening() + self._open + finish
         if include_usage:
             events += self._open + b'],"usage":%s}\n\n' % _encode(usage_object(done.usage))
@@ -129,13 +160,12 @@ def whole_answer(job: InferenceJob, text: str, done: Done, created: float) -> by
     """The body of a call that did not stream."""
     choice: dict[str, Any] = {"index": 0}
     if job.payload.api == "chat":
-        head = {"id": f"chatcmpl-{job.job_id}", "object": "chat.completion"}
+        head: dict[str, Any] = {"id": f"chatcmpl-{job.job_id}", "object": "chat.completion"}
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         head = {"id": f"cmpl-{job.job_id}", "object": "text_completion"}
         choice["text"] = text
     choice |= {"logprobs": None, "finish_reason": done.finish.value}
-    return _encode(
-        head
-        | {"created": int(created), "model": job.route.model, "choices": [choice], "usage": usage_object(done.usage)}
-    )
+    head |= {"created": int(created), "model": job.route.model}
+    stopped = {} if done.stopped is None else {"inferry": stop_object(done.stopped)}
+    return _encode(head | {"choices": [choice], "usage": usage_object(done.usage)} | stopped)

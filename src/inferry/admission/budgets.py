@@ -1,0 +1,241 @@
+"""Budgets by lease: what is spent and what is leased of an account never exceeds its ceiling.
+
+A job leases its prompt and a first piece of its output when it comes in, further pieces as it writes, and gives back
+at its end what it did not use. An account counts in tokens (of prompts and answers) and in billionths of money; it
+belongs to a run's tree, or to a tenant's or a key's day or month. Ceilings may change at any time: they hold for what
+is leased from then on.
+"""
+
+from msgspec import Struct
+
+from inferry.domain.tenants import NANO, Price
+
+UNBOUNDED = 2**63 - 1
+"""The ceiling where there is none."""
+LEAST_PIECE = 16
+"""The last so many tokens of an account are not halved any more."""
+DAY_S = 86_400
+_BACKWARDS_S = 3600.0
+
+
+class Account:
+    """`taken` is what is spent and leased together. `kind` and `whose` say in words what it is the account of; `name`
+    is the tenant and the run, for a run's."""
+
+    __slots__ = (
+        "holders",
+        "is_over",
+        "kind",
+        "name",
+        "nano_ceiling",
+        "period",
+        "spent_nanos",
+        "spent_tokens",
+        "taken_nanos",
+        "taken_tokens",
+        "token_ceiling",
+        "touched_at",
+        "whose",
+    )
+
+    def __init__(self, kind: str, whose: str, period: int = 0) -> None:
+        self.kind = kind
+        self.whose = whose
+        self.period = period
+        self.name = ("", "")
+        self.token_ceiling = UNBOUNDED
+        self.nano_ceiling = UNBOUNDED
+        self.spent_tokens = 0
+        self.spent_nanos = 0
+        self.taken_tokens = 0
+        self.taken_nanos = 0
+        self.holders = 0
+        self.touched_at = 0.0
+        self.is_over = False
+
+    @property
+    def leased_tokens(self) -> int:
+        return self.taken_tokens - self.spent_tokens
+
+    @property
+    def leased_nanos(self) -> int:
+        return self.taken_nanos - self.spent_nanos
+
+    def charge(self, tokens: int, nanos: int, leased_tokens: int, leased_nanos: int) -> tuple[int, int]:
+        """Turn leases into what was really spent, and return what of it found no room under the ceiling.
+
+        More than was leased is charged as far as there is room: the ceiling holds, whatever an engine does.
+        """
+        room = max(0, self.token_ceiling - self.taken_tokens) + leased_tokens
+        charged = tokens if tokens < room else room
+        self.spent_tokens += charged
+        self.taken_tokens += charged - leased_tokens
+        room = max(0, self.nano_ceiling - self.taken_nanos) + leased_nanos
+        paid = nanos if nanos < room else room
+        self.spent_nanos += paid
+        self.taken_nanos += paid - leased_nanos
+        return tokens - charged, nanos - paid
+
+    def note(self, tokens: int, nanos: int) -> None:
+        """Count what was spent without a lease, whatever the ceiling."""
+        self.spent_tokens += tokens
+        self.taken_tokens += tokens
+        self.spent_nanos += nanos
+        self.taken_nanos += nanos
+
+    def is_at_least(self, tokens: int, nanos: int) -> None:
+        """So much is known to have been spent. What is counted already is not counted again."""
+        self.note(max(0, tokens - self.spent_tokens), max(0, nanos - self.spent_nanos))
+
+    def says(self, in_money: bool) -> str:
+        """The ceiling, what is spent and what is leased, for whoever is refused."""
+        if in_money:
+            ceiling, spent, leased = self.nano_ceiling, self.spent_nanos, self.leased_nanos
+            return (
+                f"the {self.whose}'s ceiling of {money(ceiling)}{self.kind} is reached: "
+                f"{money(spent)} spent, {money(leased)} leased to calls in flight"
+            )
+        return (
+            f"the {self.whose}'s ceiling of {self.token_ceiling} tokens{self.kind} is reached: "
+            f"{self.spent_tokens} spent, {self.leased_tokens} leased to calls in flight"
+        )
+
+
+class Tariff:
+    """A model's price as leases count it: never less than what it will be."""
+
+    __slots__ = ("input_nanos", "is_charged", "is_per_token", "output_nanos", "price")
+
+    def __init__(self, price: Price | None) -> None:
+        self.price = price
+        self.is_per_token = price is not None and price.is_per_token
+        self.is_charged = self.is_per_token or (price is not None and price.gpu_hour is not None)
+        self.input_nanos = 0.0
+        self.output_nanos = 0.0
+        if price is not None and self.is_per_token:
+            self.input_nanos = 1000 * max(price.input, price.cached_input or 0.0)
+            self.output_nanos = 1000 * price.output
+
+    def prompt(self, tokens: int) -> int:
+        """What the prompt may cost. GPU time costs what nobody knows before; then something at least must be left."""
+        return int(tokens * self.input_nanos) + 1 if self.is_charged else 0
+
+    def output(self, tokens: int) -> int:
+        return int(tokens * self.output_nanos) + 1 if self.output_nanos else 0
+
+    def affordable(self, nanos: int) -> int:
+        """The most output tokens that cost no more than this; -1 where not even none do."""
+        rate = self.output_nanos
+        if nanos < 0 or not rate:
+            return -1 if nanos < 0 else UNBOUNDED
+        tokens = int((nanos - 1) / rate) if nanos else 0
+        while tokens and int(tokens * rate) + 1 > nanos:
+            tokens -= 1
+        return tokens
+
+    def cost(self, prompt: int, cached: int, output: int, gpu_seconds: float | None) -> int | None:
+        return None if self.price is None else self.price.nanos(prompt, cached, output, gpu_seconds)
+
+
+def room(
+    accounts: list[Account], tariff: Tariff, prompt_tokens: int = 0, prompt_nanos: int = 0
+) -> tuple[int, Account | None, bool]:
+    """For how many output tokens all the accounts have room beside the prompt, which one binds, and whether in money.
+
+    Less than zero: not even for the prompt.
+    """
+    tokens = nanos = UNBOUNDED
+    scarce: Account | None = None
+    dear: Account | None = None
+    for account in accounts:
+        left = account.token_ceiling - account.taken_tokens
+        if left < tokens:
+            tokens, scarce = left, account
+        left = account.nano_ceiling - account.taken_nanos
+        if left < nanos:
+            nanos, dear = left, account
+    if scarce is not None:
+        tokens -= prompt_tokens
+    if dear is not None and tariff.is_charged:
+        affordable = tariff.affordable(nanos - prompt_nanos)
+        if affordable < tokens:
+            return affordable, dear, True
+    return tokens, scarce, False
+
+
+def piece(left: int, most: int) -> int:
+    """How much of what is left one job gets at a time: at most half, so that the last tokens are shared."""
+    if left > LEAST_PIECE:
+        half = left >> 1
+        left = half if half > LEAST_PIECE else LEAST_PIECE
+    return left if left < most else most
+
+
+class Calendar:
+    """UTC's day and month, told from seconds since the Unix epoch. It does not go back over a mere correction."""
+
+    __slots__ = ("begins", "day", "ends", "month")
+
+    def __init__(self) -> None:
+        self.begins = self.ends = 0.0
+        self.day = self.month = 0
+
+    def turn(self, wall: float) -> None:
+        """Make it the day that `wall` is in."""
+        if self.begins - _BACKWARDS_S <= wall < self.ends:
+            return
+        self.day = day_of(wall)
+        self.month = month_of(self.day)
+        self.begins = float(self.day * DAY_S)
+        self.ends = self.begins + DAY_S
+
+
+def day_of(wall: float) -> int:
+    return int(wall // DAY_S)
+
+
+def month_of(day: int) -> int:
+    """Months since the year 0 of a day since 1970."""
+    # Years that begin in March put the leap day last, so that the months' lengths repeat every five of them.
+    era, day_of_era = divmod(day + 719_468, 146_097)
+    year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
+    return 12 * (era * 400 + year) + (5 * day_of_year + 2) // 153 + 2
+
+
+def money(nanos: int) -> str:
+    whole, part = divmod(nanos, NANO)
+    return f"{whole}.{part:09d}".rstrip("0").rstrip(".")
+
+
+def nanos_of(amount: float | None) -> int:
+    """A ceiling in money, as it is written, in billionths."""
+    return UNBOUNDED if amount is None else round(amount * NANO)
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """One account, for people. Ceilings are None where there are none; `key_id` is None for the tenant's own."""
+
+    kind: str
+    spent_tokens: int
+    leased_tokens: int
+    token_ceiling: int | None
+    spent_nanos: int
+    leased_nanos: int
+    nano_ceiling: int | None
+    key_id: str | None = None
+    run_id: str | None = None
+
+
+def line(account: Account, *, key_id: str | None = None, run_id: str | None = None) -> Line:
+    return Line(
+        kind=account.kind.removeprefix(" a ") or account.whose,
+        spent_tokens=account.spent_tokens,
+        leased_tokens=account.leased_tokens,
+        token_ceiling=None if account.token_ceiling == UNBOUNDED else account.token_ceiling,
+        spent_nanos=account.spent_nanos,
+        leased_nanos=account.leased_nanos,
+        nano_ceiling=None if account.nano_ceiling == UNBOUNDED else account.nano_ceiling,
+        key_id=key_id,
+        run_id=run_id,
+    )

@@ -1,0 +1,498 @@
+"""The gate: may a job come in, how much may it write, and what did it cost in the end.
+
+One gate serves one gateway and has one owner, who calls `admit` once for every job, `renew` while it writes, and
+`settle` once at its end, however it ends. All of a job's quotas and accounts are looked at before anything is taken
+from any, so a refusal leaves no trace. Nothing here looks at a clock: `now` is the gateway's, `wall` is Unix time.
+
+Callers without any limit share one permit per model, and nothing is counted for them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from inferry.admission.books import Books, RunAccounts, Shelf
+from inferry.admission.budgets import (
+    UNBOUNDED,
+    Account,
+    Calendar,
+    Line,
+    Tariff,
+    day_of,
+    line,
+    month_of,
+    piece,
+    room,
+)
+from inferry.admission.permits import Permit
+from inferry.admission.quotas import Bucket
+from inferry.domain.errors import (
+    GatewayError,
+    RateLimited,
+    RunBudgetExhausted,
+    TenantBudgetExhausted,
+    TenantConcurrency,
+)
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.spending import Spent
+from inferry.domain.streams import Usage
+from inferry.domain.tenants import Caller, Limits, Price
+
+LEASE_TOKENS = 256
+MOST_NAMES = 10_000
+MOST_RUNS = 100_000
+RUN_IDLE_S = 86_400.0
+"""A run that nobody has called for so long is taken to be over: its account is forgotten."""
+
+_QUOTAS = {
+    "requests_per_minute": "requests per minute",
+    "tokens_per_minute": "tokens per minute",
+    "max_concurrent": "calls at once",
+}
+
+
+class Standing(Struct, frozen=True):
+    """Where a caller stands with its requests and tokens per minute: the tighter one of tenant and key.
+
+    `reset_s` is how long until the bucket is full again. None where there is no such limit.
+    """
+
+    request_limit: int | None = None
+    requests_left: int | None = None
+    request_reset_s: float | None = None
+    token_limit: int | None = None
+    tokens_left: int | None = None
+    token_reset_s: float | None = None
+
+
+class Gate:
+    """Quotas and budgets of everybody. `refused` counts refusals by the name of the limit, `would_refuse` those of
+    tenants whose limits are only reported. `overrun_tokens` and `overrun_nanos` are what engines used beyond every
+    lease where no room was left to charge it."""
+
+    def __init__(
+        self,
+        prices: Mapping[str, Price],
+        *,
+        lease_tokens: int = LEASE_TOKENS,
+        most_names: int = MOST_NAMES,
+        most_runs: int = MOST_RUNS,
+        run_idle_s: float = RUN_IDLE_S,
+    ) -> None:
+        self.lease_tokens = lease_tokens
+        self.refused: dict[str, int] = {}
+        self.would_refuse: dict[str, int] = {}
+        self.overrun_tokens = 0
+        self.overrun_nanos = 0
+        self._calendar = Calendar()
+        self._tenants = Shelf(most_names)
+        self._keys = Shelf(most_names)
+        self._runs = RunAccounts(most_runs, run_idle_s)
+        self._tariffs = {model: Tariff(price) for model, price in prices.items()}
+        self._unpriced = Tariff(None)
+        self._open = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
+        self._open_unpriced = Permit(self._unpriced)
+
+    # -- a job's way -------------------------------------------------------------------------------------------------
+
+    def admit(self, job: InferenceJob, caller: Caller, lineage: Sequence[str], now: float, wall: float) -> Permit:
+        """Let the job in. `lineage` is its run, that run's parent, and so on up to the root.
+
+        Raises RateLimited, TenantConcurrency, RunBudgetExhausted or TenantBudgetExhausted.
+        """
+        tenant, key = caller.tenant, caller.key
+        if not has_limits(tenant.limits) and (key is None or not has_limits(key.limits)):
+            return self._open.get(job.route.model, self._open_unpriced)
+        if not self._calendar.begins <= wall < self._calendar.ends:
+            self._calendar.turn(wall)
+        permit = Permit(self._tariffs.get(job.route.model, self._unpriced))
+        books = self._tenants.get(tenant.name)
+        if books is None:
+            books = self._tenants.add(tenant.name, Books(tenant.name, "tenant"), self._calendar, now)
+        if books.limits is not tenant.limits:
+            books.use(tenant.limits, now)
+        permit.tenant = books
+        if key is not None:
+            books = self._keys.get(key.key_id)
+            if books is None:
+                books = self._keys.add(key.key_id, Books(tenant.name, "key"), self._calendar, now)
+            if books.limits is not key.limits:
+                books.use(key.limits, now)
+            permit.key = books
+        self._find_accounts(permit, tenant.name, lineage or (job.run_id,))
+        if tenant.shadow:
+            self._let_in_anyway(permit, job, now)
+            return permit
+        refusal = self._look(permit, job, now)
+        if refusal is not None:
+            self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1
+            raise refusal.error()
+        for account in permit.held:
+            account.taken_tokens += permit.leased_tokens
+            account.taken_nanos += permit.leased_nanos
+        self._enter(permit, now, takes=True)
+        return permit
+
+    def renew(self, permit: Permit, written: int) -> int:
+        """A job has written so much: lease it a further piece, and say how much it may write in all from now on.
+
+        What it gets is at most half of what is left, so that calls side by side share the rest.
+        """
+        held, may_write = permit.held, permit.may_write
+        if not held or permit.is_settled:
+            return may_write
+        # An engine may go beyond what a client asked for by a little; beyond what is left of a budget nobody goes.
+        most = permit.most if permit.is_capped or written < permit.most else written
+        wanted = most - may_write
+        if wanted <= 0:
+            return may_write
+        beyond = min(written - may_write, wanted)
+        _hold_the_run_to_its_ceilings(permit)
+        left, account, in_money = room(held, permit.tariff)
+        if left < wanted:
+            permit.bound_by, permit.bound_in_money = account, in_money
+            if left <= 0:
+                return may_write
+        if beyond > 0:
+            granted = beyond if beyond < left else left
+            granted += piece(left - granted, min(self.lease_tokens, wanted - granted))
+        else:
+            granted = piece(left, self.lease_tokens if self.lease_tokens < wanted else wanted)
+        nanos = permit.tariff.output(granted)
+        for account in held:
+            account.taken_tokens += granted
+            account.taken_nanos += nanos
+        permit.leased_tokens += granted
+        permit.leased_nanos += nanos
+        permit.may_write = may_write = may_write + granted
+        return may_write
+
+    def settle(self, permit: Permit, usage: Usage | None, now: float, wall: float) -> int | None:
+        """The job is over, and used so much in all: charge that and give the rest back. None: it never ran.
+
+        Returns what it cost, in billionths; None where the model has no price. It is charged to the day and month in
+        which it was leased, whatever `wall` says now. A second time changes nothing.
+        """
+        tariff = permit.tariff
+        if usage is None:
+            cost = None if tariff.price is None else 0
+            tokens = 0
+        else:
+            cost = tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.gpu_seconds)
+            tokens = usage.prompt_tokens + usage.output_tokens
+        tenant, key = permit.tenant, permit.key
+        if tenant is None:
+            return cost  # it is everybody's, and nothing is counted
+        if permit.is_settled:
+            return permit.cost_nanos
+        permit.is_settled = True
+        permit.cost_nanos = cost
+        nanos = cost or 0
+        if tokens <= permit.leased_tokens and nanos <= permit.leased_nanos:
+            rest_tokens, rest_nanos = permit.leased_tokens - tokens, permit.leased_nanos - nanos
+            for account in permit.held:
+                account.spent_tokens += tokens
+                account.spent_nanos += nanos
+                account.taken_tokens -= rest_tokens
+                account.taken_nanos -= rest_nanos
+        elif permit.held:
+            self._charge_beyond_leases(permit, tokens, nanos)
+        for account in permit.charged:
+            account.note(tokens, nanos)
+        for account in permit.runs:
+            self._runs.leave(account)
+        for bucket in permit.tokens:
+            bucket.settle(permit.reserved - tokens, now)
+        if usage is None:
+            for bucket in permit.requests:
+                bucket.settle(1, now)
+        tenant.quotas.leave(now)
+        if key is not None:
+            key.quotas.leave(now)
+        return cost
+
+    def exhausted(self, permit: Permit) -> GatewayError:
+        """Why the job gets no more."""
+        account, in_money = permit.bound_by, permit.bound_in_money
+        if account is None:
+            _, account, in_money = room(permit.held, permit.tariff)
+        assert account is not None, "who holds no leases is never stopped"
+        return _Refusal(account=account, in_money=in_money).error()
+
+    # -- what people ask ---------------------------------------------------------------------------------------------
+
+    def standing(self, caller: Caller, now: float) -> Standing | None:
+        """What is left of the requests and tokens per minute; None where neither is limited. Changes nothing."""
+        limits = [caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]
+        if all(one.requests_per_minute is None and one.tokens_per_minute is None for one in limits):
+            return None
+        kept = [self._tenants.get(caller.tenant.name)]
+        if caller.key is not None:
+            kept.append(self._keys.get(caller.key.key_id))
+        requests: list[tuple[float, float, int]] = []
+        tokens: list[tuple[float, float, int]] = []
+        for one, books in zip(limits, kept, strict=True):
+            if one.requests_per_minute is not None:
+                requests.append(_left(None if books is None else books.quotas.requests, one.requests_per_minute, now))
+            if one.tokens_per_minute is not None:
+                tokens.append(_left(None if books is None else books.quotas.tokens, one.tokens_per_minute, now))
+        request_level, request_reset_s, request_limit = min(requests, default=(0.0, 0.0, None))
+        token_level, token_reset_s, token_limit = min(tokens, default=(0.0, 0.0, None))
+        return Standing(
+            request_limit,
+            None if request_limit is None else max(0, int(request_level)),
+            None if request_limit is None else request_reset_s,
+            token_limit,
+            None if token_limit is None else max(0, int(token_level)),
+            None if token_limit is None else token_reset_s,
+        )
+
+    def report(self, tenant: str) -> list[Line]:
+        """The tenant's accounts of day and month, then those of its keys."""
+        books = self._tenants.get(tenant)
+        found = [(None, books)] if books is not None else []
+        return [
+            line(account, key_id=key_id)
+            for key_id, one in [*found, *self._keys.of_tenant(tenant)]
+            for account, period in ((one.day, self._calendar.day), (one.month, self._calendar.month))
+            if account is not None and account.period == period
+        ]
+
+    def run_report(self, tenant: str, run_id: str) -> Line | None:
+        """What a run and all below it spent and hold; None where it has no ceiling, or nobody has heard of it."""
+        account = self._runs.find(tenant, run_id)
+        return None if account is None else line(account, run_id=run_id)
+
+    def unpriced(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
+        """The models that have no price per token while somebody's money has a ceiling: they cost it nothing."""
+        if all(
+            one.run_money_ceiling is None and one.day_money_ceiling is None and one.month_money_ceiling is None
+            for one in limits
+        ):
+            return []
+        return [model for model in models if not self._tariffs.get(model, self._unpriced).is_per_token]
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def run_ended(self, tenant: str, run_id: str) -> None:
+        """Forget the account of a run that is over, once the last of its jobs is."""
+        self._runs.end(tenant, run_id)
+
+    def forget_idle(self, now: float, at_most: int = 1000) -> int:
+        """Forget accounts of runs that nobody has used for long; returns how many."""
+        return self._runs.forget_idle(now, at_most)
+
+    def restore(self, spent: Iterable[Spent], now: float = 0.0) -> None:
+        """What the ledger says was spent. What is counted already is not counted again, so it may come at any time."""
+        for one in spent:
+            if one.run_id is not None:
+                account = self._runs.peek(one.tenant, one.run_id)
+                self._runs.use(account, now)
+                self._runs.leave(account)
+                account.is_at_least(one.tokens, one.nanos)
+                continue
+            shelf, name = (self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)
+            books = shelf.get(name)
+            if books is None:
+                whose = "tenant" if one.key_id is None else "key"
+                books = shelf.add(name, Books(one.tenant, whose), self._calendar, now)
+            day = day_of(one.at)
+            if one.period == "day":
+                if books.day is None or books.day.period < day:
+                    books.begin_day(day)
+                kept, period = books.day, day
+            else:
+                period = month_of(day)
+                if books.month is None or books.month.period < period:
+                    books.begin_month(period)
+                kept = books.month
+            if kept is not None and kept.period == period:
+                kept.is_at_least(one.tokens, one.nanos)
+
+    def _charge_beyond_leases(self, permit: Permit, tokens: int, nanos: int) -> None:
+        """The job used more than it had leased: charge as far as there is room, and count the rest."""
+        _hold_the_run_to_its_ceilings(permit)
+        lost = [
+            account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos) for account in permit.held
+        ]
+        self.overrun_tokens += max(tokens for tokens, _ in lost)
+        self.overrun_nanos += max(nanos for _, nanos in lost)
+
+    # -- parts of admitting ------------------------------------------------------------------------------------------
+
+    def _find_accounts(self, permit: Permit, tenant: str, lineage: Sequence[str]) -> None:
+        """The accounts the job is held to, and those it only charges."""
+        books, key, held = permit.tenant, permit.key, permit.held
+        assert books is not None
+        calendar = self._calendar
+        if books.bounds_runs or (key is not None and key.bounds_runs):
+            peek = self._runs.peek
+            if len(lineage) > 1:
+                permit.runs = [peek(tenant, run_id) for run_id in dict.fromkeys(lineage)]
+                permit.charged = permit.runs[:-1]
+            else:
+                permit.runs = [peek(tenant, lineage[0])]
+            permit.root = permit.runs[-1]
+            held.append(permit.root)
+            _hold_the_run_to_its_ceilings(permit)
+        if (account := books.today(calendar)) is not None:
+            held.append(account)
+        if (account := books.this_month(calendar)) is not None:
+            held.append(account)
+        if key is not None:
+            if (account := key.today(calendar)) is not None:
+                held.append(account)
+            if (account := key.this_month(calendar)) is not None:
+                held.append(account)
+
+    def _look(self, permit: Permit, job: InferenceJob, now: float) -> "_Refusal | None":
+        """Why the job may not come in, or what it is to lease and reserve. Takes nothing."""
+        payload, prompt = job.payload, job.footprint.prompt
+        choices, cap = payload.choices, job.token_budget
+        limit = payload.output_limit
+        is_named = limit is None or limit <= cap * choices
+        if permit.held:
+            tariff = permit.tariff
+            prompt_nanos = tariff.prompt(prompt.high)
+            left, account, in_money = room(permit.held, tariff, prompt.high, prompt_nanos)
+            if left < choices:
+                assert account is not None
+                return _Refusal(account=account, in_money=in_money)
+            most = cap * choices if limit is None or is_named else limit
+            if left < cap * choices:
+                cap = left // choices
+                most = cap * choices
+                permit.is_capped = True
+                permit.bound_by, permit.bound_in_money = account, in_money
+            granted = piece(left, self.lease_tokens if self.lease_tokens < most else most)
+            if granted < choices:
+                granted = choices
+            permit.may_write = granted
+            permit.most = most
+            permit.leased_tokens = prompt.high + granted
+            permit.leased_nanos = prompt_nanos + tariff.output(granted)
+        permit.output_cap = cap
+        if not is_named and not permit.is_capped:
+            cap = min(cap, job.footprint.output.high)
+        permit.reserved = reserved = prompt.expected + cap * choices
+        tenant, key = permit.tenant, permit.key
+        assert tenant is not None
+        wait = tenant.quotas.wait(reserved, now)
+        books = tenant
+        if key is not None:
+            other = key.quotas.wait(reserved, now)
+            if other is not None and (wait is None or other > wait):
+                wait, books = other, key
+        return None if wait is None else _Refusal(wait_s=wait[0], quota=wait[1], books=books)
+
+    def _enter(self, permit: Permit, now: float, *, takes: bool) -> None:
+        """Count the job in, and take from its buckets what was looked at."""
+        for account in permit.runs:
+            self._runs.use(account, now)
+        for books in (permit.tenant, permit.key):
+            if books is None:
+                continue
+            quotas = books.quotas
+            quotas.enter(now)
+            if takes:
+                if quotas.requests is not None:
+                    quotas.requests.take(1)
+                    permit.requests.append(quotas.requests)
+                if quotas.tokens is not None:
+                    quotas.tokens.take(permit.reserved)
+                    permit.tokens.append(quotas.tokens)
+
+    def _let_in_anyway(self, permit: Permit, job: InferenceJob, now: float) -> None:
+        """A tenant whose limits are only reported. Who would have been refused takes nothing from those who come."""
+        refusal = self._look(permit, job, now)
+        if refusal is not None:
+            self.would_refuse[refusal.limit] = self.would_refuse.get(refusal.limit, 0) + 1
+        permit.charged = permit.charged + permit.held
+        permit.held = []
+        permit.root = None
+        permit.may_write = permit.most = permit.output_cap = UNBOUNDED
+        permit.leased_tokens = permit.leased_nanos = 0
+        permit.is_capped = False
+        self._enter(permit, now, takes=refusal is None)
+
+
+class _Refusal:
+    """One limit that a job does not meet: an account without room, or a quota that is used up."""
+
+    __slots__ = ("_account", "_books", "_in_money", "_quota", "_wait_s")
+
+    def __init__(
+        self,
+        *,
+        account: Account | None = None,
+        in_money: bool = False,
+        wait_s: float = 0.0,
+        quota: str = "",
+        books: Books | None = None,
+    ) -> None:
+        self._account = account
+        self._in_money = in_money
+        self._wait_s = wait_s
+        self._quota = quota
+        self._books = books
+
+    @property
+    def limit(self) -> str:
+        """Its name among the limits."""
+        account = self._account
+        if account is None:
+            return self._quota
+        return f"{account.kind.removeprefix(' a ') or 'run'}_{'money' if self._in_money else 'token'}_ceiling"
+
+    def error(self) -> GatewayError:
+        account = self._account
+        if account is not None:
+            exhausted = RunBudgetExhausted if account.whose == "run" else TenantBudgetExhausted
+            return exhausted(account.says(self._in_money))
+        assert self._books is not None
+        quotas = self._books.quotas
+        limits = self._books.limits
+        message = f"the {quotas.whose}'s limit of {getattr(limits, self._quota)} {_QUOTAS[self._quota]} is reached"
+        retry_after_s = None if self._wait_s == inf else self._wait_s
+        if self._quota == "max_concurrent":
+            return TenantConcurrency(message, retry_after_s=retry_after_s)
+        return RateLimited(message, retry_after_s=retry_after_s)
+
+
+def has_limits(limits: Limits) -> bool:
+    """Whether there is anything to count for whoever has them."""
+    return not (
+        limits.requests_per_minute is None
+        and limits.tokens_per_minute is None
+        and limits.max_concurrent is None
+        and limits.run_token_ceiling is None
+        and limits.run_money_ceiling is None
+        and limits.day_token_ceiling is None
+        and limits.month_token_ceiling is None
+        and limits.day_money_ceiling is None
+        and limits.month_money_ceiling is None
+    )
+
+
+def _hold_the_run_to_its_ceilings(permit: Permit) -> None:
+    """Several keys may have calls in one run: each is held to its own, as they are now."""
+    root, tenant, key = permit.root, permit.tenant, permit.key
+    if root is None or tenant is None:
+        return
+    tokens, nanos = tenant.run_tokens, tenant.run_nanos
+    if key is not None:
+        if key.run_tokens < tokens:
+            tokens = key.run_tokens
+        if key.run_nanos < nanos:
+            nanos = key.run_nanos
+    root.token_ceiling = tokens
+    root.nano_ceiling = nanos
+
+
+def _left(bucket: Bucket | None, per_minute: int, now: float) -> tuple[float, float, int]:
+    """What is in a bucket, how long until it is full, and its limit."""
+    if bucket is None:
+        return float(per_minute), 0.0, per_minute
+    level = min(bucket.level_at(now), float(per_minute))
+    return level, (per_minute - level) * 60.0 / per_minute if per_minute else 0.0, per_minute

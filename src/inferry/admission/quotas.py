@@ -1,0 +1,134 @@
+"""Quotas of one tenant or one key: requests and tokens per minute, and calls at once.
+
+What a job may use is taken when it comes in, and at its end the difference to what it really used is given back, or is
+a debt that later calls pay first: calls side by side cannot overshoot. Looking changes nothing but how full a bucket
+is known to be, so a refusal leaves no trace.
+
+`Quotas` belong to the gate, which looks at all of a call's quotas before it takes from any.
+"""
+
+from math import inf
+
+from inferry.domain.tenants import Limits
+
+MINUTE_S = 60.0
+LONGEST_RETRY_S = 120.0
+UNKNOWN_END_S = 1.0
+"""When to come back while nobody knows how fast calls end."""
+_SLACK = 1e-6
+"""Who comes back exactly when told to is not turned away for the last digits of a float."""
+_GAP_WEIGHT = 0.2
+
+
+class Bucket:
+    """Fills at so much a minute, holds a minute's worth. Below zero it is in debt."""
+
+    __slots__ = ("at", "burst", "level", "per_s", "slack")
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self.at = now
+        self.level = float(per_minute)
+        self.resize(per_minute)
+
+    def resize(self, per_minute: int) -> None:
+        """Another limit from now on. What is in it stays, as far as it still fits."""
+        self.burst = per_minute
+        self.per_s = per_minute / MINUTE_S
+        self.slack = _SLACK * max(1.0, per_minute / 1000)
+        self.level = min(self.level, float(per_minute))
+
+    def level_at(self, now: float) -> float:
+        level = self.level + max(0.0, now - self.at) * self.per_s
+        return level if level < self.burst else float(self.burst)
+
+    def fill(self, now: float) -> None:
+        if now > self.at:
+            level = self.level + (now - self.at) * self.per_s
+            self.level = level if level < self.burst else float(self.burst)
+            self.at = now
+
+    def wait_s(self, amount: int, now: float) -> float:
+        """Seconds until so much can be taken; 0 where it can be now. More than it holds can be once it is full."""
+        self.fill(now)
+        lacking = (amount if amount < self.burst else self.burst) - self.level
+        if lacking <= self.slack and self.burst:
+            return 0.0
+        return lacking / self.per_s if self.burst else inf
+
+    def take(self, amount: int) -> None:
+        """`wait_s` has just said that it can be."""
+        self.level -= amount
+
+    def settle(self, amount: int, now: float) -> None:
+        """Give back what was taken too much (or take what was taken too little)."""
+        self.fill(now)
+        level = self.level + amount
+        self.level = level if level < self.burst else float(self.burst)
+
+
+class Quotas:
+    """What one tenant or key has used lately, against the limits it was last seen with."""
+
+    __slots__ = ("_ended_at", "_gap_s", "in_flight", "max_concurrent", "requests", "tokens", "whose")
+
+    def __init__(self, whose: str) -> None:
+        self.whose = whose
+        self.in_flight = 0
+        self.max_concurrent: int | None = None
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self._ended_at = 0.0
+        self._gap_s: float | None = None
+
+    def use(self, limits: Limits, now: float) -> None:
+        """The limits from now on. Jobs in flight keep what they have taken."""
+        self.max_concurrent = limits.max_concurrent
+        self.requests = _sized(self.requests, limits.requests_per_minute, now)
+        self.tokens = _sized(self.tokens, limits.tokens_per_minute, now)
+
+    def wait(self, tokens: int, now: float) -> tuple[float, str] | None:
+        """When a call of so many tokens should come back, and for which limit's sake; None: it may come in."""
+        wait_s, limit = 0.0, ""
+        most = self.max_concurrent
+        if most is not None and self.in_flight >= most:
+            wait_s, limit = self.free_in_s(self.in_flight - most + 1), "max_concurrent"
+        if self.requests is not None and (until := self.requests.wait_s(1, now)) > wait_s:
+            wait_s, limit = until, "requests_per_minute"
+        if self.tokens is not None and (until := self.tokens.wait_s(tokens, now)) > wait_s:
+            wait_s, limit = until, "tokens_per_minute"
+        return (wait_s, limit) if limit else None
+
+    def enter(self, now: float) -> None:
+        """One more call is in flight."""
+        if not self.in_flight:
+            self._ended_at = now  # the time nobody called says nothing of how long calls take
+        self.in_flight += 1
+
+    def leave(self, now: float) -> None:
+        gap_s = now - self._ended_at
+        self._ended_at = now
+        self._gap_s = gap_s if self._gap_s is None else self._gap_s + _GAP_WEIGHT * (gap_s - self._gap_s)
+        self.in_flight -= 1
+
+    def free_in_s(self, ends: int) -> float:
+        """How long until so many calls have ended, at the rate at which they did lately."""
+        each_s = UNKNOWN_END_S if self._gap_s is None else self._gap_s
+        return min(LONGEST_RETRY_S, max(0.001, ends * each_s))
+
+    @property
+    def quiet_since(self) -> float:
+        """When anything was last taken or given back."""
+        at = self._ended_at
+        if self.requests is not None:
+            at = max(at, self.requests.at)
+        return at if self.tokens is None else max(at, self.tokens.at)
+
+
+def _sized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute, now)
+    bucket.fill(now)
+    bucket.resize(per_minute)
+    return bucket
