@@ -20,6 +20,18 @@ PROMPTS_ARE_FREE = 1.5
 """How much better an explanation without prompts must be. Where every step computes as many prompt tokens as the next,
 the sums do not tell what a step costs from what its prompts do. Then prompts are taken to cost it: fewer will come, and
 the sums will tell. The other way round prompts would look free, and ever more of them would come."""
+ALIKE = 0.1
+"""How much the prompt tokens of a step must vary, as a part of their square, to tell what a step costs from what its
+prompts do. Prompts are counted when they are done, some earlier and some later than they were computed, and that alone
+makes them vary by a few hundredths."""
+LEAST_OF_PROMPTS = 0.3
+"""Where steps are alike, or few were seen, the steady part of the time looks like steps and the noise like prompts:
+prompts seem free, more of them come, every step is full, and the steps stay alike. So an explanation that leaves
+prompts less than this part of the time is not believed there. The split between steps and prompts stays what it was,
+moves slowly towards `USUAL_OF_PROMPTS` where it gives them less, and only the sum of both is learned."""
+USUAL_OF_PROMPTS = 0.6
+TOWARDS_PROMPTS = 0.02
+"""By what part of the time, each time."""
 INERTIA = 0.002
 """How much what was believed before counts beside the sums: enough where they leave it open how time divides."""
 _LEAST_S = 1e-9
@@ -114,7 +126,41 @@ class StepCosts:
                 costs = [0.0 if i in seen else before[i] for i in range(3)]
                 for i, cost in zip(chosen, found, strict=True):
                     costs[i] = cost
+        if before[0] > 0 and before[2] > 0 and 0 in seen and 2 in seen and self._is_doubtful(costs):
+            return self._scaled(before)
         return costs
+
+    def _is_doubtful(self, costs: Sequence[float]) -> bool:
+        """Whether prompts look cheap where the sums cannot tell."""
+        moments = self._moments
+        vary = 1 - moments[0][2] ** 2 / (moments[0][0] * moments[2][2])
+        if vary >= ALIKE and self._busy_s > YOUNG_S:
+            return False
+        # The part of prompts in what was spent while there were prompts: weighted by how many of them there were.
+        return costs[2] * moments[2][2] < LEAST_OF_PROMPTS * self._spent[2]
+
+    def _scaled(self, before: Sequence[float]) -> list[float]:
+        """The costs that explain the sums best among those that split time between steps and prompts as before."""
+        base, _, prompt = before
+        moments, spent = self._moments, self._spent
+        on_steps, on_prompts = base * moments[0][2], prompt * moments[2][2]
+        missing = USUAL_OF_PROMPTS * spent[2] - on_prompts
+        if missing > 0 and on_steps > 0:
+            moved = min(missing, TOWARDS_PROMPTS * spent[2], on_steps / 2)
+            base *= 1 - moved / on_steps
+            prompt *= 1 + moved / on_prompts
+        both = base * base * moments[0][0] + 2 * base * prompt * moments[0][2] + prompt * prompt * moments[2][2]
+        with_tokens = base * moments[0][1] + prompt * moments[2][1]
+        both_spent = base * spent[0] + prompt * spent[2]
+        tokens, tokens_spent = moments[1][1], spent[1]
+        determinant = both * tokens - with_tokens * with_tokens
+        if self._seen[1] and determinant > INERTIA * both * tokens:
+            scale = (both_spent * tokens - tokens_spent * with_tokens) / determinant
+            token = (tokens_spent * both - both_spent * with_tokens) / determinant
+            if scale > 0 and token > 0:
+                return [base * scale, token, prompt * scale]
+        scale = (both_spent - before[1] * with_tokens) / both
+        return [base * scale, before[1], prompt * scale] if scale > 0 else list(before)
 
     def _unexplained(self, chosen: Sequence[int], costs: Sequence[float]) -> float:
         """The sum of squares that these costs leave."""
