@@ -102,6 +102,21 @@ def test_a_bad_configuration_is_one_line_and_exit_2(
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_secret_that_is_not_in_the_environment_is_named_with_its_place(
+    run: Command, written: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THERE", "x")
+    for name in ("GONE", "GONE_TOO"):
+        monkeypatch.delenv(name, raising=False)
+    hosted = "{kind: openai, name: b, url: 'https://h', api_keys: [$THERE, $GONE_TOO]}"
+    path = written(f"workers: [{{kind: vllm, name: a, url: 'http://h', api_key: $GONE}}, {hosted}]\n")
+    result = run("check-config", "--config", path)
+    assert result.exit_code == 2
+    assert "workers[0].api_key: the environment variable GONE is not set" in result.stderr
+    assert "workers[1].api_keys[1]: the environment variable GONE_TOO is not set" in result.stderr
+    assert "THERE is" not in result.stderr
+
+
 def test_a_missing_file_is_named(run: Command, tmp_path: Path) -> None:
     result = run("check-config", "--config", "nowhere.yaml")
     assert result.exit_code == 2

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.highlighter import NullHighlighter
@@ -15,6 +17,9 @@ from inferry import config as configuration
 from inferry._version import __version__
 from inferry.bench_cli import bench
 from inferry.calibrate_cli import calibrate
+from inferry.config_secrets import unset
+from inferry.config_tenants import AuthConfig, advise_callers, exposure, impossible_pools
+from inferry.keys_cli import keys_app, tenants_app
 from inferry.ledger_cli import ledger_app
 from inferry.plan_cli import plan_app
 from inferry.sim_cli import simulate
@@ -37,6 +42,8 @@ def _ledger_url(path: Path | None) -> str:
 
 
 app.add_typer(ledger_app(_ledger_url), name="ledger")
+app.add_typer(keys_app, name="keys")
+app.add_typer(tenants_app, name="tenants")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
 app.command()(simulate)
@@ -69,10 +76,15 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (config: server.host).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (config: server.port).")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Ask nobody for a key, wherever it listens (config: auth).")
+    ] = False,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
     _set_up_logging(log_level)
     config = _load(config_file)
+    if no_auth:
+        config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", off_beyond_loopback=True))
     try:
         _run_server(config, host or config.server.host, config.server.port if port is None else port)
     except configuration.ConfigError as error:
@@ -93,11 +105,16 @@ def check_config(
 
     config = _load(config_file)
     typer.echo(configuration.dump(config), nl=False)
+    missing = [*unset(config.workers, "workers", os.environ)]
+    if ask and missing:
+        _fail("; ".join(missing))
     try:
         for sentence in asyncio.run(wiring.ask_engines(config)) if ask else wiring.advise(config):
             typer.echo(f"# {sentence}")
     except configuration.ConfigError as error:
         _fail(str(error))
+    for sentence in advise_callers(config.tenants, config.prices, config.workers):
+        typer.echo(f"# {sentence}")
     if config.workers_file is not None:
         try:
             watched = configuration.load_workers(Path(config.workers_file))
@@ -108,6 +125,10 @@ def check_config(
             _fail(f"{config.workers_file}: the configuration has workers of its own named {', '.join(taken)}")
         names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
         typer.echo(f"# workers_file has {names or 'no workers'}")
+        missing = [*missing, *unset(watched, config.workers_file, os.environ)]
+        missing = [*missing, *impossible_pools(config.tenants, (*config.workers, *watched))]
+    if missing:
+        _fail("; ".join(missing))
 
 
 def _run_server(config: configuration.Config, host: str, port: int) -> None:
@@ -123,14 +144,13 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
         service = wiring.build(config)
         count = len(service.pool.names())
         log.info("starting %d worker%s", count, "" if count == 1 else "s")
-        service.gateway.start()
-        if service.watch is not None:
-            service.watch.start()
         try:
+            refusal = exposure(config.auth, host, service.tenants.is_required)
+            if refusal is not None:
+                raise configuration.ConfigError(refusal)
+            service.start()
             address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
             log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
-            if host not in ("127.0.0.1", "::1", "localhost"):
-                log.warning("there is no authentication: whoever reaches %s can use it", address)
             server.spare_the_collector()
             stop = server.StopSignals()
             with stop.installed():
@@ -143,9 +163,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
                     drain_grace_s=config.server.drain_grace_s,
                 )
         finally:
-            if service.watch is not None:
-                await service.watch.close()
-            await service.gateway.close()
+            await service.close()
         log.info("stopped")
 
     try:

@@ -19,6 +19,14 @@ import msgspec
 import yaml
 from msgspec import UNSET, Struct, UnsetType
 
+from inferry.config_sharing import SharingConfig, impossible_sharing
+from inferry.config_tenants import (
+    AuthConfig,
+    PriceConfig,
+    TenantConfig,
+    impossible_callers,
+    impossible_pools,
+)
 from inferry.config_workers import (
     HTTP_KINDS,
     EmbeddedWorkerConfig,
@@ -33,11 +41,14 @@ from inferry.config_workers import (
     WorkerConfig,
 )
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.keys import is_tenant_name
+from inferry.domain.tenants import Price, Tenant
 
 __all__ = [
     "ADMIN_KEY",
     "ENV_PREFIX",
     "HTTP_KINDS",
+    "AuthConfig",
     "Config",
     "ConfigError",
     "EmbeddedWorkerConfig",
@@ -47,8 +58,11 @@ __all__ = [
     "LanesConfig",
     "OpenAIWorkerConfig",
     "OverHttp",
+    "PriceConfig",
     "ServerConfig",
     "SglangWorkerConfig",
+    "SharingConfig",
+    "TenantConfig",
     "TgiWorkerConfig",
     "TrtllmWorkerConfig",
     "VllmInProcessWorkerConfig",
@@ -79,7 +93,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The HTTP surface."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. There is no authentication yet: keep it on loopback or behind something that has it."""
+    """Address to listen on. Beyond loopback that takes a key, see `auth`."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -172,8 +186,22 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     and removed as it changes. One that cannot be used is told to the log and changes nothing."""
     health: HealthConfig = HealthConfig()
     """When workers are trusted."""
+    auth: AuthConfig = AuthConfig()
+    """Whether callers need a key."""
+    tenants: dict[str, TenantConfig] = {}
+    """What callers may use, by the tenant's name. `/admin/tenants` and `inferry tenants` add others."""
+    prices: dict[str, PriceConfig] = {}
+    """What models cost, by their names; `*` is every other."""
+    sharing: SharingConfig = SharingConfig()
+    """When one execution answers several calls."""
     ledger: str = "sqlite:///inferry.db"
-    """Where one row per attempt is kept."""
+    """The database where one row per attempt is kept, and the keys."""
+
+    def configured_tenants(self) -> dict[str, Tenant]:
+        return {name: one.tenant(name) for name, one in self.tenants.items()}
+
+    def price_list(self) -> dict[str, Price]:
+        return {model: one.price() for model, one in self.prices.items()}
 
     def lane_policies(self) -> dict[Lane, LanePolicy]:
         return {lane: _lane_policy(lane, getattr(self.lanes, lane.name)) for lane in Lane}
@@ -207,7 +235,7 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_plain(str(error))) from None
+        raise ConfigError(_plain(_located(raw, str(error)))) from None
     problems = list(_impossible(config))
     if problems:
         raise ConfigError("; ".join(problems))
@@ -310,7 +338,10 @@ def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
 
 
 def _read_off_as_a_word(raw: dict[str, Any]) -> None:
-    """YAML reads a bare `off` as false; for a window it is a mode."""
+    """YAML reads a bare `off` as false and `on` as true; for a window and for `auth` they are modes."""
+    auth = raw.get("auth")
+    if isinstance(auth, dict) and isinstance(auth.get("mode"), bool):
+        raw["auth"] = {**auth, "mode": "on" if auth["mode"] else "off"}
     lanes = raw.get("lanes")
     for lane in lanes.values() if isinstance(lanes, dict) else ():
         if isinstance(lane, dict) and lane.get("window") is False:
@@ -323,6 +354,10 @@ def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
         (inner, *_) = typing.get_args(kind) or (None,)
         for index, item in enumerate(raw):
             _refuse_unknown_keys(item, inner, f"{path}[{index}]")
+        return
+    if typing.get_origin(kind) is dict and isinstance(raw, dict):
+        for key, value in raw.items():
+            _refuse_unknown_keys(value, typing.get_args(kind)[1], f"{path}.{key}")
         return
     struct = _struct_for(kind, raw)
     if struct is None or not isinstance(raw, dict):
@@ -393,6 +428,8 @@ def _impossible(config: Config) -> Iterator[str]:
         seen.add(worker.name)
         if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < LEAST_KV_TOKENS:
             yield f"{where}.kv_tokens must be at least {LEAST_KV_TOKENS}"
+        if worker.pool is not None and not is_tenant_name(worker.pool):
+            yield f"{where}.pool must be a tenant's name"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
         counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
@@ -403,6 +440,10 @@ def _impossible(config: Config) -> Iterator[str]:
             yield f"{where}.api_key and {where}.api_keys exclude each other"
         if isinstance(worker, HttpWorkerConfig) and not _is_address(worker.url):
             yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
+    yield from impossible_sharing(config.sharing)
+    yield from impossible_callers(config.auth, config.tenants, config.prices)
+    if config.workers_file is None:
+        yield from impossible_pools(config.tenants, config.workers)
     if not config.ledger.startswith("sqlite:///"):
         yield "ledger must be a URL of the form sqlite:///PATH"
 
@@ -430,6 +471,18 @@ def _is_address(url: str) -> bool:
         )
     except ValueError:
         return False
+
+
+def _located(raw: dict[str, Any], message: str) -> str:
+    """msgspec says `$.tenants[...]`: which of them, is found by trying each alone."""
+    section = message.partition("`$.")[2].partition("[...]")[0]
+    entries = raw.get(section) if "[...]" in message else None
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            msgspec.convert({section: {key: entry}}, Config)
+        except msgspec.ValidationError as error:
+            return str(error).replace("[...]", f".{key}", 1)
+    return message
 
 
 def _plain(message: str) -> str:

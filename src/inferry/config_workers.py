@@ -19,6 +19,8 @@ class EmbeddedWorkerConfig(
     """Names the model is served under; none: the directory's name, or `inferry-tiny`."""
     group: str = "default"
     """Worker group."""
+    pool: str | None = None
+    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
     max_sequences: int = 64
     """Most sequences that run at once."""
     kv_tokens: int = 65_536
@@ -44,6 +46,8 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Models to send to it; none: what its `/v1/models` lists at start."""
     group: str = "default"
     """Worker group."""
+    pool: str | None = None
+    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
     api_key: str | None = None
     """Sent upstream as a bearer token; `$NAME` takes it from that environment variable. Client keys are never sent."""
     max_sequences: int = 256
@@ -62,7 +66,8 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_timeout_s: float = 5.0
     """How long a connection may take."""
     silence_timeout_s: float = 120.0
-    """How long the server may say nothing before the call fails with 504 `worker_timeout`."""
+    """How long an answer may take to begin, and then its first token, before the call fails with 504 `worker_timeout`.
+    Comments in between do not count."""
     gap_timeout_s: float = 30.0
     """The same once tokens have come: how long the next may take."""
 
@@ -117,6 +122,8 @@ class VllmInProcessWorkerConfig(
     """Names the model is served under; none: the directory's name."""
     group: str = "default"
     """Worker group."""
+    pool: str | None = None
+    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
     python: str = ".venv-vllm/bin/python"
     """The interpreter of the virtual environment that has vLLM, never the gateway's own."""
     max_sequences: int = 256

@@ -18,8 +18,8 @@ import msgspec
 import typer.main
 from msgspec import Struct, UnsetType
 
-from inferry import cli, config, config_workers
-from inferry.domain import errors, ledger, plans
+from inferry import cli, config, config_sharing, config_tenants, config_workers
+from inferry.domain import errors, ledger, plans, settings
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane
 from inferry.ingress.problems import error_body
@@ -60,10 +60,13 @@ def write(directory: Path) -> None:
 
 
 def config_page() -> str:
-    docs = attribute_docs(config) | attribute_docs(config_workers)
+    docs = attribute_docs(config) | attribute_docs(config_workers) | attribute_docs(config_tenants)
+    docs |= attribute_docs(config_sharing)
+    for (struct, name), text in attribute_docs(settings).items():
+        docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
         "Configuration",
-        "src/inferry/config.py, src/inferry/config_workers.py and src/inferry/domain/jobs.py",
+        "src/inferry/config*.py, domain/settings.py and domain/jobs.py",
         "One YAML file, given with `--config`. Everything but an HTTP worker's name and URL has a default, so an empty "
         "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
         "path. "
@@ -75,6 +78,10 @@ def config_page() -> str:
         *_section("Top level", "", config.Config, docs),
         *_section("`server`", "server.", config.ServerConfig, docs),
         *_section("`health`", "health.", config.HealthConfig, docs),
+        *_section("`sharing`", "sharing.", config.SharingConfig, docs),
+        *_section("`auth`", "auth.", config.AuthConfig, docs),
+        *_section("`tenants`", "tenants.<name>.", config.TenantConfig, docs),
+        *_section("`prices`", "prices.<model>.", config.PriceConfig, docs),
         *_lanes_section(docs),
         *_section("`workers[]` of `kind: embedded`", "", config.EmbeddedWorkerConfig, docs),
         *_section("`workers[]` of every kind over HTTP", "", config.HttpWorkerConfig, docs),

@@ -17,6 +17,7 @@ from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, open_sqlite_queries
 from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.tenants import NANO
 
 DefaultUrl = Callable[[Path | None], str]
 Row = TypeVar("Row")
@@ -76,7 +77,8 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
         since: Since = None,
         as_json: Json = False,
     ) -> None:
-        """Runs, the latest first: steps, tokens, GPU time, waits and how they ended."""
+        """Runs, the latest first: steps, tokens, GPU time, cost, waits, the part of their time that they waited for the
+        model, and how they ended."""
         with opened(db, config) as ledger:
             rows = ledger.runs(limit=limit, tenant=tenant, run=run, since=_after(since))
         _show(rows, _runs_table, as_json=as_json, filtered=bool(tenant or run or since))
@@ -143,7 +145,8 @@ def _table(names: Sequence[str], numbers: Sequence[str], last: str | None = None
 
 
 def _runs_table(rows: Sequence[RunSummary]) -> Table:
-    numbers = ("steps", "tries", "in", "cached", "out", "GPU", "wait", "max", "took", "ended")
+    costs = ("cost",) if any(row.cost_nanos is not None for row in rows) else ()
+    numbers = ("steps", "tries", "in", "cached", "out", "GPU", *costs, "wait", "took", "model", "ended")
     table = _table(("tenant", "run", "lane"), numbers, "result")
     now = time.time()
     for row in rows:
@@ -157,9 +160,10 @@ def _runs_table(rows: Sequence[RunSummary]) -> Table:
             _count(row.cached_tokens),
             _count(row.output_tokens),
             _span(row.gpu_seconds),
+            *(() if not costs else (_NONE if row.cost_nanos is None else f"{row.cost_nanos / NANO:.4g}",)),
             _span_ms(row.queue_ms_p50),
-            _span_ms(row.queue_ms_max),
             _span(row.ended_at - row.started_at),
+            _NONE if row.active_ratio is None else f"{row.active_ratio:.0%}",
             _ago(row.ended_at, now),
             _result(row),
         )

@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger
+from inferry.adapters.ledgers.queries import LedgerQueries
+from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
+from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.adapters.workers.advice import Facts, advice
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.admission.gate import Gate
 from inferry.config import (
     Config,
     ConfigError,
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
+    SharingConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
     WorkerConfig,
@@ -25,9 +29,11 @@ from inferry.config import (
     parse_workers,
     taken_names,
 )
+from inferry.dispatch.flights import Sharing
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.health import HealthPolicy
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.tenants import TenantBook, TenantWatch
 from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
@@ -35,6 +41,7 @@ from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.ingress.app import App, Limits
+from inferry.ingress.auth import Auth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 
@@ -49,7 +56,22 @@ class Service(NamedTuple):
     app: App
     gateway: Gateway
     pool: Pool
+    tenants: TenantWatch
     watch: FleetWatch[WorkerConfig] | None = None
+
+    def start(self) -> None:
+        """Begin to serve: workers, and whatever follows a file or a database."""
+        self.gateway.start()
+        self.tenants.start()
+        if self.watch is not None:
+            self.watch.start()
+
+    async def close(self) -> None:
+        if self.watch is not None:
+            await self.watch.close()
+        await self.app.close()
+        await self.gateway.close()
+        await self.tenants.close()
 
 
 def build(config: Config, clock: Clock | None = None) -> Service:
@@ -84,6 +106,15 @@ def assemble(
         raise ConfigError(str(error)) from None
     health = config.health
     policy = HealthPolicy(**{name: getattr(health, name) for name in health.__struct_fields__})
+    tenants = TenantWatch(
+        TenantBook(SqliteTenants(config.ledger), config.configured_tenants()),
+        config.auth.mode,
+        wall=clock.wall,
+    )
+    book = _book(config.ledger)
+    gate = Gate(config.price_list())
+    if book is not None:
+        gate.restore(book.spent(clock.wall()), clock.now())
     pool = Pool(workers, clock, health=policy, kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
@@ -95,6 +126,8 @@ def assemble(
         metrics=metrics,
         clock=clock,
         tokenizers=tokenizers,
+        gate=gate,
+        sharing=_sharing(config.sharing),
     )
     limits = Limits(
         max_body_bytes=config.server.max_body_bytes,
@@ -102,7 +135,27 @@ def assemble(
         heartbeat_s=config.server.heartbeat_s,
         max_unread_bytes=config.server.max_unread_bytes,
     )
-    return Service(App(gateway, metrics, limits, config.server.admin_key), gateway, pool)
+    auth = Auth(tenants, off_for_all=config.auth.off_beyond_loopback, wall=clock.wall)
+    app = App(gateway, metrics, limits, auth, admin_key=config.server.admin_key, tenants=tenants, book=book)
+    return Service(app, gateway, pool, tenants)
+
+
+def _book(ledger: str) -> LedgerQueries | None:
+    """The read side of the ledger; None for one in memory, which has none."""
+    try:
+        return open_sqlite_queries(ledger)
+    except LedgerUnusable:
+        return None
+
+
+def _sharing(config: SharingConfig) -> Sharing:
+    return Sharing(
+        identical=config.identical,
+        linger_s=config.linger_ms / 1000,
+        keep_s=config.keep_s,
+        keep_bytes=config.keep_bytes,
+        history_bytes=config.history_bytes,
+    )
 
 
 def _watched_workers(config: Config) -> dict[str, WorkerConfig]:
@@ -165,6 +218,7 @@ def over_http(config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LaneP
         profile=PROFILES[_kind(config)],
         models=config.models,
         group=config.group,
+        pool=config.pool,
         api_key=_secret(config, config.api_key),
         api_keys=tuple(key for name in keys if (key := _secret(config, name))),
         room=Room(config.max_sequences, config.kv_tokens, config.prefill_tokens),
@@ -278,6 +332,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         model_dir=directory,
         models=names,
         group=config.group,
+        pool=config.pool,
         engine=engine,
         default_output_tokens=config.default_output_tokens,
         controlled=config.room == "adaptive",
@@ -324,6 +379,7 @@ def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[W
             arguments=config.engine_args,
         ),
         group=config.group,
+        pool=config.pool,
         default_output_tokens=config.default_output_tokens,
         controlled=config.room == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),

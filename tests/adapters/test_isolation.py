@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import MOST_SALTS, Salts, streaming_body
 from inferry.adapters.workers.openai_http import HttpWorkerSettings
 from inferry.adapters.workers.profiles import PROFILES, SGLANG, TGI, TRTLLM, VLLM, Profile, Shown, narrowed
 from inferry.adapters.workers.refusals import refusal
+from inferry.adapters.workers.vllm_process import prompt_of
+from inferry.domain.jobs import Lane, Sampling
+from inferry.engine.messages import Request
 from support.http_jobs import a_call, done, error_of, ran, run
 from support.upstream import Upstream
 
@@ -60,6 +64,24 @@ def test_no_salt_is_sent_where_it_is_switched_off_or_not_understood(settings: di
             assert "cache_salt" not in up.bodies[0]
 
     run(scenario())
+
+
+def test_a_tenant_that_shares_its_cache_gets_no_salt() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            for salted in (True, False):
+                done(await ran(up, replace(a_call(tenant="a"), salted=salted)))
+            assert ["cache_salt" in body for body in up.bodies] == [True, False]
+
+    run(scenario())
+
+
+def test_vllm_in_process_gets_the_salt_with_the_prompt() -> None:
+    salts = Salts(b"s")
+    request = Request(1, [1, 2], Sampling(), Lane.P1, salts.salt("a"))
+    assert prompt_of(request) == {"prompt_token_ids": [1, 2], "cache_salt": salts.salt("a")}
+    assert salts.salt("a").encode() in salts.field("a")
+    assert prompt_of(Request(1, [1, 2], Sampling(), Lane.P1)) == {"prompt_token_ids": [1, 2]}
 
 
 def test_an_upstreams_words_never_hold_its_key() -> None:

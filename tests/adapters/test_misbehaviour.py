@@ -324,6 +324,30 @@ def test_comments_are_no_sign_of_life_once_tokens_have_come() -> None:
     assert error_of(against(pings, silence_timeout_s=60, gap_timeout_s=0.3)).code == "worker_timeout"
 
 
+@pytest.mark.parametrize("word", [b": ping\n\n", role(), b"d"], ids=["comments", "roles", "half an event"])
+def test_what_says_nothing_is_no_sign_of_life_before_the_first_token_either(word: bytes) -> None:
+    async def pings(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        while not up.release.is_set():
+            await response.write(word)
+            await asyncio.sleep(0.02)
+        return response
+
+    assert error_of(against(pings, silence_timeout_s=0.3)).code == "worker_timeout"
+
+
+def test_a_refusal_that_never_ends_times_out() -> None:
+    async def drip(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(status=503)
+        await response.prepare(request)
+        while not up.release.is_set():
+            await response.write(b".")
+            await asyncio.sleep(0.02)
+        return response
+
+    assert error_of(against(drip, silence_timeout_s=0.3)).code == "worker_timeout"
+
+
 def test_nonsense_ends_a_stream_before_anything_that_looks_like_a_good_end() -> None:
     async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)

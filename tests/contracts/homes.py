@@ -31,6 +31,7 @@ class Home:
 
     `context` is what its prompts must stay below; None where it looks at none. `speaks` are token ids after which it
     writes characters that take several tokens; empty where it has no such. `stops` says that it knows stop strings.
+    `long` is how many tokens a job takes that is to be stopped: some are hundreds ahead of what is heard of them.
     `kill` makes an end of what computes; None where there is nothing that comes back by itself or is brought back.
     """
 
@@ -43,6 +44,7 @@ class Home:
         context: int | None = None,
         speaks: tuple[int, ...] = (),
         stops: bool = True,
+        long: int = 200,
         kill: Callable[[], None] | None = None,
         revive: Callable[[], None] = lambda: None,
     ) -> None:
@@ -52,6 +54,7 @@ class Home:
         self.context = context
         self.speaks = speaks
         self.stops = stops
+        self.long = long
         self.kill = kill
         self.revive = revive
 
@@ -129,7 +132,7 @@ def vllm_over_http(model_dir: Path, scratch: Path) -> Iterator[Home]:
             yield worker
             await worker.close()
 
-        with at_home(fresh, context=CONTEXT, speaks=_speaks(model_dir)) as home:
+        with at_home(fresh, context=CONTEXT, speaks=_speaks(model_dir), long=900) as home:
             home.kill, home.revive = server.stop, server.start
             yield home
 
@@ -158,7 +161,7 @@ def vllm_in_process(model_dir: Path, scratch: Path) -> Iterator[Home]:
         yield worker
         await worker.close()
 
-    with at_home(fresh, context=CONTEXT, speaks=_speaks(model_dir)) as home:
+    with at_home(fresh, context=CONTEXT, speaks=_speaks(model_dir), long=900) as home:
 
         def kill() -> None:
             for pid in engine_cores(_engine_pid(home)):

@@ -222,7 +222,8 @@ def test_output_ends_before_a_stop_string(home: Home) -> None:
     if not home.stops:
         pytest.skip("it writes what the test says")
     free = home.run(hear(home.worker, a_call("free", tokens=24)))
-    stop = next(text.strip() for text, _ in free.pieces("free")[8:] if len(text.strip()) > 2)
+    half = len(free.text("free")) // 2
+    stop = free.text("free")[half : half + 4]
     heard = home.run(hear(home.worker, a_call("j", tokens=24, stop=(stop,))))
     assert heard.done("j").finish is FinishReason.STOP
     assert heard.text("j") == free.text("free").partition(stop)[0]
@@ -259,7 +260,7 @@ def test_a_prompt_that_is_too_long_fails_alone(home: Home) -> None:
 def test_a_cancelled_job_ends_once_and_its_neighbours_go_on(home: Home) -> None:
     async def scenario() -> tuple[Heard, frozenset[str]]:
         heard = Heard()
-        jobs = [a_call("gone", tokens=390), a_call("stays", tokens=12)]
+        jobs = [a_call("gone", tokens=home.long), a_call("stays", tokens=12)]
         running = asyncio.create_task(home.worker.run(a_plan(home.worker, *jobs), heard))
         await heard.first.wait()
         freed = await home.worker.cancel(["gone"])
@@ -278,7 +279,7 @@ def test_a_job_may_be_cancelled_before_anything_came(home: Home, companions: int
 
     async def scenario() -> tuple[Heard, frozenset[str]]:
         heard = Heard()
-        plan = a_plan(home.worker, a_call("gone", tokens=390), *others)
+        plan = a_plan(home.worker, a_call("gone", tokens=home.long), *others)
         running = asyncio.create_task(home.worker.run(plan, heard))
         cancelling = asyncio.create_task(home.worker.cancel(["gone"]))
         await running
@@ -299,7 +300,7 @@ def test_cancelling_what_is_not_there_frees_nothing(home: Home) -> None:
 def test_cancelling_twice_at_once_ends_a_job_once(home: Home) -> None:
     async def scenario() -> Heard:
         heard = Heard()
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, a_call("gone", tokens=390)), heard))
+        running = asyncio.create_task(home.worker.run(a_plan(home.worker, a_call("gone", tokens=home.long)), heard))
         await heard.first.wait()
         await asyncio.gather(home.worker.cancel(["gone"]), home.worker.cancel(["gone"]))
         await running
@@ -339,11 +340,11 @@ def test_a_job_that_broke_off_at_its_very_end_has_nothing_left_to_write(home: Ho
 
 def test_a_job_that_is_stopped_says_where_to_go_on(home: Home) -> None:
     prompt = a_prompt(13)
-    whole = home.run(hear(home.worker, a_call("whole", tokens=200, prompt=prompt)))
+    whole = home.run(hear(home.worker, a_call("whole", tokens=home.long, prompt=prompt)))
 
     async def stopped() -> Heard:
         heard = Heard()
-        job = a_call("j", tokens=200, prompt=prompt)
+        job = a_call("j", tokens=home.long, prompt=prompt)
         running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
         await heard.first.wait()
         await home.worker.cancel(["j"])
@@ -357,7 +358,7 @@ def test_a_job_that_is_stopped_says_where_to_go_on(home: Home) -> None:
         assert so_far.prompt_ids == prompt
     assert so_far.output_ids == whole.ids("whole")[: len(so_far.output_ids)]
     assert 1 <= len(so_far.output_ids) <= len(heard.ids("j"))
-    rest = home.run(hear(home.worker, a_call("rest", tokens=200, prompt=prompt, so_far=so_far)))
+    rest = home.run(hear(home.worker, a_call("rest", tokens=home.long, prompt=prompt, so_far=so_far)))
     assert so_far.output_ids + rest.ids("rest") == whole.ids("whole")
     assert heard.text("j") + rest.text("rest") == whole.text("whole")
 
@@ -366,7 +367,7 @@ def test_a_job_that_is_stopped_says_where_to_go_on(home: Home) -> None:
 def test_a_job_that_is_stopped_within_a_character_goes_on_before_it(home: Home, tokens: int) -> None:
     if not home.speaks:
         pytest.skip("it writes what the test says")
-    prompt, rounds = (*a_prompt(4), *home.speaks), 20
+    prompt, rounds = (*a_prompt(4), *home.speaks), home.long // len(home.speaks)
     job = a_call("j", tokens=rounds * len(home.speaks), prompt=prompt)
 
     async def stopped() -> Heard:
@@ -394,7 +395,7 @@ def test_a_job_that_is_stopped_within_a_character_goes_on_before_it(home: Home, 
 def test_a_job_that_may_not_go_on_says_nothing_of_where(home: Home) -> None:
     async def scenario() -> Heard:
         heard = Heard()
-        job = a_call("j", tokens=390, resume=Resume.RESTART)
+        job = a_call("j", tokens=home.long, resume=Resume.RESTART)
         running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
         await heard.first.wait()
         await home.worker.cancel(["j"])
@@ -429,11 +430,11 @@ def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
     kill = home.kill
     if kill is None:
         pytest.skip("nothing computes behind it")
-    whole = home.run(hear(home.worker, a_call("whole", tokens=200)))
+    whole = home.run(hear(home.worker, a_call("whole", tokens=home.long)))
 
     async def scenario() -> Heard:
         heard = Heard()
-        jobs = [a_call("j", tokens=200), a_call("fixed", tokens=200, resume=Resume.RESTART)]
+        jobs = [a_call("j", tokens=home.long), a_call("fixed", tokens=home.long, resume=Resume.RESTART)]
         running = asyncio.create_task(home.worker.run(a_plan(home.worker, *jobs), heard))
         await heard.first.wait()
         await asyncio.to_thread(kill)
@@ -447,7 +448,7 @@ def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
     assert isinstance(lost.error, WorkerLost)
     assert lost.so_far is not None
     assert heard.failed("fixed").so_far is None
-    rest = home.run(hear(home.worker, a_call("rest", tokens=200, so_far=lost.so_far)))
+    rest = home.run(hear(home.worker, a_call("rest", tokens=home.long, so_far=lost.so_far)))
     assert lost.so_far.output_ids + rest.ids("rest") == whole.ids("whole")
 
 
@@ -456,7 +457,7 @@ def test_closing_ends_what_runs_with_an_error(home: Home) -> None:
         async with home.fresh() as worker:
             await worker.start()
             heard = Heard()
-            running = asyncio.create_task(worker.run(a_plan(worker, a_call("j", tokens=390)), heard))
+            running = asyncio.create_task(worker.run(a_plan(worker, a_call("j", tokens=home.long)), heard))
             await heard.first.wait()
             await worker.close()
             await asyncio.wait([running])

@@ -190,3 +190,25 @@ def test_metrics_count_what_was_served(real: Serving) -> None:
         assert name in text
     assert get(real.url, "/health")[0] == 200
     assert get(real.url, "/ready")[2]["workers"] == {"local": "ready"}
+
+
+def test_the_same_greedy_call_of_many_agents_is_computed_once(real: Serving) -> None:
+    async def ask(api: AsyncOpenAI, number: int) -> tuple[str, bool]:
+        raw = await api.completions.with_raw_response.create(
+            model="tiny",
+            prompt="once and for all",
+            max_tokens=256,
+            temperature=0,
+            user=f"agent-{number}",
+            extra_body={"ignore_eos": True},
+        )
+        return raw.parse().choices[0].text, "x-inferry-shared-with" in raw.headers
+
+    async def scenario() -> list[tuple[str, bool]]:
+        async with AsyncOpenAI(base_url=real.url + "/v1", api_key="unused", max_retries=0) as api:
+            alone = await ask(api, 0)
+            return [alone, *await asyncio.gather(*(ask(api, number) for number in range(8)))]
+
+    answers = asyncio.run(scenario())
+    assert len({text for text, _ in answers}) == 1
+    assert [shared for _, shared in answers].count(True) >= 4, "all but those that came too late"

@@ -19,6 +19,7 @@ from inferry.engine.messages import (
     Abort,
     Aborted,
     Add,
+    Alive,
     Fatal,
     Frames,
     FromEngine,
@@ -47,16 +48,20 @@ class Peer:
         sock.settimeout(60)
         self._frames = Frames()
         self._inbox: list[FromEngine] = []
+        self.beats = 0
 
     def say(self, *messages: ToEngine) -> None:
         self.sock.sendall(b"".join(map(frame, messages)))
 
     def hear(self) -> FromEngine:
+        """The next message that says more than that the process runs; `beats` counts those."""
         while not self._inbox:
             data = self.sock.recv(1 << 16)
             if not data:
                 raise EOFError
-            self._inbox += map(decode_from_engine, self._frames.feed(data))
+            heard = [decode_from_engine(body) for body in self._frames.feed(data)]
+            self._inbox += [message for message in heard if not isinstance(message, Alive)]
+            self.beats += len(heard) - len(self._inbox)
         return self._inbox.pop(0)
 
 
@@ -188,6 +193,7 @@ def test_the_process_sleeps_when_idle_ignores_signals_of_the_group_and_ends_with
         ours.settimeout(60)
         peer.say(Add([Request(1, [10, 11], greedy(2), Lane.P1)]))
         assert isinstance(peer.hear(), StepDone)
+        assert peer.beats >= 1, "it says that it runs, also while it has nothing to do"
         ours.close()  # what the kernel does for a parent killed by SIGKILL
         assert process.wait(30) == 0
 

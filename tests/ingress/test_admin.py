@@ -65,7 +65,7 @@ def test_a_drained_worker_takes_no_calls_until_it_is_readmitted(tmp_path: Path) 
         ("POST", "/admin/workers/nobody/drain", 404, None),
         ("POST", "/admin/workers/scripted/explode", 404, None),
         ("POST", "/admin/workers/drain", 404, None),
-        ("GET", "/admin/tenants", 404, None),
+        ("GET", "/admin/nothing", 404, None),
     ],
 )
 def test_what_is_not_there_is_told(

@@ -77,15 +77,16 @@ def test_a_table_fits_a_hundred_columns_and_cuts_nothing_off(run: Command, url: 
 def test_runs_read_well(run: Command, url: str) -> None:
     now = time.time()
     common = {"run_id": "triage", "prompt_tokens": 61_700, "cached_tokens": 20_000, "output_tokens": 450}
-    waits = {"queue_ms": 8.25, "gpu_seconds": 0.75, "total_ms": 90_000.0}
+    waits = {"queue_ms": 8.25, "gpu_seconds": 0.75, "total_ms": 90_000.0, "cost_nanos": 12_500_000}
     kept(
         url,
         an_entry(1, ended_at=now - 600, **common, **waits),
         an_entry(2, ended_at=now - 590, step_id="step-2", outcome=Outcome.CANCELLED, **common),
     )
     head, line = run("runs").output.splitlines()
-    assert " ".join(head.split()) == "tenant run lane steps tries in cached out GPU wait max took ended result"
-    assert " ".join(line.split()) == "acme triage P1 2 2 123k 40.0k 900 750ms 8.2ms 8.2ms 1m40 9m ago 1 cancelled"
+    assert " ".join(head.split()) == "tenant run lane steps tries in cached out GPU cost wait took model ended result"
+    expected = "acme triage P1 2 2 123k 40.0k 900 750ms 0.0125 8.2ms 1m40 90% 9m ago 1 cancelled"
+    assert " ".join(line.split()) == expected
     assert head.index(" in ") + 3 == line.index("123k") + 4, "numbers end where their heading ends"
 
 

@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def a_history(seed: int, jobs: int = 200) -> list[LedgerEntry]:
                     output_tokens=dice.randrange(500),
                     gpu_seconds=dice.random() if dice.random() < 0.5 else None,
                     queue_ms=dice.choice([1.0, 2.0, 3.0, dice.random() * 100]) if sent else None,
-                    total_ms=dice.random() * 1000,
+                    total_ms=100 + dice.random() * 1000,
                     batch_size=dice.randrange(1, 9) if sent else None,
+                    cost_nanos=dice.randrange(1000) if dice.random() < 0.5 else None,
                 )
             )
     return history
@@ -83,6 +85,12 @@ def tally(rows: Sequence[LedgerEntry]) -> dict[str, int]:
     }
 
 
+def covered_ms(spans: Sequence[tuple[float, float]]) -> float:
+    """Cut at every end of a span, and count the pieces that are in one of them."""
+    cuts = sorted({cut for span in spans for cut in span})
+    return 1000 * sum(b - a for a, b in pairwise(cuts) if any(start <= a and b <= end for start, end in spans))
+
+
 def run_by_hand(rows: Sequence[LedgerEntry]) -> RunSummary:
     gpu, waits = known([row.gpu_seconds for row in rows]), known([row.queue_ms for row in rows])
     return RunSummary(
@@ -95,6 +103,15 @@ def run_by_hand(rows: Sequence[LedgerEntry]) -> RunSummary:
         queue_ms_p50=statistics.median(waits) if waits else None,
         queue_ms_mean=statistics.fmean(waits) if waits else None,
         queue_ms_max=max(waits) if waits else None,
+        cost_nanos=sum(costs) if (costs := [row.cost_nanos for row in rows if row.cost_nanos is not None]) else None,
+        active_ms=covered_ms([(row.ended_at - row.total_ms / 1000, row.ended_at) for row in rows]),
+        running_ms=covered_ms(
+            [
+                (row.ended_at - row.total_ms / 1000 + row.queue_ms / 1000, row.ended_at)
+                for row in rows
+                if row.queue_ms is not None
+            ]
+        ),
         started_at=min(row.ended_at - row.total_ms / 1000 for row in rows),
         ended_at=max(row.ended_at for row in rows),
         **tally(rows),
@@ -208,3 +225,39 @@ def test_names_are_values_and_never_sql(ledger: SqliteLedger, queries: LedgerQue
     ledger.append([an_entry(1, tenant=nasty), an_entry(2)])
     assert [run.tenant for run in queries.runs(tenant=nasty)] == [nasty]
     assert len(queries.jobs()) == 2
+
+
+def test_a_tree_is_a_run_and_all_that_is_below_it(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append(
+        [
+            an_entry(1, run_id="root", output_tokens=1, cost_nanos=5),
+            an_entry(2, run_id="child", parent_run="root", output_tokens=10),
+            an_entry(3, run_id="grandchild", parent_run="child", output_tokens=100, cost_nanos=7),
+            an_entry(4, run_id="other", parent_run="elsewhere", output_tokens=1000),
+            an_entry(5, run_id="child", parent_run="root", tenant="stranger", output_tokens=10_000),
+        ]
+    )
+    tree = queries.tree("acme", "root")
+    assert (tree.runs, tree.jobs, tree.output_tokens, tree.cost_nanos) == (3, 3, 111, 12)
+    assert queries.sub_runs("acme", "root") == ["child"]
+    assert [run.run_id for run in queries.runs(tenant="acme", parent="child")] == ["grandchild"]
+    assert queries.has_run("acme", "root")
+    assert not queries.has_run("stranger", "root")
+    assert queries.tree("acme", "nobody").runs == 0
+
+
+def test_runs_that_name_each_other_in_a_circle_are_one_tree(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, run_id="a", parent_run="b"), an_entry(2, run_id="b", parent_run="a")])
+    assert queries.tree("acme", "a").runs == 2
+
+
+def test_runs_are_paged_by_their_last_end(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(n, run_id=f"run-{n}", ended_at=1000.0 + n) for n in range(5)])
+    ledger.append([an_entry("late", run_id="run-1", ended_at=2000.0)])
+    assert [run.run_id for run in queries.runs(before=1004.0)] == ["run-3", "run-2", "run-0"]
+
+
+def test_runs_that_lost_a_job_by_a_cancel_are_known(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+    ledger.append([an_entry(1, error_code="run_cancelled", ended_at=50.0), an_entry(2, run_id="fine")])
+    assert queries.cancelled_runs(since=0.0) == [("acme", "run-1")]
+    assert queries.cancelled_runs(since=60.0) == []

@@ -1,6 +1,7 @@
 """One stream per job: in order, without loss, with one end, whatever the pace of its reader."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
 from inferry.streams.demux import Demux
-from inferry.streams.mailbox import JobStream, MergeTally, OutOfOrder, merge
+from inferry.streams.mailbox import MERGED_AT, JobStream, MergeTally, OutOfOrder, merge
 from support.builders import a_job
 
+MOST_UNREAD_BYTES = 8 * 1024 * 1024
+"""What a reader may leave by default before it is given up."""
 DONE = Done("j", FinishReason.STOP, Usage(3, 0, 2))
 
 
@@ -57,6 +60,44 @@ def test_what_a_slow_reader_left_comes_as_one_delta() -> None:
         assert tally.deltas == 2, "three deltas became one"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("left", [MERGED_AT - 1, MERGED_AT, MERGED_AT + 1, 5 * MERGED_AT + 3])
+def test_however_much_a_reader_leaves_it_loses_nothing(left: int) -> None:
+    tally = MergeTally()
+    stream = a_stream(tally)
+    deltas = [a_delta(index, f"{index} ", raw=b"data: %d\n\n" % index) for index in range(left)]
+    for delta in deltas:
+        stream.push(delta)
+    assert stream.unread_bytes == sum(len(delta.raw) + len(delta.text) for delta in deltas)
+    assert stream.take_now() == (merge(deltas), None)
+    assert tally.deltas == left - 1
+    stream.push(a_delta(left, "next"))
+    assert stream.take_now() == (a_delta(left, "next"), None)
+
+
+def test_a_reader_that_does_not_read_costs_the_others_no_more_than_one_that_does() -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (b"lamp " * 30)
+    count = MOST_UNREAD_BYTES // len(event)
+    deltas = [Delta("j", "run", "step", index, "", (), 1, event) for index in range(count)]
+
+    def seconds(reads: bool) -> tuple[float, float]:
+        """What all pushes cost, and what the reader costs that comes back in the end."""
+        stream = a_stream()
+        began = time.thread_time()
+        for delta in deltas:
+            stream.push(delta)
+            if reads:
+                stream.take_now()
+        pushed = time.thread_time()
+        stream.take_now()
+        return pushed - began, time.thread_time() - pushed
+
+    slow = [seconds(reads=False) for _ in range(3)]
+    kept_up = min(seconds(reads=True)[0] for _ in range(3))
+    assert min(pushing for pushing, _ in slow) < 3 * kept_up
+    # Nothing else runs meanwhile: all of it at once has to be short.
+    assert min(coming_back for _, coming_back in slow) < 0.05
 
 
 def test_the_end_comes_with_what_was_left() -> None:

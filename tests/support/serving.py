@@ -89,7 +89,7 @@ class Serving:
             else:
                 workers, tokenizers = self._make_workers()
                 service = wiring.assemble(self.config, workers, tokenizers, SystemClock())
-            service.gateway.start()
+            service.start()
         except BaseException as error:
             self._started.set_exception(error)
             raise
@@ -104,7 +104,7 @@ class Serving:
                 drain_grace_s=self.config.server.drain_grace_s,
             )
         finally:
-            await service.gateway.close()
+            await service.close()
 
 
 def post(url: str, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:

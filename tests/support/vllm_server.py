@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from support.serving import free_port, get
@@ -101,6 +102,24 @@ class VllmServer:
         for pid in engine_cores(self.pid):
             os.kill(pid, signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator["Held"]:
+        """Meanwhile its engine core computes only when it is let."""
+        held = Held(engine_cores(self.pid))
+        held.stop()
+        try:
+            yield held
+        finally:
+            held.go_on()
+
+    def settled(self, name: str) -> float:
+        """A metric, once the server has told all that the engine has done: it may be far behind."""
+        found, before = self.metric("vllm:generation_tokens_total"), -1.0
+        while found != before:
+            time.sleep(0.1)
+            before, found = found, self.metric("vllm:generation_tokens_total")
+        return self.metric(name)
+
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
         status, _, page = get(self.url, "/metrics")
@@ -129,6 +148,29 @@ class VllmServer:
 
     def _last_words(self) -> str:
         return self.log_path.read_text(errors="replace")[-4000:]
+
+
+class Held:
+    """An engine core that stands still: what it has begun and not ended stays so."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+
+    def run_for(self, seconds: float) -> None:
+        self.go_on()
+        time.sleep(seconds)
+        self.stop()
+
+    def stop(self) -> None:
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def engine_cores(leader: int) -> list[int]:

@@ -160,6 +160,13 @@ class RunAccounts:
         account.touched_at = now
         accounts[name] = account
 
+    def keep(self, tenant: str, run_id: str, now: float) -> Account:
+        """The run's account, without a job that charges it."""
+        account = self.peek(tenant, run_id)
+        self.use(account, now)
+        account.holders -= 1
+        return account
+
     def leave(self, account: Account) -> None:
         """A job that charged it is over."""
         account.holders -= 1

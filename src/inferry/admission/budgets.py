@@ -20,7 +20,8 @@ _BACKWARDS_S = 3600.0
 
 class Account:
     """`taken` is what is spent and leased together. `kind` and `whose` say in words what it is the account of; `name`
-    is the tenant and the run, for a run's."""
+    is the tenant and the run, for a run's, and `parent` the account of the run above it, which has all of this one's
+    spending in it."""
 
     __slots__ = (
         "holders",
@@ -28,6 +29,7 @@ class Account:
         "kind",
         "name",
         "nano_ceiling",
+        "parent",
         "period",
         "spent_nanos",
         "spent_tokens",
@@ -43,6 +45,7 @@ class Account:
         self.whose = whose
         self.period = period
         self.name = ("", "")
+        self.parent: Account | None = None
         self.token_ceiling = UNBOUNDED
         self.nano_ceiling = UNBOUNDED
         self.spent_tokens = 0
@@ -118,7 +121,7 @@ class Tariff:
 
     def prompt(self, tokens: int) -> int:
         """What the prompt may cost. GPU time costs what nobody knows before; then something at least must be left."""
-        return int(tokens * self.input_nanos) + 1 if self.is_charged else 0
+        return int(tokens * self.input_nanos) + 1 if self.is_charged and tokens else 0
 
     def output(self, tokens: int) -> int:
         return int(tokens * self.output_nanos) + 1 if self.output_nanos else 0
@@ -157,8 +160,8 @@ def room(
     if scarce is not None:
         tokens -= prompt_tokens
     if dear is not None and tariff.is_charged:
-        affordable = tariff.affordable(nanos - prompt_nanos)
-        if affordable < tokens:
+        nanos -= prompt_nanos
+        if nanos <= tokens * tariff.output_nanos and (affordable := tariff.affordable(nanos)) < tokens:
             return affordable, dear, True
     return tokens, scarce, False
 

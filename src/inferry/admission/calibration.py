@@ -34,9 +34,12 @@ _SHORT_S = 0.01
 
 
 class Errors:
-    """A histogram of log(actual / predicted), from a normal prior. Quantiles as factors: `p10`, `p50`, `p90`."""
+    """A histogram of log(actual / predicted), from a normal prior. Quantiles as factors: `p10`, `p50`, `p90`.
 
-    __slots__ = ("_fresh", "_last", "_scale", "_weights", "p10", "p50", "p90")
+    `evidence` is how many recent observations they rest on, those of the prior included.
+    """
+
+    __slots__ = ("_fresh", "_last", "_scale", "_weights", "evidence", "p10", "p50", "p90")
 
     def __init__(self, middle: float, spread: float) -> None:
         self._weights = [0.0] * _BINS
@@ -46,6 +49,7 @@ class Errors:
         self._fresh = 0.0
         self._last = 0.0
         self.p10 = self.p50 = self.p90 = 1.0
+        self.evidence = PRIOR_WEIGHT
         self._refresh()
 
     def add(self, error: float, wait_s: float, now: float) -> tuple[int, float]:
@@ -74,6 +78,7 @@ class Errors:
     def _refresh(self) -> None:
         weights = self._weights
         total = sum(weights)
+        self.evidence = total / self._scale
         # A sixteenth of the evidence has to be new before the quantiles are computed again.
         self._fresh = max(1.0, total / self._scale / 16)
         found = []

@@ -3,10 +3,10 @@
 A snapshot. When a tenant or a key changes, a new one takes its place; nothing here is ever changed.
 """
 
-import hmac
 import math
 import re
 from collections.abc import Iterable, Mapping
+from hmac import compare_digest
 
 from inferry.domain.errors import InvalidApiKey, InvalidRequest
 from inferry.domain.keys import hash_of, parts_of
@@ -29,8 +29,12 @@ class _Entry:
         self.caller = Caller(tenant, key)
         self.header = tenant.name.encode()
         self.secret_hash = key.secret_hash
-        ends = (key.expires_at, key.revoked_at, -math.inf if tenant.disabled else None)
-        self.until = min((end for end in ends if end is not None), default=math.inf)
+        expires, revoked = key.expires_at, key.revoked_at
+        self.until = math.inf if expires is None else expires
+        if revoked is not None and revoked < self.until:
+            self.until = revoked
+        if tenant.disabled:
+            self.until = -math.inf
 
 
 # Nobody knows a secret that hashes to this, and comparing with it takes as long as with any other.
@@ -73,7 +77,7 @@ class Directory:
             raise InvalidApiKey(_NO_KEY)
         key_id, secret = parts_of(given)
         entry = self._keys.get(key_id, _NOBODY)
-        if not hmac.compare_digest(hash_of(secret), entry.secret_hash) or wall >= entry.until:
+        if not compare_digest(hash_of(secret), entry.secret_hash) or wall >= entry.until:
             raise InvalidApiKey(_NOT_KNOWN)
         if tenant_header and tenant_header != entry.header:
             raise InvalidApiKey(_ANOTHERS, param=_HEADER)

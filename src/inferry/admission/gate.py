@@ -90,7 +90,7 @@ class Gate:
         self._keys = Shelf(most_names)
         self._runs = RunAccounts(most_runs, run_idle_s)
         self._tariffs = {model: Tariff(price) for model, price in prices.items()}
-        self._unpriced = Tariff(None)
+        self._unpriced = Tariff(prices.get("*"))
         self._open = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
         self._open_unpriced = Permit(self._unpriced)
 
@@ -121,17 +121,19 @@ class Gate:
                 books.use(key.limits, now)
             permit.key = books
         self._find_accounts(permit, tenant.name, lineage or (job.run_id,))
-        if tenant.shadow:
-            self._let_in_anyway(permit, job, now)
-            return permit
         refusal = self._look(permit, job, now)
-        if refusal is not None:
+        if tenant.shadow:
+            self._let_in_anyway(permit, refusal, now)
+        elif refusal is not None:
             self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1
             raise refusal.error()
-        for account in permit.held:
-            account.taken_tokens += permit.leased_tokens
-            account.taken_nanos += permit.leased_nanos
-        self._enter(permit, now, takes=True)
+        else:
+            for account in permit.held:
+                account.taken_tokens += permit.leased_tokens
+                account.taken_nanos += permit.leased_nanos
+            self._enter(permit, now, takes=True)
+        if permit.runs and job.run_id == job.job_id:
+            permit.runs[0].is_over = True  # a call that names no run is one of its own, and no other will name it
         return permit
 
     def renew(self, permit: Permit, written: int) -> int:
@@ -200,8 +202,11 @@ class Gate:
             self._charge_beyond_leases(permit, tokens, nanos)
         for account in permit.charged:
             account.note(tokens, nanos)
-        for account in permit.runs:
-            self._runs.leave(account)
+        if permit.runs:
+            if permit.runs[-1].parent is not None:
+                _charge_above(permit.runs, tokens, nanos)
+            for account in permit.runs:
+                self._runs.leave(account)
         for bucket in permit.tokens:
             bucket.settle(permit.reserved - tokens, now)
         if usage is None:
@@ -273,6 +278,16 @@ class Gate:
             return []
         return [model for model in models if not self._tariffs.get(model, self._unpriced).is_per_token]
 
+    @property
+    def names(self) -> int:
+        """Of how many tenants and keys books are kept."""
+        return len(self._tenants) + len(self._keys)
+
+    @property
+    def accounts(self) -> int:
+        """How many runs have accounts."""
+        return len(self._runs)
+
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     def run_ended(self, tenant: str, run_id: str) -> None:
@@ -287,10 +302,10 @@ class Gate:
         """What the ledger says was spent. What is counted already is not counted again, so it may come at any time."""
         for one in spent:
             if one.run_id is not None:
-                account = self._runs.peek(one.tenant, one.run_id)
-                self._runs.use(account, now)
-                self._runs.leave(account)
+                account = self._runs.keep(one.tenant, one.run_id, now)
                 account.is_at_least(one.tokens, one.nanos)
+                if one.parent_run is not None:
+                    account.parent = self._runs.keep(one.tenant, one.parent_run, now)
                 continue
             shelf, name = (self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)
             books = shelf.get(name)
@@ -313,9 +328,7 @@ class Gate:
     def _charge_beyond_leases(self, permit: Permit, tokens: int, nanos: int) -> None:
         """The job used more than it had leased: charge as far as there is room, and count the rest."""
         _hold_the_run_to_its_ceilings(permit)
-        lost = [
-            account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos) for account in permit.held
-        ]
+        lost = [account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos) for account in permit.held]
         self.overrun_tokens += max(tokens for tokens, _ in lost)
         self.overrun_nanos += max(nanos for _, nanos in lost)
 
@@ -329,7 +342,7 @@ class Gate:
         if books.bounds_runs or (key is not None and key.bounds_runs):
             peek = self._runs.peek
             if len(lineage) > 1:
-                permit.runs = [peek(tenant, run_id) for run_id in dict.fromkeys(lineage)]
+                permit.runs = [peek(tenant, run_id) for run_id in lineage]
                 permit.charged = permit.runs[:-1]
             else:
                 permit.runs = [peek(tenant, lineage[0])]
@@ -356,18 +369,19 @@ class Gate:
             tariff = permit.tariff
             prompt_nanos = tariff.prompt(prompt.high)
             left, account, in_money = room(permit.held, tariff, prompt.high, prompt_nanos)
-            if left < choices:
+            least = choices if cap else 0  # who shares another's answer writes nothing
+            if left < least:
                 assert account is not None
                 return _Refusal(account=account, in_money=in_money)
-            most = cap * choices if limit is None or is_named else limit
+            most = cap * choices if limit is None or is_named or not cap else limit
             if left < cap * choices:
                 cap = left // choices
                 most = cap * choices
                 permit.is_capped = True
                 permit.bound_by, permit.bound_in_money = account, in_money
             granted = piece(left, self.lease_tokens if self.lease_tokens < most else most)
-            if granted < choices:
-                granted = choices
+            if granted < least:
+                granted = least
             permit.may_write = granted
             permit.most = most
             permit.leased_tokens = prompt.high + granted
@@ -388,8 +402,8 @@ class Gate:
 
     def _enter(self, permit: Permit, now: float, *, takes: bool) -> None:
         """Count the job in, and take from its buckets what was looked at."""
-        for account in permit.runs:
-            self._runs.use(account, now)
+        if permit.runs:
+            self._enter_runs(permit.runs, now)
         for books in (permit.tenant, permit.key):
             if books is None:
                 continue
@@ -403,9 +417,20 @@ class Gate:
                     quotas.tokens.take(permit.reserved)
                     permit.tokens.append(quotas.tokens)
 
-    def _let_in_anyway(self, permit: Permit, job: InferenceJob, now: float) -> None:
+    def _enter_runs(self, runs: list[Account], now: float) -> None:
+        """Count the job in the accounts of its run and of all above it."""
+        for account in runs:
+            self._runs.use(account, now)
+        for level in range(len(runs) - 1, 0, -1):
+            below, account = runs[level - 1], runs[level]
+            if below.parent is not account:
+                # It got a parent only now: what it spent by itself is part of what all above have spent from here on.
+                below.parent = account
+                for one in runs[level:]:
+                    self.overrun_tokens += one.charge(below.spent_tokens, below.spent_nanos, 0, 0)[0]
+
+    def _let_in_anyway(self, permit: Permit, refusal: "_Refusal | None", now: float) -> None:
         """A tenant whose limits are only reported. Who would have been refused takes nothing from those who come."""
-        refusal = self._look(permit, job, now)
         if refusal is not None:
             self.would_refuse[refusal.limit] = self.would_refuse.get(refusal.limit, 0) + 1
         permit.charged = permit.charged + permit.held
@@ -488,6 +513,16 @@ def _hold_the_run_to_its_ceilings(permit: Permit) -> None:
             nanos = key.run_nanos
     root.token_ceiling = tokens
     root.nano_ceiling = nanos
+
+
+def _charge_above(runs: list[Account], tokens: int, nanos: int) -> None:
+    """The run became part of another one while the job was in flight."""
+    seen = list(runs)
+    above = runs[-1].parent
+    while above is not None and above not in seen:  # who is forgotten and comes again may make a circle
+        above.charge(tokens, nanos, 0, 0)
+        seen.append(above)
+        above = above.parent
 
 
 def _left(bucket: Bucket | None, per_minute: int, now: float) -> tuple[float, float, int]:

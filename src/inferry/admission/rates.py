@@ -3,13 +3,15 @@
 Which of them binds depends on the engine and the hour: sequences, KV or prefill. Nobody is asked; whoever predicts
 waits compares what each currency would have said.
 
-What stands before a job of lane L is what is queued at or above L. It shrinks by what is sent from those lanes and
-grows by what comes into the lanes above L: while a batch job waits, live jobs overtake it. So the net rate is
+There are two ways for a job of lane L to go. Either everything before it goes: what is queued above L, and in L before
+the job. That shrinks by what is sent from those lanes and grows by what comes into the lanes above: while a batch job
+waits, live jobs overtake it. Or what is before it in L itself goes, because a lane with a share is served however much
+there is above it. So it waits for the sooner of
 
-    max( sent at or above L - came above L,  sent from L )
+    all before it / (sent at or above L - came above L)    and    before it in L / sent from L
 
-each a second. The second because a lane with a share is served however much arrives above it. What was sent is counted
-over the time in which somebody waited: when nobody does, it says how much arrives and nothing about how much could go.
+each a second. What was sent is counted over the time in which somebody waited: when nobody does, it says how much
+arrives and nothing about how much could go.
 
 Rates are kept with three memories, since the next minute is best told by the last and the next second by the last few.
 Events only add to counters; once in a beat these are folded in and the answers for all lanes are made ready.
@@ -80,7 +82,9 @@ class _Busy:
 class Drain:
     """Seconds that a unit of what stands before a job takes to go, for every lane and memory.
 
-    `seconds[lane][memory]` is zero for a currency of which nothing has been sent while somebody waited.
+    `seconds[lane][memory]` is for all that is before it, `own_seconds[lane][memory]` for what is in its own lane. They
+    are zero for a currency of which nothing has been sent while somebody waited. `above[lane]` is what is queued in
+    better lanes: jobs, prompt and output tokens.
     """
 
     __slots__ = (
@@ -93,12 +97,16 @@ class Drain:
         "_own_flows",
         "_sent",
         "_sent_flows",
+        "above",
         "next_beat_at",
+        "own_seconds",
         "seconds",
     )
 
     def __init__(self) -> None:
         self.seconds: list[list[Seconds]] = [[NOTHING_KNOWN] * len(MEMORIES_S) for _ in Lane]
+        self.own_seconds: list[list[Seconds]] = [[NOTHING_KNOWN] * len(MEMORIES_S) for _ in Lane]
+        self.above = [[0, 0, 0] for _ in Lane]
         self._busy = [_Busy() for _ in Lane]
         self._own_busy = [_Busy() for _ in Lane]
         # Where a job of each lane counts: what comes for P0 stands before everybody.
@@ -122,17 +130,25 @@ class Drain:
                 busy.since = now
             busy.waiting += 1
         _add(self._came[lane], prompt_tokens, output_tokens)
+        for above in self.above[lane + 1 :]:
+            above[0] += 1
+            above[1] += prompt_tokens
+            above[2] += output_tokens
 
-    def left(self, lane: Lane, now: float) -> None:
+    def left(self, lane: Lane, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A job has left the queue without being sent."""
         for busy in self._concerned[lane]:
             busy.waiting -= 1
             if not busy.waiting:
                 busy.ended(now)
+        for above in self.above[lane + 1 :]:
+            above[0] -= 1
+            above[1] -= prompt_tokens
+            above[2] -= output_tokens
 
     def sent(self, lane: Lane, prompt_tokens: int, output_tokens: int, waited_s: float, now: float) -> None:
         """A job has been given to a worker, after so long in the queue."""
-        self.left(lane, now)
+        self.left(lane, prompt_tokens, output_tokens, now)
         if waited_s >= HELD_UP_S:
             _add(self._sent[lane], prompt_tokens, output_tokens)
 
@@ -156,7 +172,9 @@ class Drain:
         self._came = _zeros()
         self._sent = _zeros()
         for lane in range(_LANES):
-            self.seconds[lane] = [self._seconds(lane, memory) for memory in range(len(MEMORIES_S))]
+            for memory in range(len(MEMORIES_S)):
+                self.seconds[lane][memory] = self._seconds(lane, memory)
+                self.own_seconds[lane][memory] = self._own_seconds(lane, memory)
         return True
 
     def shrinking(self, lane: Lane) -> float:
@@ -174,8 +192,12 @@ class Drain:
         if sent <= 0:
             return 0.0
         came_above = sum(self._came_flows[upper][memory].per_s(currency) for upper in range(lane))
-        own = self._own_flows[lane][memory].per_s(currency)
-        return 1.0 / max(sent - came_above, own, LEAST_NET * sent)
+        return 1.0 / max(sent - came_above, LEAST_NET * sent)
+
+    def _own_seconds(self, lane: int, memory: int) -> Seconds:
+        own = [self._own_flows[lane][memory].per_s(currency) for currency in _CURRENCIES]
+        jobs, prompt, output = (1.0 / each if each > 0 else 0.0 for each in own)
+        return (jobs, prompt, output)
 
 
 def _zeros() -> list[list[float]]:

@@ -101,14 +101,16 @@ class Totals(Struct, eq=True):
 class Run(Struct, eq=False):
     """One run while it is known. Only `Runs` changes it.
 
-    `lineage` is (run, parent, …, root). Times and `tree_in_flight` are those of the whole tree below it: an agent that
-    waits for its sub-agents waits for the model. `forgotten` sums what sub-runs used that are no longer known.
+    `lineage` is (run, parent, …, root). `called_at` is when its last call came, or that of a run below it. Times and
+    `tree_in_flight` are those of the whole tree below it: an agent that waits for its sub-agents waits for the model.
+    `forgotten` sums what sub-runs used that are no longer known.
     """
 
     key: Key
     lineage: tuple[str, ...]
     first_at: float
     last_at: float
+    called_at: float
     parent: "Run | None" = None
     is_nameless: bool = False
     children: dict[str, "Run"] = field(default_factory=dict)
@@ -221,7 +223,7 @@ class Runs:
         run = self._runs.get(key)
         if run is None and job.parent_run is None and job.run_id == job.job_id:
             # Most calls of clients that know nothing of runs come here: no tree, and nothing to remember.
-            run = self._nameless[key] = Run(key, (job.run_id,), now, now, is_nameless=True, tree_in_flight=1)
+            run = self._nameless[key] = Run(key, (job.run_id,), now, now, now, is_nameless=True, tree_in_flight=1)
             run.in_flight[job.job_id] = job
             run.own_since = run.active_since = now
             return run
@@ -242,7 +244,7 @@ class Runs:
                     node.idle_since = None
             node.tree_in_flight += 1
             node.finished_at = None
-            node.last_at = now
+            node.last_at = node.called_at = now
             if not node.is_nameless:
                 touch(node.key)
             node = node.parent
@@ -343,7 +345,7 @@ class Runs:
     def _made(self, tenant: str, run_id: str, parent: Run | None, now: float, *, is_nameless: bool = False) -> Run:
         lineage = (run_id,) if parent is None else (run_id, *parent.lineage)
         key = (tenant, run_id)
-        run = Run(key, lineage, now, now, parent, is_nameless)
+        run = Run(key, lineage, now, now, now, parent, is_nameless)
         if parent is not None:
             parent.children[run_id] = run
         (self._nameless if is_nameless else self._runs)[key] = run
@@ -365,6 +367,7 @@ class Runs:
                         node.tool_s += now - node.idle_since
                         node.idle_since = None
                 node.tree_in_flight += run.tree_in_flight
+            node.called_at = now
             self._runs.move_to_end(node.key)
             node = node.parent
 
@@ -426,7 +429,7 @@ class Runs:
         return None if run is None else self._facts(run, now, sent_at)
 
     def newest(self, tenant: str) -> Iterator[Run]:
-        """The tenant's runs that have a name, the one with the latest call first."""
+        """The tenant's runs that have a name, by `called_at`: the latest first."""
         for key, run in reversed(self._runs.items()):
             if key[0] == tenant:
                 yield run
@@ -500,7 +503,7 @@ class Runs:
                 # It is not idle: it has waited for its calls all this time. Its parents stay behind it.
                 passes -= 1
                 for node in _upwards(run):
-                    node.last_at = now
+                    node.last_at = node.called_at = now
                     self._runs.move_to_end(node.key)
             else:
                 return

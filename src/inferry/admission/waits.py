@@ -15,7 +15,7 @@ or `left` when it is not queued any more.
 
 from bisect import bisect_right
 from heapq import heappop, heappush
-from math import log
+from math import inf, log
 
 from msgspec import Struct
 
@@ -56,6 +56,8 @@ class Told(PredictedWait, gc=False):
     ahead: Ahead
     prompt_tokens: int
     output_tokens: int
+    amounts: tuple[int, int, int]
+    """What the prediction was made of: jobs, prompt and output tokens before it, with its own; and what each takes."""
     seconds: Seconds
     waited_s: float | None = None
     has_left: bool = False
@@ -63,8 +65,8 @@ class Told(PredictedWait, gc=False):
 
 
 class _Stretch(Struct, frozen=True, gc=False):
-    """By what a predicted wait of one horizon is multiplied to get its quantiles, and what they are at least: what is
-    told for the longest waits of nearer horizons.
+    """By what a predicted wait of one horizon is multiplied to get its quantiles, and what these are at least and at
+    most: where two horizons meet, the nearer never tells more than the farther.
     """
 
     errors: Errors
@@ -74,6 +76,9 @@ class _Stretch(Struct, frozen=True, gc=False):
     least_p10: float = 0.0
     least_p50: float = 0.0
     least_p90: float = 0.0
+    most_p10: float = inf
+    most_p50: float = inf
+    most_p90: float = inf
 
 
 class WaitModel:
@@ -85,6 +90,7 @@ class WaitModel:
         self._corrections = [Correction() for _ in Lane]
         self._squares = [[0.25, 0.25, 0.25] for _ in Lane]
         self._mixed: list[list[Seconds]] = [[NOTHING_KNOWN] * 3 for _ in Lane]
+        self._own_mixed: list[list[Seconds]] = [[NOTHING_KNOWN] * 3 for _ in Lane]
         self._stretches = self._all_stretches()
         self._young: list[Told] = []
         self._due: list[tuple[float, int, Told]] = []
@@ -101,31 +107,42 @@ class WaitModel:
 
         Between two beats the same job is never told to wait less where more is ahead of it.
         """
-        jobs, prompt, output = ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens
-        memories, memory = self._mixed[lane], 1
-        by_job, by_prompt, by_output = memories[1]
-        middle = jobs * by_job + prompt * by_prompt + output * by_output
+        drain, above = self._drain, self._drain.above[lane]
+        amounts = (ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens)
+        # What is before it in its own lane. Never less than itself: what is above may be counted a moment later.
+        in_lane = (
+            max(1, amounts[0] - above[0]),
+            max(prompt_tokens, amounts[1] - above[1]),
+            max(output_tokens, amounts[2] - above[2]),
+        )
+        memory = 1
+        middle, by_share = self._wait(lane, memory, amounts, in_lane)
         if middle < _NEAR_S:
             memory = 0
-            by_job, by_prompt, by_output = memories[0]
-            middle = jobs * by_job + prompt * by_prompt + output * by_output
+            middle, by_share = self._wait(lane, memory, amounts, in_lane)
             if middle > _NEAR_S:
                 middle = _NEAR_S
         elif middle > _FAR_S:
             memory = 2
-            by_job, by_prompt, by_output = memories[2]
-            middle = min(LONGEST_WAIT_S, max(_FAR_S, jobs * by_job + prompt * by_prompt + output * by_output))
+            middle, by_share = self._wait(lane, memory, amounts, in_lane)
+            middle = min(LONGEST_WAIT_S, max(_FAR_S, middle))
         stretch = self._stretches[lane][bisect_right(_HORIZONS_S, middle)]
         soft = middle + _SOFT_S
         # Comparisons instead of min and max: these lines run for every job.
         p10, p50, p90 = soft * stretch.p10, soft * stretch.p50, soft * stretch.p90
         if p10 < stretch.least_p10:
             p10 = stretch.least_p10
+        elif p10 > stretch.most_p10:
+            p10 = stretch.most_p10
         if p50 < stretch.least_p50:
             p50 = stretch.least_p50
+        elif p50 > stretch.most_p50:
+            p50 = stretch.most_p50
         if p90 < stretch.least_p90:
             p90 = stretch.least_p90
-        if jobs == 1:
+        elif p90 > stretch.most_p90:
+            p90 = stretch.most_p90
+        if amounts[0] == 1:
             # Nobody is ahead: how much room there is decides, of which the queue says nothing.
             stretch = self._stretches[lane][0]
             if p10 > (own := soft * stretch.p10):
@@ -150,8 +167,22 @@ class WaitModel:
             ahead,
             prompt_tokens,
             output_tokens,
-            self._drain.seconds[lane][memory],
+            in_lane if by_share else amounts,
+            (drain.own_seconds if by_share else drain.seconds)[lane][memory],
         )
+
+    def _wait(
+        self, lane: Lane, memory: int, amounts: tuple[int, int, int], in_lane: tuple[int, int, int]
+    ) -> tuple[float, bool]:
+        """Until all before it has gone, or what is before it in its lane if that is sooner; whether it is."""
+        by_job, by_prompt, by_output = self._mixed[lane][memory]
+        through = amounts[0] * by_job + amounts[1] * by_prompt + amounts[2] * by_output
+        if lane:
+            by_job, by_prompt, by_output = self._own_mixed[lane][memory]
+            by_share = in_lane[0] * by_job + in_lane[1] * by_prompt + in_lane[2] * by_output
+            if 0.0 < by_share < through:
+                return by_share, True
+        return through, False
 
     def retry_after(self, told: Told, within_s: float | None = None) -> float:
         """Seconds until a job that was told this should come back, between one and two minutes at most.
@@ -197,23 +228,20 @@ class WaitModel:
     def left(self, told: Told, now: float) -> None:
         """The job left the queue without being sent: cancelled or expired. Its wait teaches nothing."""
         told.has_left = True
-        self._drain.left(told.lane, now)
+        self._drain.left(told.lane, told.prompt_tokens, told.output_tokens, now)
         if now >= self._drain.next_beat_at:
             self._beat(now)
 
     def _compare_currencies(self, told: Told, waited_s: float) -> None:
-        squares, seconds, ahead = self._squares[told.lane], told.seconds, told.ahead
-        amounts = (ahead.jobs + 1, ahead.prompt_tokens + told.prompt_tokens, ahead.output_tokens + told.output_tokens)
+        squares, seconds, amounts = self._squares[told.lane], told.seconds, told.amounts
         for currency in range(3):
             off = log((waited_s + _SOFT_S) / (amounts[currency] * seconds[currency] + _SOFT_S))
             squares[currency] += _ERROR_RATE * (min(off * off, 4.0) - squares[currency])
 
     def _beat(self, now: float) -> None:
         if self._drain.beat(now):
-            self._mixed = [
-                [_mixed(seconds, squares) for seconds in memories]
-                for memories, squares in zip(self._drain.seconds, self._squares, strict=True)
-            ]
+            self._mixed = _all_mixed(self._drain.seconds, self._squares)
+            self._own_mixed = _all_mixed(self._drain.own_seconds, self._squares)
             self._judge_what_is_due(now)
             self._stretches = self._all_stretches()
 
@@ -243,7 +271,8 @@ class WaitModel:
                 self._corrections[told.lane].judge(True, stated, at)
             told.errors.add(_error(waited, told), waited, at)
         else:
-            self._corrections[told.lane].judge(False, stated, at)
+            if told.p90_s > FLOOR_S:
+                self._corrections[told.lane].judge(False, stated, at)
             error = _error(stated, told) + _STILL_THERE if waited is None else _error(waited, told)
             counted = told.errors.add(error, stated, at)
             if waited is None:
@@ -273,17 +302,43 @@ def _error(waited_s: float, told: Told) -> float:
 
 
 def _stretches(horizons: list[Errors], correction: float) -> list[_Stretch]:
-    found: list[_Stretch] = []
-    p10 = p50 = p90 = 0.0
-    for place, errors in enumerate(horizons):
-        stretch = _Stretch(errors, errors.p10, errors.p50, errors.p90 * correction, p10, p50, p90)
-        found.append(stretch)
-        if place < len(_HORIZONS_S):
-            longest = _HORIZONS_S[place] + _SOFT_S
-            p10 = max(p10, longest * stretch.p10)
-            p50 = max(p50, longest * stretch.p50)
-            p90 = max(p90, longest * stretch.p90)
-    return found
+    evidence = [errors.evidence for errors in horizons]
+    p10s, p50s = [errors.p10 for errors in horizons], [errors.p50 for errors in horizons]
+    p90s = [errors.p90 * correction for errors in horizons]
+    ends = [_joined(factors, evidence) for factors in (p10s, p50s, p90s)]
+    return [
+        _Stretch(
+            errors,
+            p10s[place],
+            p50s[place],
+            p90s[place],
+            *(least[place] for least, _ in ends),
+            *(most[place] for _, most in ends),
+        )
+        for place, errors in enumerate(horizons)
+    ]
+
+
+def _joined(factors: list[float], evidence: list[float]) -> tuple[list[float], list[float]]:
+    """What a quantile is at least and at most in every horizon, so that it never falls from one to the next.
+
+    Where the nearer would tell more for its longest wait than the farther for the same, they meet in between, closer to
+    the one that has seen more. A horizon that is rarely asked about must not rule the others.
+    """
+    least, most = [0.0] * len(factors), [inf] * len(factors)
+    for place, longest_s in enumerate(_HORIZONS_S):
+        soft = longest_s + _SOFT_S
+        nearer, farther = max(least[place], soft * factors[place]), soft * factors[place + 1]
+        if nearer > farther:
+            weight, other = evidence[place], evidence[place + 1]
+            nearer = max(least[place], (nearer * weight + farther * other) / (weight + other))
+            most[place] = nearer
+        least[place + 1] = nearer
+    return least, most
+
+
+def _all_mixed(of_lanes: list[list[Seconds]], squares: list[list[float]]) -> list[list[Seconds]]:
+    return [[_mixed(seconds, squares[lane]) for seconds in memories] for lane, memories in enumerate(of_lanes)]
 
 
 def _mixed(seconds: Seconds, squares: list[float]) -> Seconds:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from inferry.admission.calibration import Coverage
 from inferry.admission.gate import Gate
 from inferry.admission.lengths import Accuracy, LengthModel, Question
-from inferry.admission.runs import Runs
+from inferry.admission.runs import Run, RunFacts, Runs, RunStatus, Totals
 from inferry.dispatch.entrance import Entrance, FreeTicket
 from inferry.dispatch.flights import Flights, Kind, Sharing
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.prefixes import NEW, PrefixMemory
+from inferry.dispatch.run_control import CancelReport, RunControl
 from inferry.dispatch.tokens import TokenRatios
+from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
@@ -26,7 +28,7 @@ from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.mailbox import JobStream
 
-__all__ = ["Gateway", "JobStream"]
+__all__ = ["CancelReport", "Gateway", "JobStream", "Run", "RunFacts", "RunStatus", "Runs", "Totals"]
 
 RETRY_AFTER_S = 2.0
 """What a client is told when nothing better is known."""
@@ -75,6 +77,7 @@ class Gateway:
             budget=self.entrance,
         )
         self._flights = Flights(sharing or Sharing(), self, clock)
+        self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._loop.attempt_of)
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 
@@ -159,6 +162,10 @@ class Gateway:
         """End a job for a reason of its own. What it shares goes on for as long as somebody else wants it."""
         if not self._flights.leave(job_id, error):
             self.cancel_execution(job_id, error)
+
+    def attempt_of(self, job_id: str) -> Attempt | None:
+        """The attempt that a job in flight is at; None for one that has ended or shares another's."""
+        return self._loop.attempt_of(job_id)
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
         """Have the job run, or raise why not."""

@@ -172,6 +172,11 @@ class DispatchLoop:
                 self._spawn(self._send_cancels(plan.worker))
             waiting.append(job_id)
 
+    def attempt_of(self, job_id: str) -> Attempt | None:
+        """The attempt that a job in flight is at."""
+        stream = self._demux.get(job_id)
+        return None if stream is None else stream.attempt
+
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():
             self.cancel(job_id, error)

@@ -150,11 +150,12 @@ class SoFar(Struct, frozen=True):
 class Repeat(Struct, frozen=True, gc=False):
     """How a call that is made again is known to be the same, and what it may get then.
 
-    `name` is equal for the same call of one tenant. `keep` asks for its answer to be kept after its end; `fresh` for
-    one of its own whatever there is. `linger_s` is how long it goes on without its client, for it to come back.
+    `name` is equal for the same call of one tenant; None where nothing says which that is. `keep` asks for its answer
+    to be kept after its end; `fresh` for one of its own whatever there is. `linger_s` is how long it goes on without
+    its client, for it to come back.
     """
 
-    name: str
+    name: str | None
     keep: bool = False
     fresh: bool = False
     linger_s: float | None = None
@@ -168,7 +169,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     `key_id` is the key it came with; `salted` keeps its prompt apart from other tenants' in prefix caches.
     `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
     where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
-    somebody else.
+    somebody else. `repeat` is what the client says about calls that are made again.
     """
 
     job_id: str

@@ -28,6 +28,8 @@ class Request(Struct, frozen=True, array_like=True):
     prompt_ids: list[int]
     sampling: Sampling
     lane: int
+    salt: str | None = None
+    """What a prefix cache keeps it apart by from others; an engine without such a cache ignores it."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -118,7 +120,13 @@ class Fatal(Struct, frozen=True, tag=14, array_like=True):
     message: str
 
 
-FromEngine = Ready | StepDone | Aborted | Refused | Fatal
+class Alive(Struct, frozen=True, tag=15, array_like=True):
+    """Every `BEAT_S` seconds, whatever the engine does: its process runs."""
+
+
+BEAT_S = 0.5
+
+FromEngine = Ready | StepDone | Aborted | Refused | Fatal | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

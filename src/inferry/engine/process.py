@@ -1,8 +1,9 @@
 """The engine's own process: `python -m inferry.engine.process FD`, where FD is its end of a socket pair.
 
 One thread owns everything. It reads all messages that are there, then computes one step, then says what came of it;
-with nothing to do it sleeps in a read. It ends when told to, or when the other end is gone, however that died. Signals
-meant for a whole group or service do not end it: the gateway decides when the engine stops.
+with nothing to do it sleeps in a read. A second does nothing but say that the process runs, also while a step takes
+long: who hears nothing at all knows that it is frozen. It ends when told to, or when the other end is gone, however it
+died. Signals meant for a whole group or service do not end it: the gateway decides when the engine stops.
 """
 
 import contextlib
@@ -10,15 +11,19 @@ import logging
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import (
+    BEAT_S,
     Abort,
     Aborted,
     Add,
+    Alive,
     Fatal,
     Frames,
     FromEngine,
@@ -41,12 +46,13 @@ class Hangup(Exception):
 
 
 class Channel:
-    """Messages over a blocking socket."""
+    """Messages over a blocking socket. One thread may receive; any may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = Frames()
         self._inbox: list[ToEngine] = []
+        self._sending = threading.Lock()
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """All that has come in; with `wait`, at least one message."""
@@ -65,9 +71,18 @@ class Channel:
 
     def send(self, message: FromEngine) -> None:
         try:
-            self._sock.sendall(frame(message))
+            with self._sending:
+                self._sock.sendall(frame(message))
         except OSError as error:
             raise Hangup from error
+
+
+def beat(channel: Channel) -> None:
+    """Say that the process runs, until nobody is there to hear it."""
+    with contextlib.suppress(Hangup):
+        while True:
+            channel.send(Alive())
+            time.sleep(BEAT_S)
 
 
 class EngineLoop:
@@ -107,6 +122,7 @@ def _serve(channel: Channel) -> None:
         channel.send(Fatal(f"{type(error).__name__}: {error}"))
         return
     channel.send(ready)
+    threading.Thread(target=beat, args=(channel,), name="heartbeat", daemon=True).start()
     try:
         EngineLoop(core, channel).run()
     except Hangup:

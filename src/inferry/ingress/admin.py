@@ -1,4 +1,4 @@
-"""`/admin/workers…`: what an operator sees of the workers, and does to them.
+"""`/admin/…`: what an operator sees of the workers, and does to them; and the door to what is said of tenants.
 
 Whoever may drain a worker may stop the service, so this is not for everybody: with `server.admin_key` for those who
 bring it, without one for clients on this machine alone. A browser on this machine is not one of them: any page may
@@ -13,9 +13,14 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
+from inferry.ingress.admin_tenants import AdminTenants
 from inferry.ingress.connection import Reply, Request
 
-PATHS = ("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit")
+PATHS = (
+    *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),
+    *TENANT_PATHS,
+)
 _WORKERS = "/admin/workers"
 _FROM_ELSEWHERE = (
     *(b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"),
@@ -28,8 +33,9 @@ _FROM_ELSEWHERE = (
 class Admin:
     """The endpoints under `/admin/`."""
 
-    def __init__(self, gateway: Gateway, key: str | None) -> None:
+    def __init__(self, gateway: Gateway, key: str | None, tenants: AdminTenants | None = None) -> None:
         self._gateway = gateway
+        self._tenants = tenants
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.fleet.drain,
@@ -39,6 +45,8 @@ class Admin:
     def serve(self, path: str, request: Request, reply: Reply) -> None:
         """Answer, or raise the GatewayError that says why not. `path` is decoded and without its query."""
         self._let_in(request, reply)
+        if self._tenants is not None and self._tenants.serve(path, request, reply):
+            return
         if path == _WORKERS:
             if request.method not in (b"GET", b"HEAD"):
                 raise MethodNotAllowed(f"{_WORKERS} takes GET")

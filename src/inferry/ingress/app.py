@@ -21,19 +21,24 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase
-from inferry.domain.tenants import Caller, Tenant
+from inferry.domain.runs import RunBook
+from inferry.domain.tenants import ANYBODY, Caller
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
+from inferry.ingress.admin_tenants import AdminTenants, Keeper
+from inferry.ingress.auth import Auth
 from inferry.ingress.connection import Reply, Request
-from inferry.ingress.headers import identifier
 from inferry.ingress.parse import Api, LongPrompt, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
 from inferry.ingress.respond import Heartbeats, StreamedAnswer, WholeAnswer
+from inferry.ingress.runs import PATHS as RUN_PATHS
+from inferry.ingress.runs import PREFIX as RUNS
+from inferry.ingress.runs import RunEndpoints
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[str, Reply], None]
+Handler = Callable[[str, Reply, Caller], None]
 
 _JSON = b"content-type: application/json\r\n"
 _MODELS = "/v1/models/"
@@ -51,11 +56,25 @@ class Limits(Struct, frozen=True, kw_only=True):
 class App:
     """One gateway over HTTP. Belongs to the event loop it is made on."""
 
-    def __init__(self, gateway: Gateway, metrics: Metrics, limits: Limits, admin_key: str | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        metrics: Metrics,
+        limits: Limits,
+        auth: Auth,
+        *,
+        admin_key: str | None = None,
+        tenants: Keeper | None = None,
+        book: RunBook | None = None,
+    ) -> None:
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
-        self._admin = Admin(gateway, admin_key)
+        self._auth = auth
+        self._admin = Admin(
+            gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
+        )
+        self._runs = RunEndpoints(gateway, book, self._refuse, self._fail)
         self._heartbeats = Heartbeats(limits.heartbeat_s)
         self._tokenising: set[asyncio.Task[None]] = set()
         self._posts: dict[bytes, Api] = {b"/v1/chat/completions": "chat", b"/v1/completions": "completions"}
@@ -86,22 +105,19 @@ class App:
         try:
             if request.problem is not None:
                 raise request.problem
-            caller = self._caller(request)
+            caller = self._auth.caller(request.headers, reply.peer)
             job = parse(api, request.body, request.headers, self._gateway, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             raise
         if isinstance(job, LongPrompt):
-            task = asyncio.get_running_loop().create_task(self._tokenise(job, request, reply))
+            task = asyncio.get_running_loop().create_task(self._tokenise(job, caller, request, reply))
             self._tokenising.add(task)
             task.add_done_callback(self._tokenising.discard)
         else:
-            self._answer(job, reply)
+            self._answer(job, caller, reply)
 
-    def _caller(self, request: Request) -> Caller:
-        return Caller(Tenant(name=identifier(request.headers, b"x-inferry-tenant") or "default"))
-
-    async def _tokenise(self, prompt: LongPrompt, request: Request, reply: Reply) -> None:
+    async def _tokenise(self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply) -> None:
         try:
             try:
                 job = await prompt.job()
@@ -110,15 +126,15 @@ class App:
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
-            self._answer(job, reply)
+            self._answer(job, caller, reply)
         except GatewayError as error:
             self._refuse(error, request, reply)
         except Exception:
             self._fail(request, reply)
 
-    def _answer(self, job: InferenceJob, reply: Reply) -> None:
+    def _answer(self, job: InferenceJob, caller: Caller, reply: Reply) -> None:
         gateway = self._gateway
-        stream = gateway.submit(job)
+        stream = gateway.submit(job, caller)
         if job.stream:
             unread = self.limits.max_unread_bytes
             StreamedAnswer(stream, job, gateway, reply, self._heartbeats, unread).start()
@@ -128,12 +144,18 @@ class App:
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def _other(self, request: Request, reply: Reply) -> None:
-        target = request.target.partition(b"?")[0]
+        target, _, query = request.target.partition(b"?")
         api = self._posts.get(target)
         if api is not None and request.method == b"POST":
             self._generate(api, request, reply)
             return
         path = unquote(target.decode("latin-1"))
+        caller = ANYBODY
+        if path.startswith("/v1/"):
+            caller = self._auth.caller(request.headers, reply.peer)
+            if path == RUNS or path.startswith(f"{RUNS}/"):
+                self._runs.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
+                return
         if path.startswith("/admin/"):
             self._admin.serve(path, request, reply)
             return
@@ -144,39 +166,47 @@ class App:
             raise NotFound(f"there is nothing at this path; see GET / for what there is: {_printable(path)}")
         if handler is None or request.method not in (b"GET", b"HEAD"):
             raise MethodNotAllowed(f"{_printable(path)} takes {'GET' if api is None else 'POST'}")
-        handler(path, reply)
+        handler(path, reply, caller)
 
-    def _index(self, path: str, reply: Reply) -> None:
+    async def close(self) -> None:
+        """Let go of what pages are read from. Nothing may be served any more."""
+        await self._runs.close()
+
+    def _index(self, path: str, reply: Reply, caller: Caller) -> None:
         posts = [f"POST {path.decode()}" for path in self._posts]
         gets = [f"GET {path}" for path in self._gets if path != "/"]
-        _send_json(reply, 200, {"name": "inferry", "version": __version__, "endpoints": [*posts, *gets, *ADMIN_PATHS]})
+        _send_json(
+            reply,
+            200,
+            {"name": "inferry", "version": __version__, "endpoints": [*posts, *gets, *RUN_PATHS, *ADMIN_PATHS]},
+        )
 
-    def _health(self, path: str, reply: Reply) -> None:
+    def _health(self, path: str, reply: Reply, caller: Caller) -> None:
         """Alive: the process answers."""
         _send_json(reply, 200, {"status": "ok"})
 
-    def _ready(self, path: str, reply: Reply) -> None:
+    def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
         """Ready: some worker has really generated, and new work is welcome."""
         ready = self._gateway.is_ready
         status = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
         workers = {view.worker: view.phase.value for view in self._gateway.views()}
         _send_json(reply, 200 if ready else 503, {"status": status, "workers": workers})
 
-    def _expose(self, path: str, reply: Reply) -> None:
+    def _expose(self, path: str, reply: Reply, caller: Caller) -> None:
         body, content_type = self._metrics.render()
         reply.whole(200, b"content-type: %b\r\n" % content_type.encode(), body)
 
-    def _models(self, path: str, reply: Reply) -> None:
-        _send_json(reply, 200, {"object": "list", "data": list(self._model_objects().values())})
+    def _models(self, path: str, reply: Reply, caller: Caller) -> None:
+        _send_json(reply, 200, {"object": "list", "data": list(self._model_objects(caller).values())})
 
-    def _model(self, path: str, reply: Reply) -> None:
+    def _model(self, path: str, reply: Reply, caller: Caller) -> None:
         name = path.removeprefix(_MODELS)
-        found = self._model_objects().get(name)
+        found = self._model_objects(caller).get(name)
         if found is None:
             raise ModelNotFound(f"the model `{_printable(name)}` is not served here", param="model")
         _send_json(reply, 200, found)
 
-    def _model_objects(self) -> dict[str, dict[str, Any]]:
+    def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
         up = {model for view in self._gateway.views() if view.phase is Phase.READY for model in view.models}
         return {
             name: {
@@ -188,14 +218,18 @@ class App:
                 "ready": name in up,
             }
             for name, card in self._gateway.cards().items()
+            if caller.may_use(name)
         }
 
     def _refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
         headers = error_headers(error)
         if isinstance(error, MethodNotAllowed):
             target = request.target.partition(b"?")[0]
-            takes_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
-            headers += b"allow: POST\r\n" if takes_post else b"allow: GET, HEAD\r\n"
+            allow = getattr(error, "allow", None)
+            if allow is None:
+                takes_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
+                allow = "POST" if takes_post else "GET, HEAD"
+            headers += b"allow: %b\r\n" % allow.encode()
         given = request.headers.get(b"x-request-id", b"")
         printable = given if 0 < len(given) <= 256 and all(0x21 <= byte <= 0x7E for byte in given) else b""
         headers += b"x-request-id: %b\r\n" % (printable or new_job_id().encode())

@@ -36,7 +36,9 @@ from inferry.domain.jobs import (
 )
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.tenants import Caller
+from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
+from inferry.ingress.repeats import IDEMPOTENCY_KEY, repeat_of
 from inferry.ingress.wire import Body, ChatBody, CompletionBody, StreamOptions
 
 Api = Literal["chat", "completions"]
@@ -170,7 +172,8 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
     budget = _budget(asked, prompt, card, api)
     lane = lane_of(headers, wire.service_tier, caller)
     job_id = new_job_id()
-    run_id = identifier(headers, b"x-inferry-run-id") or job_id
+    run_id, step_id, parent_run, session = identity(headers, job_id)
+    step_named = None if step_id == job_id else step_id
     hint = whole_number(headers, b"x-inferry-expected-output-tokens")
     tenant = caller.tenant.name
     if budget <= NOT_WORTH_PREDICTING or wire.ignore_eos:
@@ -189,9 +192,10 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
         tenant=tenant,
         key_id=None if caller.key is None else caller.key.key_id,
         run_id=run_id,
-        step_id=identifier(headers, b"x-inferry-step-id") or job_id,
-        parent_run=identifier(headers, b"x-inferry-parent-run-id"),
-        session=wire.prompt_cache_key or wire.user,
+        step_id=step_named or identifier(headers, IDEMPOTENCY_KEY) or job_id,
+        parent_run=parent_run,
+        session=wire.prompt_cache_key or session or wire.user,
+        salted=caller.tenant.isolation != "none",
         template_id=template_id,
         lane=lane,
         route=route,
@@ -206,6 +210,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
         stream=stream,
         resume=_resume(wire, card, lane, gateway),
+        repeat=repeat_of(headers, None if run_id == job_id else run_id, step_named),
         payload=Payload(
             api=api,
             body=body,

@@ -83,9 +83,13 @@ class _Answer(ABC):
         plan, sent_at = attempt.plan, attempt.sent_at
         if plan is not None and sent_at is not None:
             headers += (
-                f"x-inferry-queue-ms: {(sent_at - job.arrived_at) * 1000:.1f}\r\n"
+                f"x-inferry-queue-ms: {max(0.0, sent_at - job.arrived_at) * 1000:.1f}\r\n"
                 f"x-inferry-batch-size: {len(plan.jobs)}\r\nx-inferry-worker: {plan.worker}\r\n"
             )
+        if self._stream.shared_with is not None:
+            headers += f"x-inferry-shared-with: {self._stream.shared_with}\r\n"
+            if self._stream.is_replay:
+                headers += "x-inferry-replayed: true\r\n"
         return headers.encode()
 
 

@@ -76,6 +76,13 @@ TABLE: tuple[MetricSpec, ...] = (
         "and output.",
         ("outcome", "lane"),
     ),
+    MetricSpec(
+        "inferry_shared_jobs_total",
+        "counter",
+        "Jobs that got another's answer instead of an execution of their own: of an identical one in flight, of the "
+        "same call made again while it was in flight, or after its end.",
+        ("kind",),
+    ),
     MetricSpec("inferry_errors_total", "counter", "Refusals and failures, by public error code.", ("code",)),
     MetricSpec(
         "inferry_tokens_total",
@@ -229,6 +236,7 @@ class Metrics:
         self._first_token = _Histograms("inferry_time_to_first_token_seconds")
         self._token_gap = _Histograms("inferry_token_gap_seconds")
         self._promises = _Counters("inferry_promises_total")
+        self._shared = _Counters("inferry_shared_jobs_total")
         self._in_flight = 0
         self._pushed: dict[str, _Counters | _Histograms] = {
             family.spec.name: family
@@ -244,6 +252,7 @@ class Metrics:
                 self._first_token,
                 self._token_gap,
                 self._promises,
+                self._shared,
             )
         }
 
@@ -266,6 +275,7 @@ class Metrics:
             if outcome is not Outcome.DONE
             for lane in Lane
         }
+        self._shared_of = {kind: self._shared.at(kind) for kind in ("identical", "joined", "replayed")}
         self._error_of = {code: self._errors.at(code) for code in _error_codes()}
 
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
@@ -348,6 +358,22 @@ class Metrics:
         elif promised:
             self._promise_of[job.lane, attempt.promise_kept].value += 1
 
+    def shared(self, kind: str) -> None:
+        """A job gets another's answer; `shared_ended` or `unshared` follows."""
+        self._shared_of[kind].value += 1
+        self._in_flight += 1
+
+    def shared_ended(self, entry: LedgerEntry) -> None:
+        """It has its end, and this is its account."""
+        self._in_flight -= 1
+        self._at(entry.model, Lane[entry.lane]).outcomes[entry.outcome].value += 1
+        if entry.error_code is not None and entry.outcome is not Outcome.DONE:
+            self.refused(entry.error_code)
+
+    def unshared(self) -> None:
+        """It has an execution of its own instead."""
+        self._in_flight -= 1
+
     def refused(self, code: str) -> None:
         """A call was turned away with this public error code."""
         child = self._error_of.get(code) or self._errors.at(OTHER)
@@ -405,12 +431,15 @@ class Metrics:
         return rows | self._worker_rows()
 
     def _of(self, job: InferenceJob) -> _LaneOfModel:
-        lanes = self._models.get(job.route.model)
+        return self._at(job.route.model, job.lane)
+
+    def _at(self, model: str, lane: Lane) -> _LaneOfModel:
+        lanes = self._models.get(model)
         if lanes is None:
             lanes = self._models.get(OTHER)
             if lanes is None:
                 lanes = self._models[OTHER] = self._lanes_of(OTHER)
-        return lanes[job.lane]
+        return lanes[lane]
 
     def _lanes_of(self, model: str) -> list[_LaneOfModel]:
         return [_LaneOfModel(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]

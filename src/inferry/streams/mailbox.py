@@ -11,6 +11,10 @@ from msgspec.structs import replace
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, Done, End
 
+MERGED_AT = 64
+"""So many deltas that nobody has taken become one at once. Merged one by one they would cost the square of what a
+reader leaves; all together when it comes back, they would stop everybody on the event loop for that long."""
+
 
 class OutOfOrder(RuntimeError):
     """A worker broke the law of its stream: a gap in the indexes, or something after the end."""
@@ -35,14 +39,19 @@ class JobStream:
     A job may have several attempts and has one stream: the deltas of each attempt begin with index 0 where they come
     in, and go on counting where they leave. What comes before the first token, such as the role alone, is kept back
     until there is one, so that an attempt that never gets there leaves no trace. `restarts` counts how often a reader
-    has to forget what it has taken.
+    has to forget what it has taken. `shared_with` is the job whose answer this is, where that is not the reader's own,
+    and `is_replay` says that it was there before the reader.
     """
+
+    shared_with: str | None = None
+    is_replay: bool = False
 
     __slots__ = (
         "_before",
         "_deltas",
         "_end",
         "_listener",
+        "_merged",
         "_next_index",
         "_preamble",
         "_tally",
@@ -56,6 +65,7 @@ class JobStream:
         self.attempt = attempt
         self._tally = tally
         self._deltas: list[Delta] = []
+        self._merged = 0  # of these, the first so many were merged already
         self._end: End | None = None
         self._next_index = 0
         self._before = 0
@@ -80,8 +90,11 @@ class JobStream:
                 return
             self._deltas += self._preamble
             self._preamble = None
-        self._deltas.append(delta)
+        deltas = self._deltas
+        deltas.append(delta)
         self.unread_bytes += len(delta.raw) + len(delta.text)
+        if len(deltas) - self._merged >= MERGED_AT:
+            self._merge_latest()
         if not delta.is_last:  # else the end wakes the reader, and both leave together
             self._wake()
 
@@ -90,6 +103,7 @@ class JobStream:
         if from_start:
             self.restarts += self._before > 0 or self._preamble is None
             self._deltas.clear()
+            self._merged = 0
             self.unread_bytes = 0
             self._before = 0
         else:
@@ -134,6 +148,7 @@ class JobStream:
         if not deltas:
             return None, self._end
         self._deltas = []
+        self._merged = 0
         self.unread_bytes = 0
         if len(deltas) == 1:
             return deltas[0], self._end
@@ -141,6 +156,12 @@ class JobStream:
         # other job in it for the sake of this reader.
         self._tally.deltas += len(deltas) - 1
         return merge(deltas), self._end
+
+    def _merge_latest(self) -> None:
+        latest = self._deltas[self._merged :]
+        self._tally.deltas += len(latest) - 1
+        self._deltas[self._merged :] = [merge(latest)]
+        self._merged += 1
 
     def _wake(self) -> None:
         if self._listener is not None:

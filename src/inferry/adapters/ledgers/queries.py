@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, not_, select, text
+from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, literal, not_, or_, select, text
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from inferry.adapters.ledgers.schema import attempts
+from inferry.adapters.ledgers.spending import spent
 from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
 from inferry.domain.jobs import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.runs import TreeSummary
+from inferry.domain.spending import Spent
 
 Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
 
@@ -32,6 +35,10 @@ class LedgerQueries:
     def close(self) -> None:
         self._engine.dispose()
 
+    def spent(self, wall: float) -> list[Spent]:
+        """What everybody has spent in this UTC day and month, and in runs that are not over."""
+        return spent(self._engine, wall)
+
     def jobs(
         self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
     ) -> list[LedgerEntry]:
@@ -46,14 +53,25 @@ class LedgerQueries:
             return [_entry(dict(row)) for row in connection.execute(query).mappings()]
 
     def runs(
-        self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
+        self,
+        *,
+        limit: int = 20,
+        tenant: str | None = None,
+        run: str | None = None,
+        since: float | None = None,
+        parent: str | None = None,
+        before: float | None = None,
     ) -> list[RunSummary]:
-        """The runs in which something ended at or after `since`, each as a whole."""
+        """The runs in which something ended at or after `since` and nothing at `before` or later, each as a whole.
+
+        `parent` asks for the sub-runs of one run.
+        """
         last_end = func.max(attempts.c.ended_at)
         chosen = (
             select(attempts.c.tenant, attempts.c.run_id)
-            .where(*_matching(tenant, run, since))
+            .where(*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent]))
             .group_by(attempts.c.tenant, attempts.c.run_id)
+            .having(*([] if before is None else [last_end < before]))
             .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
             .limit(limit)
             .cte("chosen")
@@ -66,6 +84,8 @@ class LedgerQueries:
                 _is_last(attempts).label("is_last"),
                 func.row_number().over(partition_by=line, order_by=attempts.c.queue_ms).label("rank"),
                 func.count(attempts.c.queue_ms).over(partition_by=line).label("waits"),
+                _alone(_ARRIVED_AT, line[:2]).label("active_s"),
+                _alone(_SENT_AT, line).label("running_s"),
             )
             .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
             .cte("ranked")
@@ -84,6 +104,9 @@ class LedgerQueries:
                 func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
                 func.avg(row.queue_ms).label("queue_ms_mean"),
                 func.max(row.queue_ms).label("queue_ms_max"),
+                (1000 * func.sum(row.active_s)).label("active_ms"),
+                (1000 * func.sum(row.running_s)).label("running_ms"),
+                func.sum(row.cost_nanos).label("cost_nanos"),
                 func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
                 func.max(row.ended_at).label("ended_at"),
             )
@@ -92,6 +115,53 @@ class LedgerQueries:
         )
         with self._engine.connect() as connection:
             return [_run(dict(row)) for row in connection.execute(query).mappings()]
+
+    def has_run(self, tenant: str, run: str) -> bool:
+        """Whether anything of the run has ended."""
+        query = select(attempts.c.job_id).where(*_matching(tenant, run, None)).limit(1)
+        with self._engine.connect() as connection:
+            return connection.execute(query).first() is not None
+
+    def sub_runs(self, tenant: str, run: str, limit: int = 100) -> list[str]:
+        """The runs that name this one as their parent, the one that was heard of last first."""
+        query = (
+            select(attempts.c.run_id)
+            .where(attempts.c.tenant == tenant, attempts.c.parent_run == run)
+            .group_by(attempts.c.run_id)
+            .order_by(func.max(attempts.c.ended_at).desc(), attempts.c.run_id)
+            .limit(limit)
+        )
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def tree(self, tenant: str, run: str) -> TreeSummary:
+        """The run and everything below it."""
+        below = select(literal(run).label("run_id")).cte("below", recursive=True)
+        # A union without duplicates ends also where rows name each other in a circle.
+        below = below.union(
+            select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
+        )
+        query = select(
+            func.count(attempts.c.run_id.distinct()).label("runs"),
+            func.count(attempts.c.job_id.distinct()).label("jobs"),
+            *(
+                func.coalesce(func.sum(attempts.c[name]), 0).label(name)
+                for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+            ),
+            func.sum(attempts.c.cost_nanos).label("cost_nanos"),
+        ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
+        with self._engine.connect() as connection:
+            return TreeSummary(**connection.execute(query).mappings().one())
+
+    def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
+        """Tenant and name of the runs that lost a job by being cancelled, at or after `since`."""
+        query = (
+            select(attempts.c.tenant, attempts.c.run_id)
+            .where(attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled")
+            .distinct()
+        )
+        with self._engine.connect() as connection:
+            return [(tenant, run_id) for tenant, run_id in connection.execute(query)]
 
     def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
         """Every tenant by what ended at or after `since`, the largest use of tokens first."""
@@ -136,6 +206,23 @@ def _matching(tenant: str | None, run: str | None, since: float | None) -> Seque
     if since is not None:
         wanted.append(attempts.c.ended_at >= since)
     return wanted
+
+
+_ARRIVED_AT: ColumnElement[float] = attempts.c.ended_at - attempts.c.total_ms / 1000
+_SENT_AT: ColumnElement[float] = _ARRIVED_AT + attempts.c.queue_ms / 1000
+
+
+def _alone(start: ColumnElement[float], line: Sequence[ColumnElement[Any]]) -> ColumnElement[float]:
+    """How much an attempt adds to the time in which something was going on: what none that began earlier covers."""
+    end = attempts.c.ended_at
+    order = (start, end, attempts.c.job_id, attempts.c.attempt)
+    reached = func.max(end).over(partition_by=line, order_by=order, rows=(None, -1))
+    return case(
+        (start.is_(None), 0.0),
+        (or_(reached.is_(None), reached <= start), end - start),
+        (reached < end, end - reached),
+        else_=0.0,
+    )
 
 
 def _is_last(table: FromClause) -> ColumnElement[bool]:

@@ -1,6 +1,6 @@
-"""The ledger's one table, for every database that SQLAlchemy speaks to."""
+"""The ledger's tables, for every database that SQLAlchemy speaks to: what was done, and for whom it may be done."""
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
 SCHEMA_VERSION = 2
 
@@ -43,11 +43,49 @@ attempts = Table(
 RETRIED = attempts.c.attempt > 1
 Index("attempts_retried", attempts.c.job_id, attempts.c.attempt, sqlite_where=RETRIED, postgresql_where=RETRIED)
 
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("limits", LargeBinary, nullable=False),
+    Column("isolation", Text, nullable=False),
+    Column("shadow", Boolean, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+)
+
+# Rows stay when a key is revoked: the ledger names them, and a gateway that has had a key never opens again by itself.
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("limits", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    Index("keys_by_tenant", "tenant"),
+)
+
+# Counted up with every change of tenants and keys, so that asking whether there was one is asking for one row.
+changes = Table(
+    "changes",
+    metadata,
+    Column("of", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+)
+
+# Most runs have no parent; those that have are found from it.
+IS_BELOW = attempts.c.parent_run.is_not(None)
+Index("attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=IS_BELOW, postgresql_where=IS_BELOW)
+
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (
         "ALTER TABLE attempts ADD COLUMN key_id TEXT",
         "ALTER TABLE attempts ADD COLUMN cost_nanos BIGINT",
         "ALTER TABLE attempts ADD COLUMN shared_with TEXT",
+        "CREATE INDEX IF NOT EXISTS attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
     ),
 }
 """What makes a file of each earlier version one of the next. Tables that are new are made wherever they are missing."""

@@ -36,33 +36,10 @@ class SqliteLedger:
     """
 
     def __init__(self, url: str) -> None:
-        parsed = _parse(url)
-        if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
-            raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
-        self._engine = _engine(parsed)
+        self._engine = open_for_writing(url)
         # Compiled once and run with plain rows: a writer that is busy in Python keeps the event loop waiting.
         inserting = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
         self._insert = str(inserting.compile(dialect=self._engine.dialect))
-        try:
-            with self._engine.connect() as connection:
-                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-                connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
-                # Take the write lock before looking, so that two processes do not both make the tables.
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-                version = _version(connection, parsed)
-                if version < SCHEMA_VERSION:
-                    for older in range(version, SCHEMA_VERSION) if version else ():
-                        for statement in UPGRADES[older]:
-                            connection.exec_driver_sql(statement)
-                    metadata.create_all(connection)
-                    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                connection.commit()
-        except DBAPIError as error:
-            self._engine.dispose()
-            raise LedgerUnusable(f"cannot open the ledger {parsed.database}: {error.orig}") from error
-        except BaseException:
-            self._engine.dispose()
-            raise
 
     def append(self, entries: Sequence[LedgerEntry]) -> None:
         """Write all of them or, with an exception, none. ValueError or OverflowError: one of them can never be held."""
@@ -76,6 +53,42 @@ class SqliteLedger:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def open_for_writing(url: str) -> Engine:
+    """The database with all its tables, made or brought up to date where that is needed. Raises LedgerUnusable."""
+    parsed = _parse(url)
+    if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
+        raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
+    engine = _engine(parsed)
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+            # Take the write lock before looking, so that two processes do not both make the tables.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            version = _version(connection, parsed)
+            if version < SCHEMA_VERSION:
+                for older in range(version, SCHEMA_VERSION) if version else ():
+                    for statement in UPGRADES[older]:
+                        connection.exec_driver_sql(statement)
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            metadata.create_all(connection)
+            connection.commit()
+    except DBAPIError as error:
+        engine.dispose()
+        raise LedgerUnusable(f"cannot open the ledger {parsed.database}: {error.orig}") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def must_exist(url: str) -> None:
+    """Raises LedgerMissing where opening it would make a new file."""
+    path = _file(_parse(url))
+    if path is not None and not path.is_file():
+        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
 
 
 def open_sqlite_queries(url: str) -> LedgerQueries:

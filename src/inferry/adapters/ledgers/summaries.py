@@ -7,30 +7,9 @@ seconds since the Unix epoch.
 
 from msgspec import Struct
 
+from inferry.domain.runs import RunSummary
 
-class RunSummary(Struct, frozen=True, kw_only=True):
-    """One run of one tenant, from the arrival of its first job to the end of its last."""
-
-    tenant: str
-    run_id: str
-    parent_run: str | None
-    lanes: tuple[str, ...]
-    steps: int
-    jobs: int
-    attempts: int
-    done: int
-    failed: int
-    cancelled: int
-    expired: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    gpu_seconds: float | None
-    queue_ms_p50: float | None
-    queue_ms_mean: float | None
-    queue_ms_max: float | None
-    started_at: float
-    ended_at: float
+__all__ = ["RunSummary", "TenantSummary"]
 
 
 class TenantSummary(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,9 @@ CONTINUED_FIELDS = (
 )
 """What a continuation takes over from the client's body: how tokens are chosen, and when to stop."""
 
+OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+"""What a client may say about how much is written, and a budget overrules."""
+
 MOST_SALTS = 10_000
 
 _STREAM = b',"stream":true}'
@@ -53,9 +56,11 @@ class Salts:
         if found is None:
             if len(self._known) >= MOST_SALTS:
                 self._known.clear()  # tenants may be whatever clients write
-            salt = hashlib.blake2b(tenant.encode(), key=self._key, digest_size=16).hexdigest()
-            found = self._known[tenant] = b',"cache_salt":"%b"' % salt.encode()
+            found = self._known[tenant] = b',"cache_salt":"%b"' % self.salt(tenant).encode()
         return found
+
+    def salt(self, tenant: str) -> str:
+        return hashlib.blake2b(tenant.encode(), key=self._key, digest_size=16).hexdigest()
 
 
 def streaming_body(
@@ -66,13 +71,18 @@ def streaming_body(
     *,
     drop: Set[str] = frozenset(),
     with_usage: bool = True,
+    output_cap: int | None = None,
 ) -> tuple[bytes | memoryview, bytes]:
     """The client's body with streaming and usage switched on, in parts. The prompt is neither decoded nor copied.
 
     `names` says whether the body has the fields `stream` and `stream_options`, where somebody knows; `streams` whether
     it asks for a stream. `more` are fields of our own, each after a comma: coming last they count, whatever the client
-    wrote. Fields in `drop` do not go upstream.
+    wrote. Fields in `drop` do not go upstream. `output_cap` takes the place of what the client says about the length.
     """
+    if output_cap is not None:
+        # Rarely, when a budget is nearly used up: then a body that names a limit is written anew, without it.
+        more += _limit_fields(body, output_cap)
+        drop = drop | OUTPUT_LIMITS
     if names is None:
         # Quotes inside strings are escaped, so without this neither field is there in plain writing. In disguise it
         # may be: what is added comes last, because the last of two equal fields counts.
@@ -94,7 +104,7 @@ def continued_body(job: InferenceJob, so_far: SoFar, left: int, more: bytes) -> 
             fields[name] = value
     least = _whole(given.get("min_tokens")) or 0
     if least > len(so_far.output_ids):
-        fields["min_tokens"] = Raw(b"%d" % (least - len(so_far.output_ids)))
+        fields["min_tokens"] = Raw(b"%d" % min(left, least - len(so_far.output_ids)))
     fields["prompt"] = Raw(msgspec.json.encode(so_far.prompt_ids + so_far.output_ids))
     fields["max_tokens"] = Raw(b"%d" % left)
     return msgspec.json.encode(fields)[:-1] + more + RETURN_IDS + _STREAM_AND_USAGE
@@ -103,7 +113,9 @@ def continued_body(job: InferenceJob, so_far: SoFar, left: int, more: bytes) -> 
 def tokens_left(job: InferenceJob, so_far: SoFar, context_tokens: int | None) -> int:
     """How many more tokens a job may write. One that named no limit may go to the end of the context."""
     given = _fields_decoder.decode(job.payload.body)
-    asked = _whole(given.get("max_completion_tokens")) or _whole(given.get("max_tokens"))
+    asked = job.payload.output_cap
+    if asked is None:
+        asked = _whole(given.get("max_completion_tokens")) or _whole(given.get("max_tokens"))
     in_context = None
     if context_tokens is not None:
         in_context = context_tokens - len(so_far.prompt_ids) - len(so_far.output_ids)
@@ -128,6 +140,14 @@ def wants_one_choice(body: bytes) -> bool:
         return _choices_decoder.decode(body).n in (None, 1)
     except msgspec.MsgspecError:
         return False
+
+
+def _limit_fields(body: bytes, cap: int) -> bytes:
+    """The length that is left, each field after a comma, under the name that the client uses."""
+    name = b"max_completion_tokens" if b'"max_completion_tokens"' in body else b"max_tokens"
+    fields = b',"%b":%d' % (name, cap)
+    least = _whole(_fields_decoder.decode(body).get("min_tokens")) if b'"min_tokens"' in body else None
+    return fields if least is None else fields + b',"min_tokens":%d' % min(least, cap)
 
 
 def _may_name(body: bytes, names: Set[str]) -> bool:

@@ -175,6 +175,7 @@ class Call:
 
     def on_head(self, status: int) -> None:
         self._status = status
+        self.heard_at = self._now()
         connection = self.connection
         if connection is not None and connection.limits:
             self._limits = connection.limits
@@ -183,8 +184,6 @@ class Call:
 
     def on_body(self, body: bytes) -> None:
         written = self._scanner.tokens
-        if not written:
-            self.heard_at = self._now()
         chunk = self._pending + body if self._pending else body
         if self._status != 200:
             self._pending = chunk[:LONGEST_REFUSAL]
@@ -201,7 +200,7 @@ class Call:
         scanner = self._scanner
         raw, tokens = self._scan(chunk[:end])
         if scanner.tokens != written:
-            self.heard_at = self._now()  # comments and the like are no sign of life once tokens have come
+            self.heard_at = self._now()  # comments, roles and pieces of events are no sign of life
         if raw:
             job = self.job
             self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw, scanner.is_done))

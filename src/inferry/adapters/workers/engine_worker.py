@@ -32,6 +32,7 @@ from inferry.engine.messages import (
     Aborted,
     Account,
     Add,
+    Alive,
     Fatal,
     Ready,
     Refused,
@@ -44,7 +45,11 @@ from inferry.engine.messages import (
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
+MISSED_LOOKS = 5
+"""An engine process that was not heard in so many looks, one after the other, is frozen: it says several times between
+two of them that it runs. Looks are counted and not seconds, because they stop where this process does not run itself.
+"""
 
 
 class EngineFailed(RuntimeError):
@@ -63,7 +68,10 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
 class EngineWorker:
     """`domain.ports.Worker` over an engine process of its own that speaks `engine.messages`.
 
-    `models` are the names it answers to. What differs between engines is the program and its limits.
+    `models` are the names it answers to; `salt_of` a tenant is what keeps its prompts apart from others' in a prefix
+    cache, where the engine has one. What differs between engines is the program and its limits. An engine that
+    holds jobs is ended when its process is not heard (`MISSED_LOOKS`), or when for `silence_s` it is heard to run and
+    nothing comes of it.
     """
 
     def __init__(
@@ -76,6 +84,8 @@ class EngineWorker:
         make_assembler: Callable[[tuple[str, ...]], TextAssembler],
         controlled: bool = False,
         group: str = "default",
+        pool: str | None = None,
+        salt_of: Callable[[str], str] | None = None,
         context_tokens: int | None = None,
         clock: Clock | None = None,
         default_output_tokens: int | None = None,
@@ -90,12 +100,16 @@ class EngineWorker:
         self._make_assembler = make_assembler
         self._controlled = controlled
         self._group = group
+        self._pool = pool
+        self._salt_of = salt_of
         self._clock = clock or SystemClock()
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
         self._backoff_s = (restart_backoff_s, restart_backoff_max_s)
         self._silence_s = silence_s
-        self._heard_at = 0.0
+        self._moved_at = 0.0
+        self._heard = False
+        self._missed_looks: int | None = None  # None until it has said for the first time that it runs
         self._created = int(self._clock.wall())
         self._phase = Phase.STARTING
         self._ready: Ready | None = None
@@ -142,6 +156,7 @@ class EngineWorker:
             room=Room(limits.sequences, kv_tokens, limits.prefill_tokens),
             observed_at=self._observed_at,
             group=self._group,
+            isolation=self._pool,
             load=Load() if stats is None else Load(stats.running, stats.waiting, stats.kv_tokens),
             kv_capacity=kv_tokens,
             chunk_tokens=limits.chunk_tokens,
@@ -183,10 +198,11 @@ class EngineWorker:
                 continue
             self._live[live.key] = self._by_job[job.job_id] = live
             prompt = [*live.prompt_ids, *live.earlier_ids]
-            requests.append(Request(live.key, prompt, for_engine(sampling, left), job.lane))
+            salt = self._salt_of(job.tenant) if job.salted and self._salt_of is not None else None
+            requests.append(Request(live.key, prompt, for_engine(sampling, left), job.lane, salt))
         try:
             if requests:
-                self._heard_at = self._clock.now()
+                self._moved_at = self._clock.now()
                 self._send(Add(requests))
             await crowd.gone
         except BaseException:
@@ -228,11 +244,13 @@ class EngineWorker:
                 async with EngineLink.open(self._program, self._receive) as link:
                     self._phase = Phase.STARTING
                     self._link = link
-                    self._heard_at = self._clock.now()
+                    self._moved_at = self._clock.now()
+                    self._missed_looks = None
                     while not link.gone.done():
-                        await asyncio.wait({link.gone}, timeout=_LOOK_EVERY_S)
-                        if self._has_fallen_silent():
-                            reason = f"the engine said nothing for {self._silence_s:g} s"
+                        await asyncio.wait({link.gone}, timeout=LOOK_EVERY_S)
+                        stuck = self._look()
+                        if stuck is not None:
+                            reason = stuck
                             logger.error("worker %s: %s, ending it", self._name, reason)
                             link.kill()
                             break
@@ -260,13 +278,27 @@ class EngineWorker:
         if self._link is not None:
             self._link.send(message)
 
-    def _has_fallen_silent(self) -> bool:
-        """Whether jobs wait for an engine that neither works nor ends, such as one that was stopped."""
-        return bool(self._live or self._aborts) and self._clock.now() - self._heard_at > self._silence_s
+    def _look(self) -> str | None:
+        """Why jobs wait in vain for an engine that does not end by itself; None where they do not."""
+        if self._missed_looks is not None:
+            self._missed_looks = 0 if self._heard else self._missed_looks + 1
+        self._heard = False
+        if not (self._live or self._aborts):
+            return None
+        if (self._missed_looks or 0) >= MISSED_LOOKS:
+            return f"the engine process was not heard for {MISSED_LOOKS * LOOK_EVERY_S:g} s"
+        if self._clock.now() - self._moved_at > self._silence_s:
+            return f"nothing came of the engine for {self._silence_s:g} s"
+        return None
 
     def _receive(self, body: bytes) -> None:
-        self._heard_at = self._clock.now()
-        match decode_from_engine(body):
+        self._heard = True
+        said = decode_from_engine(body)
+        if not isinstance(said, Alive):
+            self._moved_at = self._clock.now()
+        match said:
+            case Alive():
+                self._missed_looks = 0
             case StepDone(tokens, ends, stats):
                 for key, token in tokens:
                     live = self._live.get(key)

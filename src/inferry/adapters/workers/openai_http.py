@@ -45,6 +45,7 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     profile: Profile = VLLM
     models: tuple[str, ...] = ()
     group: str = "default"
+    pool: str | None = None
     api_key: str | None = None
     api_keys: tuple[str, ...] = ()
     room: Room = Room(sequences=256)
@@ -141,6 +142,7 @@ class OpenAIHttpWorker:
         return WorkerView(
             worker=self._name,
             group=self._settings.group,
+            isolation=self._settings.pool,
             models=self._models,
             phase=Phase.READY if self._is_started else Phase.STARTING,
             room=self._room(now, kv_capacity),
@@ -418,7 +420,7 @@ class OpenAIHttpWorker:
         payload = job.payload
         headers = b"x-request-id: %b\r\n%b" % (_request_id(job).encode(), self._keys[call.key or 0])
         more = self._priorities.get(job.lane, b"")
-        if self._salts is not None:
+        if self._salts is not None and job.salted:
             more = self._salts.field(job.tenant) + more
         if job.so_far is not None:
             body = continued_body(job, job.so_far, self._left(job), more)
@@ -437,6 +439,7 @@ class OpenAIHttpWorker:
                 more,
                 drop=profile.refuses,
                 with_usage=profile.usage_in_stream,
+                output_cap=payload.output_cap,
             ),
         )
 

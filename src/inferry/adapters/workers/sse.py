@@ -39,26 +39,28 @@ class ReportedUsage(Struct):
     prompt_tokens_details: _CachedTokens | None = None
 
 
-class _Delta(Struct):
+class SaidDelta(Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: Raw | UnsetType = UNSET
 
 
-class _Choice(Struct):
+class SaidChoice(Struct):
     finish_reason: str | None = None
-    delta: _Delta | None = None
+    delta: SaidDelta | None = None
     text: str | None = None
 
 
-class _Event(Struct):
-    choices: list[_Choice] = []
+class SaidEvent(Struct):
+    """What an event of a stream can say, as far as anybody here asks."""
+
+    choices: list[SaidChoice] = []
     usage: ReportedUsage | None = None
     error: Raw | UnsetType = UNSET
 
 
-_decoder = msgspec.json.Decoder(_Event)
+_decoder = msgspec.json.Decoder(SaidEvent)
 
 
 class EventScanner:
@@ -127,7 +129,7 @@ class EventScanner:
                 said = self._look_closely(event)
                 if said is not None:
                     passed.append(event)
-                    tokens += any(map(_says_something, said.choices))
+                    tokens += any(map(says_something, said.choices))
                 elif self.is_done:
                     break
         if not passed:
@@ -135,7 +137,7 @@ class EventScanner:
         passed.append(b"")
         return b"\n\n".join(passed), tokens
 
-    def _look_closely(self, event: bytes) -> _Event | None:
+    def _look_closely(self, event: bytes) -> SaidEvent | None:
         """An event that is not plainly one more token: what it says, if it is for the client to see."""
         data = data_of(event)
         if not data or data == b"[DONE]":
@@ -163,7 +165,7 @@ class EventScanner:
         return said if said.choices else None
 
 
-def _says_something(choice: _Choice) -> bool:
+def says_something(choice: SaidChoice) -> bool:
     """The event that carries the finish reason often carries the last token too."""
     delta = choice.delta
     if delta is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from inferry.adapters.workers.bodies import Salts
 from inferry.adapters.workers.engine_link import EngineProgram
 from inferry.adapters.workers.engine_worker import EngineLimits, EngineWorker
 from inferry.adapters.workers.vllm_process import BOOTSTRAP, VllmSetup
@@ -58,6 +59,7 @@ class VllmInProcessWorker(EngineWorker):
         make_assembler: Callable[[tuple[str, ...]], TextAssembler],
         controlled: bool = False,
         group: str = "default",
+        pool: str | None = None,
         clock: Clock | None = None,
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 1.0,
@@ -78,6 +80,8 @@ class VllmInProcessWorker(EngineWorker):
             make_assembler=make_assembler,
             controlled=controlled,
             group=group,
+            pool=pool,
+            salt_of=Salts(os.urandom(32)).salt,
             context_tokens=engine.context_tokens,
             clock=clock,
             default_output_tokens=default_output_tokens,

@@ -24,6 +24,7 @@ from inferry.engine.messages import (
     Aborted,
     Account,
     Add,
+    Alive,
     End,
     Fatal,
     Frames,
@@ -53,6 +54,14 @@ nothing that happens to be installed beside them.
 
 _LOOK_EVERY_S = 0.25
 _ABORT_AGAIN_S = 0.01
+
+
+def prompt_of(request: Request) -> dict[str, Any]:
+    """A prompt as vLLM takes it: the salt goes into the hash of its first block, and so into all that follow."""
+    prompt: dict[str, Any] = {"prompt_token_ids": request.prompt_ids}
+    if request.salt is not None:
+        prompt["cache_salt"] = request.salt
+    return prompt
 
 
 class VllmSetup(Struct, frozen=True):
@@ -208,7 +217,7 @@ class VllmServer:
         finish: str | None = None
         try:
             outputs = self._engine.generate(
-                {"prompt_token_ids": request.prompt_ids},
+                prompt_of(request),
                 self._limits.sampling(request),
                 str(request.key),
                 priority=request.lane,
@@ -418,6 +427,8 @@ async def _serve(sock: socket.socket) -> None:
             await asyncio.wait([peer.gone, server.over], timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             if engine.errored:
                 server.end("vLLM's engine core is dead")
+            elif not transport.is_closing():
+                transport.write(frame(Alive()))
         why = server.over.result() if server.over.done() else None
         if why is not None and not transport.is_closing():
             transport.write(frame(Fatal(why)))

@@ -1,0 +1,98 @@
+"""One cancel for a whole tree of runs: what is queued is gone at once, what runs is stopped at its worker.
+
+The tombstone comes first, so that nothing of the run enters any more, nor is tried again; then everything that is in
+flight is told to end. What runs is told first and together, so that its workers are at it while the queue is cleared.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from inferry.admission.runs import Runs
+from inferry.domain.attempts import Attempt
+from inferry.domain.clock import Clock
+from inferry.domain.errors import GatewayError, RunCancelled
+from inferry.domain.streams import Done
+
+LOOK_S = 0.002
+"""How often the ends of running jobs are looked for."""
+AT_ONCE = 512
+"""How many queued jobs are ended before anybody else gets a turn."""
+
+
+class CancelReport(Struct, frozen=True, kw_only=True):
+    """What a cancel found and did, in jobs of the whole tree.
+
+    queued: had not been sent to a worker, and never will be. running: were on one. freed: of these, those whose worker
+    has confirmed that they hold nothing any more. wasted_tokens and wasted_ms: what those that ran had written, and
+    how long each had been there. unconfirmed: those that had not ended when the time to wait was over.
+    """
+
+    queued: int
+    running: int
+    freed: int
+    wasted_tokens: int
+    wasted_ms: float
+    unconfirmed: int
+
+
+class RunControl:
+    """Ends runs. Belongs to the event loop of the gateway whose jobs it ends."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        clock: Clock,
+        cancel: Callable[[str, GatewayError], None],
+        attempt_of: Callable[[str], Attempt | None],
+    ) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._cancel = cancel
+        self._attempt_of = attempt_of
+
+    async def cancel_run(
+        self, tenant: str, run_id: str, *, wait_s: float = 1.0, is_known: bool = False
+    ) -> CancelReport:
+        """End a run and everything below it; answers when all of that has ended, or the time is over.
+
+        Raises RunNotFound, unless somebody else knows that there was such a run (`is_known`).
+        """
+        now = self._clock.now()
+        jobs = self._runs.cancel(tenant, run_id, now, is_known=is_known)
+        error = RunCancelled(f"run `{run_id}` was cancelled")
+        attempts = [(job_id, self._attempt_of(job_id)) for job_id in jobs]
+        running = [
+            (job_id, attempt) for job_id, attempt in attempts if attempt is not None and attempt.plan is not None
+        ]
+        for job_id, _ in running:
+            self._cancel(job_id, error)
+        if running:
+            await asyncio.sleep(0)  # they travel together, now
+        waiting = [job_id for job_id, attempt in attempts if attempt is None or attempt.plan is None]
+        for start in range(0, len(waiting), AT_ONCE):
+            for job_id in waiting[start : start + AT_ONCE]:
+                self._cancel(job_id, error)
+            await asyncio.sleep(0)
+        watched = [attempt for _, attempt in attempts if attempt is not None]
+        until = now + wait_s
+        # To be told of every end would cost all jobs something; this costs the few that are cancelled.
+        while (left := [one for one in watched if not one.is_ended]) and self._clock.now() < until:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        return _report(attempts, left, self._clock.now())
+
+
+def _report(attempts: list[tuple[str, Attempt | None]], left: list[Attempt], now: float) -> CancelReport:
+    sent = [(one, one.sent_at) for _, one in attempts if one is not None and one.sent_at is not None]
+    wasted = [(one, then) for one, then in sent if not isinstance(one.end, Done)]  # some are done before they are told
+    return CancelReport(
+        queued=len(attempts) - len(sent),
+        running=len(sent),
+        freed=sum(one.is_ended for one, _ in sent),
+        wasted_tokens=sum(
+            max(one.output_tokens, 0 if one.end is None else one.end.usage.output_tokens) for one, _ in wasted
+        ),
+        wasted_ms=round(sum(((one.ended_at or now) - then) * 1000 for one, then in wasted), 1),
+        unconfirmed=len(left),
+    )

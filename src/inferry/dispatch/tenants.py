@@ -1,0 +1,245 @@
+"""Who may call, kept current: tenants of the configuration and of the database, their keys, and who may change what.
+
+`TenantBook` is the rules, for whoever may wait for a disk. `TenantWatch` is the book on an event loop: it owns the
+directory that every call is looked up in, puts a new one in its place as soon as it has changed something itself, and
+looks about once a second, in a thread, whether another process has.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, TypeVar
+
+from inferry.admission.directory import Directory
+from inferry.domain.errors import Conflict, InvalidRequest, NotFound
+from inferry.domain.keys import NewKey, TenantSnapshot, is_tenant_name, shown_key, status_of
+from inferry.domain.settings import shown_tenant
+from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+AuthMode = Literal["auto", "on", "off"]
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """Where tenants and keys are kept. Methods wait for a disk, and may be called from any thread."""
+
+    def version(self) -> int: ...
+    def snapshot(self) -> TenantSnapshot: ...
+    def put_tenant(self, tenant: Tenant) -> None: ...
+    def remove_tenant(self, name: str, now: float) -> int: ...
+    def create_key(
+        self,
+        tenant: str,
+        *,
+        now: float,
+        label: str = "",
+        limits: Limits | None = None,
+        expires_at: float | None = None,
+        with_tenant: bool = False,
+    ) -> NewKey: ...
+    def revoke_key(self, key_id: str, now: float) -> ApiKey: ...
+    def rotate_key(self, key_id: str, now: float, grace_s: float) -> NewKey: ...
+    def close(self) -> None: ...
+
+
+class TenantBook:
+    """All tenants and keys, and what may be done to them.
+
+    What the configuration says of a tenant is changed there and nowhere else, and counts where the database says
+    something too; keys are always the database's.
+    """
+
+    def __init__(self, store: Store, configured: Mapping[str, Tenant]) -> None:
+        self.configured = configured
+        self._store = store
+
+    def version(self) -> int:
+        return self._store.version()
+
+    def snapshot(self) -> TenantSnapshot:
+        """The tenants of both, the configuration's first."""
+        found = self._store.snapshot()
+        others = (tenant for tenant in found.tenants if tenant.name not in self.configured)
+        return TenantSnapshot(found.version, (*self.configured.values(), *others), found.keys)
+
+    def tenants(self, wall: float) -> list[dict[str, Any]]:
+        """All tenants as operators see them."""
+        found = self.snapshot()
+        valid = Counter(key.tenant for key in found.keys if status_of(key, wall) == "valid")
+        return [
+            {
+                "name": tenant.name,
+                "source": "config" if tenant.name in self.configured else "database",
+                "valid_keys": valid[tenant.name],
+                **shown_tenant(tenant),
+            }
+            for tenant in found.tenants
+        ]
+
+    def tenant(self, name: str, wall: float) -> dict[str, Any]:
+        """Raises NotFound."""
+        for tenant in self.tenants(wall):
+            if tenant["name"] == name:
+                return tenant
+        raise NotFound("there is no such tenant")
+
+    def keys(self, wall: float) -> list[dict[str, Any]]:
+        """All keys as operators see them, the oldest first."""
+        return [shown_key(key, wall) for key in self.snapshot().keys]
+
+    def key(self, key_id: str, wall: float) -> dict[str, Any]:
+        """Raises NotFound."""
+        for key in self.keys(wall):
+            if key["id"] == key_id:
+                return key
+        raise NotFound("there is no such key")
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        self._may_change(tenant.name)
+        _check_name(tenant.name)
+        self._store.put_tenant(tenant)
+
+    def remove_tenant(self, name: str, now: float) -> int:
+        """Its keys are revoked with it; how many those were."""
+        self._may_change(name)
+        return self._store.remove_tenant(name, now)
+
+    def create_key(
+        self, tenant: str, *, now: float, label: str = "", limits: Limits | None = None, expires_at: float | None = None
+    ) -> NewKey:
+        """A tenant that nobody has named so far is made with it, without limits of its own."""
+        _check_name(tenant)
+        if len(label) > 200 or not label.isprintable():
+            raise InvalidRequest("a label has at most 200 printable characters", param="label")
+        if expires_at is not None and expires_at <= now:
+            raise InvalidRequest("the key would have expired already", param="expires_at")
+        return self._store.create_key(
+            tenant,
+            now=now,
+            label=label,
+            limits=limits,
+            expires_at=expires_at,
+            with_tenant=tenant not in self.configured,
+        )
+
+    def revoke_key(self, key_id: str, now: float) -> ApiKey:
+        return self._store.revoke_key(key_id, now)
+
+    def rotate_key(self, key_id: str, now: float, grace_s: float) -> NewKey:
+        return self._store.rotate_key(key_id, now, grace_s)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _may_change(self, name: str) -> None:
+        if name in self.configured:
+            raise Conflict(f"this tenant is the configuration's: change it there, at tenants.{name}")
+
+
+class TenantWatch:
+    """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
+
+    `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
+    nobody in, rather than everybody.
+    """
+
+    def __init__(self, book: TenantBook, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time) -> None:
+        self.book = book
+        self._mode = mode
+        self._wall = wall
+        self._complaint = ""
+        self._task: asyncio.Task[None] | None = None
+        # One at a time, so that what was read first is not put in the place of what was read last.
+        self._turn = asyncio.Lock()
+        self.directory = Directory(is_required=mode == "on")
+        self._version, self.directory = self._read()
+        log.info("authentication is %s", self._standing())
+
+    @property
+    def is_required(self) -> bool:
+        return self.directory.is_required
+
+    def caller(
+        self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
+    ) -> Caller:
+        return self.directory.caller(authorization, x_api_key, tenant_header, wall)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self.book.close)
+
+    async def ask(self, act: Callable[[TenantBook, float], T]) -> T:
+        """Have something looked up in the book, off the loop."""
+        return await asyncio.to_thread(act, self.book, self._wall())
+
+    async def change(self, act: Callable[[TenantBook, float], T]) -> T:
+        """Have something done to the book, off the loop. When this returns, every call sees it."""
+        async with self._turn:
+            result, found = await asyncio.to_thread(self._acted, act)
+            self._take(found)
+        return result
+
+    async def look(self) -> None:
+        """See whether another process has changed something."""
+        async with self._turn:
+            try:
+                found = await asyncio.to_thread(self._read_if_new)
+            except (OSError, RuntimeError) as error:
+                if str(error) != self._complaint:
+                    log.error("tenants and keys cannot be read, they stay as they are: %s", error)
+                    self._complaint = str(error)
+                return
+            self._complaint = ""
+            if found is not None:
+                self._take(found)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                await self.look()
+            except Exception:
+                log.exception("tenants and keys could not be followed")
+
+    def _acted(self, act: Callable[[TenantBook, float], T]) -> tuple[T, tuple[int, Directory]]:
+        result = act(self.book, self._wall())
+        return result, self._read()
+
+    def _read_if_new(self) -> tuple[int, Directory] | None:
+        return None if self.book.version() == self._version else self._read()
+
+    def _read(self) -> tuple[int, Directory]:
+        found = self.book.snapshot()
+        required = self._mode == "on" or (self._mode == "auto" and bool(found.keys or self.directory.is_required))
+        return found.version, Directory(found.tenants, found.keys, is_required=required)
+
+    def _take(self, found: tuple[int, Directory]) -> None:
+        was_required = self.is_required
+        self._version, self.directory = found
+        if self.is_required and not was_required:
+            log.warning("authentication is on from now on: a key was created, and calls without one are refused")
+
+    def _standing(self) -> str:
+        if self._mode == "off":
+            return "off, as configured: keys are not looked at"
+        if self.is_required:
+            return "on"
+        return "off until the first key is created: whoever is on this machine may call"
+
+
+def _check_name(name: str) -> None:
+    if not is_tenant_name(name):
+        raise InvalidRequest("a tenant's name is 1 to 64 letters, digits, dots, dashes and underscores", param="tenant")

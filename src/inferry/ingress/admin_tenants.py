@@ -1,0 +1,253 @@
+"""`/admin/tenants…` and `/admin/keys…`: who may call and what each may use, changed while the gateway runs.
+
+A key's text is in one answer and nowhere else: that to its creation. Whoever is let in here has been asked for the
+admin key already. Every answer waits for the database, off the event loop; a change is in force when it is answered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from inferry.dispatch.gateway import Gateway
+from inferry.domain.errors import Conflict, GatewayError, InternalError, InvalidRequest, MethodNotAllowed
+from inferry.domain.keys import NewKey, shown_key
+from inferry.domain.settings import LimitSettings, TenantSettings
+from inferry.domain.tenants import ApiKey, Limits, Tenant
+from inferry.ingress.connection import Reply, Request
+
+log = logging.getLogger(__name__)
+
+TENANTS = "/admin/tenants"
+KEYS = "/admin/keys"
+PATHS = (
+    *(f"GET {TENANTS}", f"GET {TENANTS}/{{name}}", f"PUT {TENANTS}/{{name}}", f"DELETE {TENANTS}/{{name}}"),
+    *(f"GET {KEYS}", f"POST {KEYS}", f"GET {KEYS}/{{id}}", f"DELETE {KEYS}/{{id}}", f"POST {KEYS}/{{id}}/rotate"),
+)
+DAY_S = 86_400
+LONGEST_S = 100 * 365 * DAY_S
+
+_JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
+
+T = TypeVar("T")
+Refuse = Callable[[GatewayError, Request, Reply], None]
+Answer = tuple[int, Any]
+
+
+class Book(Protocol):
+    """What is known of tenants and keys, and may be done to them. Its methods wait for a disk."""
+
+    def tenants(self, wall: float) -> list[dict[str, Any]]: ...
+    def tenant(self, name: str, wall: float) -> dict[str, Any]: ...
+    def keys(self, wall: float) -> list[dict[str, Any]]: ...
+    def key(self, key_id: str, wall: float) -> dict[str, Any]: ...
+    def put_tenant(self, tenant: Tenant) -> None: ...
+    def remove_tenant(self, name: str, now: float) -> int: ...
+    def create_key(
+        self, tenant: str, *, now: float, label: str = "", limits: Limits | None = None, expires_at: float | None = None
+    ) -> NewKey: ...
+    def revoke_key(self, key_id: str, now: float) -> ApiKey: ...
+    def rotate_key(self, key_id: str, now: float, grace_s: float) -> NewKey: ...
+
+
+class Keeper(Protocol):
+    """Whoever has the book, and asks it off the event loop."""
+
+    async def ask(self, act: Callable[[Any, float], T]) -> T:
+        """Have something looked up."""
+        ...
+
+    async def change(self, act: Callable[[Any, float], T]) -> T:
+        """Have something changed. When this returns, it is in force."""
+        ...
+
+
+class WrongMethod(MethodNotAllowed):
+    """`allow` is what the path does take."""
+
+    def __init__(self, path: str, allow: str) -> None:
+        super().__init__(f"{path} takes {allow.replace(', ', ' and ')}")
+        self.allow = allow
+
+
+class KeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to be made."""
+
+    tenant: str
+    label: str = ""
+    expires_in_s: float | None = None
+    limits: LimitSettings = LimitSettings()
+
+
+class RotateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long the old key stays valid."""
+
+    grace_s: float = DAY_S
+
+
+Body = TypeVar("Body", bound=Struct)
+
+
+class AdminTenants:
+    """The endpoints. `refuse` answers a request with an error."""
+
+    def __init__(self, keeper: Keeper, gateway: Gateway, refuse: Refuse) -> None:
+        self._keeper = keeper
+        self._gateway = gateway
+        self._refuse = refuse
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def serve(self, path: str, request: Request, reply: Reply) -> bool:
+        """Answer sooner or later; False where the path is not one of these. Raises what can be told at once."""
+        work = self._work(path, request)
+        if work is None:
+            return False
+        task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+        return True
+
+    def _work(self, path: str, request: Request) -> Awaitable[Answer] | None:
+        if request.problem is not None:
+            raise request.problem
+        method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
+        if path == TENANTS:
+            _takes(method, path, "GET")
+            return self._list_tenants(request)
+        if path == KEYS:
+            _takes(method, path, "GET", "POST")
+            return self._list_keys(request) if method == "GET" else self._create_key(request)
+        if path.startswith(f"{TENANTS}/"):
+            name = path.removeprefix(f"{TENANTS}/")
+            _takes(method, f"{TENANTS}/{{name}}", "GET", "PUT", "DELETE")
+            if method == "GET":
+                return self._show_tenant(name)
+            return self._put_tenant(name, request) if method == "PUT" else self._remove_tenant(name)
+        if path.startswith(f"{KEYS}/"):
+            key_id, _, rest = path.removeprefix(f"{KEYS}/").partition("/")
+            if rest == "rotate":
+                _takes(method, f"{KEYS}/{{id}}/rotate", "POST")
+                return self._rotate_key(key_id, request)
+            if not rest:
+                _takes(method, f"{KEYS}/{{id}}", "GET", "DELETE")
+                return self._show_key(key_id) if method == "GET" else self._revoke_key(key_id)
+        return None
+
+    async def _answer(self, work: Awaitable[Answer], request: Request, reply: Reply) -> None:
+        try:
+            status, value = await work
+            reply.whole(status, _JSON, msgspec.json.encode(value))
+        except GatewayError as error:
+            self._refuse(error, request, reply)
+        except Exception:
+            # What the database says is for the log of whoever runs it.
+            log.exception("tenants or keys could not be read or changed")
+            self._refuse(InternalError("the database of tenants and keys did not answer"), request, reply)
+
+    # -- tenants -----------------------------------------------------------------------------------------------------
+
+    async def _list_tenants(self, request: Request) -> Answer:
+        _query(request)
+        return await self._keeper.ask(lambda book, now: (200, {"tenants": book.tenants(now)}))
+
+    async def _show_tenant(self, name: str) -> Answer:
+        return await self._keeper.ask(lambda book, now: (200, book.tenant(name, now)))
+
+    async def _put_tenant(self, name: str, request: Request) -> Answer:
+        settings = _decoded(request, TenantSettings)
+        _check(settings)
+        if settings.isolation == "pool" and not any(view.isolation == name for view in self._gateway.views()):
+            raise Conflict("no worker has this tenant's `pool`: none of its calls could run", param="isolation")
+
+        def put(book: Book, now: float) -> Answer:
+            book.put_tenant(settings.tenant(name))
+            return 200, book.tenant(name, now)
+
+        return await self._keeper.change(put)
+
+    async def _remove_tenant(self, name: str) -> Answer:
+        return await self._keeper.change(
+            lambda book, now: (200, {"name": name, "revoked_keys": book.remove_tenant(name, now)})
+        )
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    async def _list_keys(self, request: Request) -> Answer:
+        wanted = _query(request, "tenant", "status")
+
+        def keys(book: Book, now: float) -> Answer:
+            return 200, {
+                "keys": [key for key in book.keys(now) if all(key[name] == value for name, value in wanted.items())]
+            }
+
+        return await self._keeper.ask(keys)
+
+    async def _show_key(self, key_id: str) -> Answer:
+        return await self._keeper.ask(lambda book, now: (200, book.key(key_id, now)))
+
+    async def _create_key(self, request: Request) -> Answer:
+        body = _decoded(request, KeyBody)
+        _check(body.limits)
+        _check_span("expires_in_s", body.expires_in_s, least=1)
+
+        def create(book: Book, now: float) -> Answer:
+            expires_at = None if body.expires_in_s is None else now + body.expires_in_s
+            limits = body.limits.limits()
+            return _new(
+                book.create_key(body.tenant, now=now, label=body.label, limits=limits, expires_at=expires_at), now
+            )
+
+        return await self._keeper.change(create)
+
+    async def _revoke_key(self, key_id: str) -> Answer:
+        return await self._keeper.change(lambda book, now: (200, shown_key(book.revoke_key(key_id, now), now)))
+
+    async def _rotate_key(self, key_id: str, request: Request) -> Answer:
+        body = _decoded(request, RotateBody) if request.body.strip() else RotateBody()
+        _check_span("grace_s", body.grace_s, least=0)
+        return await self._keeper.change(lambda book, now: _new(book.rotate_key(key_id, now, body.grace_s), now))
+
+
+def _takes(method: str, path: str, *allowed: str) -> None:
+    if method not in allowed:
+        raise WrongMethod(path, ", ".join(["GET, HEAD" if one == "GET" else one for one in allowed]))
+
+
+def _query(request: Request, *names: str) -> dict[str, str]:
+    _, _, text = request.target.partition(b"?")
+    given = dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
+    for name in given:
+        if name not in names:
+            known = f"known ones are {', '.join(names)}" if names else "this path takes none"
+            raise InvalidRequest(f"there is a query parameter that is not known; {known}")
+    return given
+
+
+def _decoded(request: Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(request.body, type=kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        path = where.strip("`").removeprefix("$").removeprefix(".")
+        raise InvalidRequest(f"the body is not what it must be: {what}", param=path or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("the body must be a JSON object") from None
+
+
+def _check(settings: LimitSettings) -> None:
+    problems = list(settings.impossible())
+    if problems:
+        raise InvalidRequest("; ".join(problems), param=problems[0].partition(" ")[0])
+
+
+def _check_span(name: str, seconds: float | None, *, least: float) -> None:
+    if seconds is not None and not least <= seconds <= LONGEST_S:
+        raise InvalidRequest(f"{name} must be between {least:g} and {LONGEST_S} seconds", param=name)
+
+
+def _new(made: NewKey, now: float) -> Answer:
+    return 201, {**shown_key(made.key, now), "key": made.text}

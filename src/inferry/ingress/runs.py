@@ -1,0 +1,258 @@
+"""`/v1/runs…`: what the caller's tenant sees of its runs, and does to them.
+
+What is going on comes from the gateway's memory, what is over from the ledger; a run known only there is shown from
+there. Nobody can tell another tenant's run from one that never was.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from inferry.dispatch.gateway import Gateway, RunStatus
+from inferry.domain.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound, RunNotFound
+from inferry.domain.runs import RunBook, RunSummary
+from inferry.domain.tenants import Caller
+from inferry.ingress.connection import Reply, Request
+from inferry.ingress.run_pages import listed_live, listed_past, page
+
+T = TypeVar("T")
+Refuse = Callable[[GatewayError, Request, Reply], None]
+Fail = Callable[[Request, Reply], None]
+
+PATHS = ("GET /v1/runs", "GET /v1/runs/{id}", "DELETE /v1/runs/{id}", "POST /v1/runs/{id}/finish")
+PREFIX = "/v1/runs"
+_FINISH = "/finish"
+_JSON = b"content-type: application/json\r\n"
+_IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
+
+MOST_LISTED = 200
+MOST_STEPS = 1000
+LONGEST_WAIT_MS = 10_000
+DEFAULT_WAIT_MS = 1000
+_MOST_READS = 8
+"""How often one page of a listing asks the ledger for more, where much of what it has is listed from memory."""
+
+
+class RunEndpoints:
+    """The endpoints under `/v1/runs`. Belongs to the event loop of its gateway; `book` is None where the ledger cannot
+    be read."""
+
+    def __init__(self, gateway: Gateway, book: RunBook | None, refuse: Refuse, fail: Fail) -> None:
+        self._gateway = gateway
+        self._runs = gateway.entrance.runs
+        self._book = book
+        self._refuse = refuse
+        self._fail = fail
+        self._reading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Fixed, so that one run stands at one place of a listing from page to page.
+        self._epoch = gateway.clock.wall() - gateway.clock.now()
+
+    def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
+        """Answer, now or later, or raise the GatewayError that says why not. `path` is still percent-encoded."""
+        tenant, method = caller.tenant.name, request.method
+        rest = path.removeprefix(PREFIX)
+        if rest in ("", "/"):
+            if method not in (b"GET", b"HEAD"):
+                raise MethodNotAllowed(f"{PREFIX} takes GET")
+            work = self._list(tenant, _asked(query, "status", "parent", "since", "limit", "cursor"))
+        elif not rest.startswith("/"):
+            raise NotFound("there is nothing at this path")
+        elif method == b"POST":
+            if not rest.endswith(_FINISH):
+                raise MethodNotAllowed(f"{PREFIX}/{{id}} takes GET and DELETE")
+            work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _asked(query))
+        elif method == b"DELETE":
+            work = self._cancel(tenant, _identifier(rest[1:]), _asked(query, "wait_ms"))
+        elif method in (b"GET", b"HEAD"):
+            work = self._show(tenant, _identifier(rest[1:]), _asked(query, "steps"))
+        else:
+            raise MethodNotAllowed(f"{PREFIX}/{{id}} takes GET and DELETE")
+        task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, work: Coroutine[None, None, Any], request: Request, reply: Reply) -> None:
+        try:
+            reply.whole(200, _JSON, msgspec.json.encode(await work))
+        except GatewayError as error:
+            self._refuse(error, request, reply)
+        except Exception:
+            self._fail(request, reply)
+
+    async def close(self) -> None:
+        """Let the ledger go."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._book is not None:
+            self._book.close()
+
+    # -- one run -----------------------------------------------------------------------------------------------------
+
+    async def _show(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
+        return await self._page(tenant, run_id, _number(asked, "steps", 20, least=0, most=MOST_STEPS))
+
+    async def _page(self, tenant: str, run_id: str, steps: int) -> dict[str, Any]:
+        past = await self._read(lambda book: book.runs(limit=1, tenant=tenant, run=run_id)) or []
+        rows = await self._read(lambda book: book.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
+        live = self._runs.facts(tenant, run_id, self._gateway.clock.now(), self._sent_at)
+        # All that is left of a run may be that it must not come back.
+        if live is None and not past and not self._runs.has_tombstone(tenant, run_id):
+            raise RunNotFound(f"there is no run `{run_id}`")
+        summary = past[0] if past else None
+        is_behind = live is None or (summary is not None and summary.jobs > live.totals.jobs)
+        tree = await self._read(lambda book: book.tree(tenant, run_id)) if is_behind and summary else None
+        children = await self._read(lambda book: book.sub_runs(tenant, run_id, MOST_LISTED))
+        return page(
+            run_id,
+            live,
+            summary,
+            tree,
+            children or [],
+            rows or [],
+            epoch=self._epoch,
+            is_cancelled=self._runs.has_tombstone(tenant, run_id),
+            budget=self._gateway.entrance.gate.run_report(tenant, run_id),
+            attempt_of=self._gateway.attempt_of,
+            steps=steps,
+        )
+
+    async def _cancel(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
+        wait_ms = _number(asked, "wait_ms", DEFAULT_WAIT_MS, least=0, most=LONGEST_WAIT_MS)
+        is_known = not self._runs.knows(tenant, run_id) and await self._is_in_the_ledger(tenant, run_id)
+        report = await self._gateway.run_control.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
+        done = {"id": run_id, "object": "run.cancelled", "status": RunStatus.CANCELLED.value}
+        return done | msgspec.structs.asdict(report)
+
+    async def _finish(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
+        if self._runs.knows(tenant, run_id) or not await self._is_in_the_ledger(tenant, run_id):
+            self._runs.finish(tenant, run_id, self._gateway.clock.now())
+        return await self._page(tenant, run_id, 0)
+
+    async def _is_in_the_ledger(self, tenant: str, run_id: str) -> bool:
+        return bool(await self._read(lambda book: book.has_run(tenant, run_id)))
+
+    async def _read(self, ask: Callable[[RunBook], T]) -> T | None:
+        book = self._book
+        if book is None:
+            return None
+        async with self._reading:  # one at a time: it has one connection
+            return await asyncio.to_thread(ask, book)
+
+    def _sent_at(self, job_id: str) -> float | None:
+        attempt = self._gateway.attempt_of(job_id)
+        return None if attempt is None else attempt.sent_at
+
+    # -- all of them -------------------------------------------------------------------------------------------------
+
+    async def _list(self, tenant: str, asked: dict[str, str]) -> dict[str, Any]:
+        limit = _number(asked, "limit", 20, least=1, most=MOST_LISTED)
+        status, parent = asked.get("status"), asked.get("parent")
+        if status is not None and status not in {one.value for one in RunStatus}:
+            names = ", ".join(one.value for one in RunStatus)
+            raise InvalidRequest(f"`status` must be one of {names}", param="status")
+        since = _time(asked, "since")
+        before = _cursor(asked.get("cursor"))
+
+        def is_wanted(at: float, its_status: RunStatus, its_parent: str | None) -> bool:
+            return (
+                (before is None or at < before)
+                and (since is None or at >= since)
+                and (status is None or its_status.value == status)
+                and (parent is None or its_parent == parent)
+            )
+
+        found: dict[str, tuple[float, dict[str, Any]]] = {}
+        for run in self._runs.newest(tenant):
+            at, its_status = self._epoch + run.called_at, self._runs.status(run)
+            if is_wanted(at, its_status, None if run.parent is None else run.parent.run_id):
+                found[run.run_id] = (at, listed_live(run, its_status, self._epoch))
+            if len(found) > limit or (since is not None and at < since):
+                break
+        until, is_all = before, False
+        for _ in range(_MOST_READS):
+            ask = partial(_past_runs, limit=limit + 1, tenant=tenant, since=since, parent=parent, before=until)
+            past = await self._read(ask) or []
+            for row in past:
+                at, its_status = row.ended_at, self._past_status(row)
+                # What is known stands where memory has it.
+                if not self._runs.knows(tenant, row.run_id) and is_wanted(at, its_status, row.parent_run):
+                    found[row.run_id] = (at, listed_past(row, its_status))
+            is_all = len(past) <= limit
+            if is_all or sum(at >= past[-1].ended_at for at, _ in found.values()) > limit:
+                break
+            until = past[-1].ended_at
+        ordered = sorted(found.values(), key=lambda one: -one[0])
+        next_at = ordered[limit - 1][0] if len(ordered) > limit else None if is_all else until
+        return {
+            "object": "list",
+            "data": [one for _, one in ordered[:limit]],
+            "has_more": next_at is not None,
+            "next_cursor": None if next_at is None else _cursor_at(next_at),
+        }
+
+    def _past_status(self, row: RunSummary) -> RunStatus:
+        return RunStatus.CANCELLED if self._runs.has_tombstone(row.tenant, row.run_id) else RunStatus.IDLE
+
+
+def _past_runs(book: RunBook, **wanted: Any) -> list[RunSummary]:
+    return book.runs(**wanted)
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def _identifier(raw: str) -> str:
+    text = unquote(raw, "latin-1")
+    if _IDENTIFIER.fullmatch(text) is None:
+        raise InvalidRequest("a run's id is 1 to 256 printable ASCII characters without spaces", param="id")
+    return text
+
+
+def _asked(query: str, *names: str) -> dict[str, str]:
+    asked = dict(parse_qsl(query, keep_blank_values=True, encoding="latin-1"))
+    for name in asked:
+        if name not in names:
+            known = f"; there is {', '.join(names)}" if names else ""
+            raise InvalidRequest(f"there is no such query parameter here{known}", param="query")
+    return asked
+
+
+def _number(asked: dict[str, str], name: str, default: int, *, least: int, most: int) -> int:
+    text = asked.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise InvalidRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
+    return int(text)
+
+
+def _time(asked: dict[str, str], name: str) -> float | None:
+    text = asked.get(name)
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII) is None:
+        raise InvalidRequest(f"`{name}` must be seconds since the Unix epoch", param=name)
+    return float(text)
+
+
+def _cursor(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        at = msgspec.json.decode(base64.urlsafe_b64decode(text.encode("latin-1")), type=float)
+    except (binascii.Error, msgspec.MsgspecError, ValueError):
+        raise InvalidRequest("`cursor` is none that a listing has given", param="cursor") from None
+    return at
+
+
+def _cursor_at(at: float) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(at)).decode()

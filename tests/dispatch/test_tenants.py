@@ -1,0 +1,211 @@
+"""Tenants and keys while the gateway runs: what changes is in force soon, and nothing opens by accident."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from inferry.adapters.ledgers.tenants import SqliteTenants
+from inferry.dispatch import tenants as module
+from inferry.dispatch.tenants import AuthMode, TenantBook, TenantWatch
+from inferry.domain.errors import Conflict, GatewayError, InvalidApiKey, InvalidRequest
+from inferry.domain.keys import NewKey
+from inferry.domain.tenants import Caller, Limits, Tenant
+
+CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
+
+
+def a_watch(directory: Path, mode: AuthMode = "auto") -> TenantWatch:
+    store = SqliteTenants(f"sqlite:///{directory / 'ledger.db'}")
+    return TenantWatch(TenantBook(store, CONFIGURED), mode)
+
+
+def caller(watch: TenantWatch, key: str | None = None, tenant: bytes | None = None) -> Caller:
+    sent = None if key is None else f"Bearer {key}".encode()
+    return watch.caller(sent, None, tenant, time.time())
+
+
+def run(directory: Path, body: Callable[[TenantWatch], Awaitable[None]], mode: AuthMode = "auto") -> None:
+    async def main() -> None:
+        watch = a_watch(directory, mode)
+        watch.start()
+        try:
+            await body(watch)
+        finally:
+            await watch.close()
+
+    asyncio.run(main())
+
+
+async def create(watch: TenantWatch, tenant: str = "acme", **more: float) -> NewKey:
+    return await watch.change(lambda book, now: book.create_key(tenant, now=now, **more))  # type: ignore[arg-type]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def test_what_is_changed_through_the_gateway_is_in_force_at_once(tmp_path: Path) -> None:
+    async def body(watch: TenantWatch) -> None:
+        made = await create(watch)
+        assert caller(watch, made.text).tenant is CONFIGURED["acme"]
+        await watch.change(lambda book, now: book.revoke_key(made.key.key_id, now))
+        with pytest.raises(InvalidApiKey):
+            caller(watch, made.text)
+
+    run(tmp_path, body)
+
+
+def test_what_another_process_changes_is_in_force_within_two_seconds(tmp_path: Path) -> None:
+    ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
+
+    def cli(*arguments: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-m", "inferry", "keys", *arguments, "--ledger", ledger],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return ran.stdout.strip()
+
+    async def body(watch: TenantWatch) -> None:
+        assert caller(watch).tenant.name == "default"
+        key = await asyncio.to_thread(cli, "create", "--tenant", "globex", "--quiet")
+        written = time.monotonic()
+        await until(lambda: watch.is_required)
+        assert time.monotonic() - written < 2
+        assert caller(watch, key).tenant.name == "globex"
+        await asyncio.to_thread(cli, "revoke", key.split("_")[1])
+        await until(lambda: not _opens(watch, key))
+
+    run(tmp_path, body)
+
+
+def _opens(watch: TenantWatch, key: str) -> bool:
+    try:
+        caller(watch, key)
+    except InvalidApiKey:
+        return False
+    return True
+
+
+def test_the_first_key_switches_authentication_on_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def body(watch: TenantWatch) -> None:
+        assert caller(watch, None, b"anybody").tenant.name == "anybody"
+        assert "off until the first key" in caplog.text
+        made = await create(watch)
+        assert "authentication is on from now on" in caplog.text
+        with pytest.raises(InvalidApiKey):
+            caller(watch, None, b"anybody")
+        assert made.text not in caplog.text
+        assert made.text.rpartition("_")[2] not in caplog.text
+
+    run(tmp_path, body)
+
+
+def test_a_gateway_whose_last_key_is_revoked_lets_nobody_in(tmp_path: Path) -> None:
+    async def body(watch: TenantWatch) -> None:
+        made = await create(watch)
+        await watch.change(lambda book, now: book.revoke_key(made.key.key_id, now))
+        for key in (None, made.text):
+            with pytest.raises(InvalidApiKey):
+                caller(watch, key)
+
+    run(tmp_path, body)
+    assert a_watch(tmp_path).is_required, "nor after a restart"
+
+
+def test_on_asks_for_keys_before_there_is_one_and_off_never_does(tmp_path: Path) -> None:
+    async def when_on(watch: TenantWatch) -> None:
+        with pytest.raises(InvalidApiKey):
+            caller(watch)
+        assert caller(watch, (await create(watch)).text).tenant.name == "acme"
+
+    async def when_off(watch: TenantWatch) -> None:
+        await create(watch)
+        assert caller(watch, None, b"anybody").tenant.name == "anybody"
+        assert caller(watch, None, b"acme").tenant is CONFIGURED["acme"]
+
+    run(tmp_path, when_on, "on")
+    run(tmp_path, when_off, "off")
+
+
+def test_the_configurations_tenants_are_changed_there_and_nowhere_else(tmp_path: Path) -> None:
+    book = a_watch(tmp_path).book
+    for act in (lambda: book.put_tenant(Tenant(name="acme")), lambda: book.remove_tenant("acme", 1.0)):
+        with pytest.raises(Conflict, match=r"tenants\.acme"):
+            act()
+    assert book.create_key("acme", now=1.0).key.tenant == "acme"
+    assert book.snapshot().tenants == (CONFIGURED["acme"],), "a key of it makes no second one"
+
+
+def test_what_the_configuration_says_counts_where_the_database_says_something_too(tmp_path: Path) -> None:
+    store = SqliteTenants(f"sqlite:///{tmp_path / 'ledger.db'}")
+    store.put_tenant(Tenant(name="acme", limits=Limits(max_concurrent=1000)))
+    store.close()
+    assert a_watch(tmp_path).directory.tenants == CONFIGURED
+
+
+def test_a_key_of_a_tenant_that_left_the_configuration_opens_nothing(tmp_path: Path) -> None:
+    key = a_watch(tmp_path).book.create_key("acme", now=1.0).text
+    store = SqliteTenants(f"sqlite:///{tmp_path / 'ledger.db'}")
+    with pytest.raises(InvalidApiKey):
+        caller(TenantWatch(TenantBook(store, {})), key)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 65, "é"])
+def test_a_name_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    book = a_watch(tmp_path).book
+    with pytest.raises(InvalidRequest):
+        book.put_tenant(Tenant(name=name))
+    with pytest.raises(InvalidRequest):
+        book.create_key(name, now=1.0)
+    assert book.version() == 0
+
+
+def test_a_key_is_not_made_with_a_bad_label_nor_expired(tmp_path: Path) -> None:
+    book = a_watch(tmp_path).book
+    for more in ({"label": "x" * 201}, {"label": "a\nb"}, {"expires_at": 1.0}):
+        with pytest.raises(GatewayError):
+            book.create_key("acme", now=1.0, **more)
+    assert book.version() == 0
+
+
+def test_a_database_that_cannot_be_read_leaves_everybody_who_they_were(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+
+    class Broken(SqliteTenants):
+        is_broken = False
+
+        def version(self) -> int:
+            if self.is_broken:
+                raise RuntimeError("the disk is gone")
+            return super().version()
+
+    async def main() -> None:
+        store = Broken(f"sqlite:///{tmp_path / 'ledger.db'}")
+        watch = TenantWatch(TenantBook(store, CONFIGURED))
+        made = await create(watch)
+        store.is_broken = True
+        watch.start()
+        await until(lambda: "the disk is gone" in caplog.text)
+        assert caller(watch, made.text).tenant.name == "acme"
+        await asyncio.sleep(0.1)
+        assert caplog.text.count("the disk is gone") == 1, "said once, not at every look"
+        await watch.close()
+
+    asyncio.run(main())
