@@ -32,6 +32,7 @@ __all__ = ["CancelReport", "Gateway", "JobStream", "Run", "RunFacts", "RunStatus
 
 RETRY_AFTER_S = 2.0
 """What a client is told when nothing better is known."""
+TIDY_EVERY_S = 60.0
 _NOTHING_CACHED = Estimate.exactly(0)
 
 
@@ -61,6 +62,7 @@ class Gateway:
         self._prefixes = PrefixMemory()
         self._lengths = LengthModel()
         self._draining = False
+        self._tidying: asyncio.TimerHandle | None = None
         self.entrance = Entrance(gate or Gate({}), runs or Runs(), clock)
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
@@ -171,6 +173,10 @@ class Gateway:
         """Have the job run, or raise why not."""
         if not self._pool.serves(job.route.model):
             raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
+        if job.route.isolation is not None and not self._loop.has_route(job.route):
+            raise NoWorker(
+                f"no worker of the tenant's own pool serves model `{job.route.model}`", retry_after_s=RETRY_AFTER_S
+            )
         job, may_write = self.entrance.enter(job, caller)
         try:
             return self._loop.submit(job, may_write)
@@ -199,6 +205,14 @@ class Gateway:
 
     def start(self) -> None:
         self._pool.start()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Forget runs and accounts that nobody has used for long."""
+        now = self.clock.now()
+        self.entrance.runs.expire(now)
+        self.entrance.gate.forget_idle(now)
+        self._tidying = asyncio.get_running_loop().call_later(TIDY_EVERY_S, self._tidy)
 
     async def drain(self) -> None:
         """Take no new work and return once everything accepted has ended."""
@@ -214,6 +228,8 @@ class Gateway:
             self._loop.cancel_all(error)
 
     async def close(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
         self._flights.close()
         await self._pool.close()
         await self._loop.close()

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
-from inferry.dispatch.spending import Budget, stopped_well
+from inferry.dispatch.spending import Budget, is_cut, stopped_well
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -32,7 +32,7 @@ from inferry.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
+from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
 from inferry.domain.ports import Worker
 from inferry.domain.recovery import Again, next_attempt, whole_usage
@@ -171,6 +171,10 @@ class DispatchLoop:
             if not waiting:
                 self._spawn(self._send_cancels(plan.worker))
             waiting.append(job_id)
+
+    def has_route(self, route: RouteKey) -> bool:
+        """Whether some worker, up or down, could take jobs of the route."""
+        return self._scheduler.has_route(route)
 
     def attempt_of(self, job_id: str) -> Attempt | None:
         """The attempt that a job in flight is at."""
@@ -444,12 +448,14 @@ class DispatchLoop:
         job = attempt.job
         self._cancel_reasons.pop(job.job_id, None)
         self._stopped.discard(job.job_id)
+        if self._budget is not None and is_cut(job, end):
+            end = replace(end, stopped=self._budget.why(job.job_id), by_engine=True)
         attempt.ended(end, now)
         usage = whole_usage(job, attempt.usage())
         cost = None if self._budget is None else self._budget.ended(attempt, usage, now)
         self._settle(attempt, end, now, cost=cost)
         if job.so_far is not None and isinstance(end, Done):
-            end = Done(end.job_id, end.finish, usage, stopped=end.stopped)
+            end = replace(end, usage=usage, raw=b"")
         self._demux.close(stream, end)
         if isinstance(end, Done) and self._on_done is not None and job.so_far is None and end.stopped is None:
             self._on_done(job, end)

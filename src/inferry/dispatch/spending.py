@@ -30,3 +30,10 @@ def stopped_well(attempt: Attempt, end: End, reason: GatewayError | None) -> Don
     prompt = usage.prompt_tokens or job.footprint.prompt.expected
     used = Usage(prompt, usage.cached_tokens, attempt.output_tokens, usage.gpu_seconds)
     return Done(end.job_id, FinishReason.LENGTH, used, stopped=reason)
+
+
+def is_cut(job: InferenceJob, end: End) -> bool:
+    """Whether a job ended at a limit that was cut to what was left of its budget."""
+    if job.payload.output_cap is None or not isinstance(end, Done):
+        return False
+    return end.finish is FinishReason.LENGTH and end.stopped is None

@@ -46,7 +46,8 @@ class Delta(Struct, frozen=True, gc=False):
 class Done(Struct, frozen=True, gc=False):
     """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
 
-    `stopped` says why the gateway ended it before the engine would have: a budget that was used up.
+    `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
+    limit was set to what was left.
     """
 
     job_id: str
@@ -54,6 +55,7 @@ class Done(Struct, frozen=True, gc=False):
     usage: Usage
     raw: bytes = b""
     stopped: GatewayError | None = None
+    by_engine: bool = False
 
 
 class Failed(Struct, frozen=True):

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob, Lane
-from inferry.domain.streams import Failed
+from inferry.domain.streams import Done, Failed
 from inferry.ingress.collect import collect_events
 from inferry.ingress.connection import Reply
 from inferry.ingress.problems import error_body, error_event, error_headers
@@ -77,6 +77,11 @@ class _Answer(ABC):
         headers = b"%bx-request-id: %b\r\n" % (error_headers(error), self._job.request_id.encode())
         self._reply.whole(error.status, headers, error_body(error))
 
+    def _unfinished(self, end: Done) -> int:
+        """How many choices are still to be told their end: none, where the engine's own events have done that."""
+        is_told = end.by_engine and self._stream.attempt.job.so_far is None
+        return 0 if is_told else self._job.payload.choices
+
     def _job_headers(self) -> bytes:
         job, attempt = self._job, self._stream.attempt
         headers = f"x-request-id: {job.request_id}\r\nx-inferry-lane: {_LANE_NAMES[job.lane]}\r\n"
@@ -125,7 +130,7 @@ class WholeAnswer(_Answer):
             body = whole_answer(self._job, text, end, self._gateway.clock.wall())
         elif end.stopped is not None or self._stream.attempt.job.so_far is not None:
             # It began with one engine's events, and went on elsewhere or was stopped.
-            writer = ContinuedWriter(raw, payload.choices)
+            writer = ContinuedWriter(raw, self._unfinished(end))
             body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end))
         else:
             body = collect_events(raw, end.raw)
@@ -211,7 +216,7 @@ class StreamedAnswer(_Answer):
         self._begin()
         writer = self._writer or self._chunk_writer()
         if writer is _pass_through and (end.stopped is not None or self._stream.attempt.job.so_far is not None):
-            writer = ContinuedWriter(self._first_raw, self._job.payload.choices)
+            writer = ContinuedWriter(self._first_raw, self._unfinished(end))
         last = writer.last(end, include_usage=self._job.payload.include_usage)
         reply.end(body + (last if self._tier is None else name_tier(last, self._tier)))
 
