@@ -180,7 +180,7 @@ DIFFERENT: dict[str, Callable[[InferenceJob], InferenceJob]] = {
     "another body": lambda job: replace(job, payload=replace(job.payload, body=b'{"x":1}')),
     "another prompt": lambda job: replace(job, prompt_hash="other"),
     "another api": lambda job: replace(job, payload=replace(job.payload, api="completions")),
-    "another route": lambda job: replace(job, route=replace(job.route, isolation="a")),
+    "another route": lambda job: replace(job, route=replace(job.route, avoid=("elsewhere",))),
     "a higher lane": lambda job: replace(job, lane=Lane.P0),
     "less patience": lambda job: replace(job, max_wait_s=0.0),
     "sampled": lambda job: replace(job, payload=replace(job.payload, sampling=FREE)),
