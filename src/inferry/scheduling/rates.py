@@ -20,16 +20,16 @@ PROMPTS_ARE_FREE = 1.5
 """How much better an explanation without prompts must be. Where every step computes as many prompt tokens as the next,
 the sums do not tell what a step costs from what its prompts do. Then prompts are taken to cost it: fewer will come, and
 the sums will tell. The other way round prompts would look free, and ever more of them would come."""
-ALIKE = 0.1
+ALIKE = 0.05
 """How much the prompt tokens of a step must vary, as a part of their square, to tell what a step costs from what its
 prompts do. Prompts are counted when they are done, some earlier and some later than they were computed, and that alone
 makes them vary by a few hundredths."""
-LEAST_OF_PROMPTS = 0.3
+LEAST_OF_PROMPTS = 0.55
 """Where steps are alike, or few were seen, the steady part of the time looks like steps and the noise like prompts:
 prompts seem free, more of them come, every step is full, and the steps stay alike. So an explanation that leaves
 prompts less than this part of the time is not believed there. The split between steps and prompts stays what it was,
 moves slowly towards `USUAL_OF_PROMPTS` where it gives them less, and only the sum of both is learned."""
-USUAL_OF_PROMPTS = 0.6
+USUAL_OF_PROMPTS = 0.75
 TOWARDS_PROMPTS = 0.02
 """By what part of the time, each time."""
 INERTIA = 0.002
