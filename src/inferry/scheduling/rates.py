@@ -24,7 +24,7 @@ ALIKE = 0.05
 """How much the prompt tokens of a step must vary, as a part of their square, to tell what a step costs from what its
 prompts do. Prompts are counted when they are done, some earlier and some later than they were computed, and that alone
 makes them vary by a few hundredths."""
-LEAST_OF_PROMPTS = 0.55
+LEAST_OF_PROMPTS = 0.45
 """Where steps are alike, or few were seen, the steady part of the time looks like steps and the noise like prompts:
 prompts seem free, more of them come, every step is full, and the steps stay alike. So an explanation that leaves
 prompts less than this part of the time is not believed there. The split between steps and prompts stays what it was,
@@ -32,6 +32,10 @@ moves slowly towards `USUAL_OF_PROMPTS` where it gives them less, and only the s
 USUAL_OF_PROMPTS = 0.75
 TOWARDS_PROMPTS = 0.02
 """By what part of the time, each time."""
+LEAST_OF_A_TOKEN = 1.0
+"""An output token goes through the same layers as a prompt token, reads all that came before it, and is sampled and
+sent: it costs at least so many times as much. Where few decode, the sums call it free, and all batch jobs at once would
+be let in."""
 INERTIA = 0.002
 """How much what was believed before counts beside the sums: enough where they leave it open how time divides."""
 _LEAST_S = 1e-9
@@ -92,6 +96,8 @@ class StepCosts:
             max(new, old * part, _LEAST_S) if seen else 0.0
             for new, old, part, seen in zip(self._solve(costs), costs, falls, self._seen, strict=True)
         ]
+        if self._seen[1]:
+            self.token_s = max(self.token_s, LEAST_OF_A_TOKEN * self.prompt_s)
 
     def _guess_what_is_new(self, costs: list[float], done: list[float], busy: float) -> None:
         """Something seen for the first time is taken to cost a part of the time; the sums will tell."""
