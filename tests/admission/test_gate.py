@@ -80,13 +80,13 @@ def test_a_ceiling_that_is_lowered_below_what_is_taken_grants_nothing_more() -> 
     gate = Gate({}, lease_tokens=100)
     first = admit(gate, a_caller(run_token_ceiling=1_000), a_call(10, 500))
     with pytest.raises(RunBudgetExhausted):
-        admit(gate, a_caller(run_token_ceiling=50), a_call(10, 500))
-    assert gate.renew(first, 90) == 100
+        admit(gate, a_caller(run_token_ceiling=20), a_call(10, 500))
+    assert gate.renew(first, 10) == first.may_write == 16
     assert isinstance(gate.exhausted(first), RunBudgetExhausted)
-    gate.settle(first, used(10, 100), 0.0, NOON)
+    gate.settle(first, used(10, 16), 0.0, NOON)
     line = gate.run_report("a", "run")
     assert line is not None
-    assert (line.spent_tokens, line.leased_tokens, line.token_ceiling) == (110, 0, 50)
+    assert (line.spent_tokens, line.leased_tokens, line.token_ceiling) == (26, 0, 20)
 
 
 # -- who shares another's answer -------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ def test_the_account_of_a_run_that_goes_on_after_all_is_kept() -> None:
     gate, caller = Gate({}), a_caller(run_token_ceiling=1_000)
     first = admit(gate, caller)
     gate.run_ended("a", "run")
-    second = admit(gate, caller, at=20.0)
-    gate.settle(first, used(), 20.0, NOON)
-    gate.settle(second, used(), 20.0, NOON)
+    second = admit(gate, caller, at=2.0)
+    gate.settle(first, used(), 2.0, NOON)
+    gate.settle(second, used(), 2.0, NOON)
     line = gate.run_report("a", "run")
     assert line is not None
     assert line.spent_tokens == 60

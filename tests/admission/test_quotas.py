@@ -1,15 +1,17 @@
 """Requests and tokens per minute, and calls at once."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from admission.callers import NOON, a_call, a_caller, used
-from inferry.admission.gate import Gate, Standing
+from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
+from inferry.admission.standing import Standing
 from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.tenants import Caller, Limits
+from inferry.domain.tenants import Caller, Limits, Tenant
 
 
 def admit(gate: Gate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> Permit:
@@ -76,8 +78,9 @@ def test_a_job_larger_than_the_bucket_enters_alone_once_it_is_full() -> None:
     assert isinstance(refusal(gate, caller, a_call(1, 1), at=60.0), RateLimited)
 
 
-def test_a_limit_of_nothing_lets_nobody_in_and_names_no_time() -> None:
-    gate, caller = Gate({}), a_caller(requests_per_minute=0)
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "max_concurrent"])
+def test_a_limit_of_nothing_lets_nobody_in_and_names_no_time(limit: str) -> None:
+    gate, caller = Gate({}), Caller(Tenant(name="a", limits=msgspec.convert({limit: 0}, Limits)))
     assert refusal(gate, caller).retry_after_s is None
 
 

@@ -1,6 +1,8 @@
 """Predicted waits keep their word on generated queues, and refusals follow from them."""
 
 import random
+from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from admission.queues import coverage
 from admission.scenarios import SCENARIOS
 from inferry.admission.calibration import MOST_CORRECTION, Correction, Errors
 from inferry.admission.rates import Drain
-from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, Told, WaitModel, infeasible
+from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, Told, WaitModel, _joined, infeasible
 from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.jobs import Lane
 from inferry.domain.plans import Ahead
@@ -116,6 +118,34 @@ def test_a_lane_with_a_share_is_not_told_to_wait_for_ever() -> None:
         model.sent((batch if number % 20 == 19 else live).pop(0), now + 0.05)
     told = model.predict(Lane.P2, 100, 100, ahead(len(live) + 9), 60.0)
     assert told.middle_s == pytest.approx(20.0, rel=0.2), "nine batch jobs, whatever is queued above them"
+
+
+def test_a_job_waits_for_its_share_or_for_everybody_above_whichever_comes_first() -> None:
+    drain = Drain()
+    for number in range(400):
+        now = number / 10
+        lane = Lane.P2 if number % 4 == 3 else Lane.P1
+        drain.came(lane, 100, 100, now)
+        if number >= 20:
+            drain.sent(lane, 100, 100, 2.0, now + 0.01)
+        drain.beat(now + 0.01)
+    assert drain.above[Lane.P2] == [15, 1500, 1500]
+    assert drain.above[Lane.P1] == [0, 0, 0]
+    everybody, own = drain.seconds[Lane.P2][1][0], drain.own_seconds[Lane.P2][1][0]
+    assert own == pytest.approx(0.4, rel=0.1), "2.5 batch jobs go a second"
+    assert everybody == pytest.approx(0.4, rel=0.2), "ten go, and 7.5 come above"
+    for _ in range(15):
+        drain.left(Lane.P1, 100, 100, 40.0)
+    assert drain.above[Lane.P2] == [0, 0, 0]
+
+
+def test_where_two_horizons_meet_they_meet_closer_to_the_one_that_has_seen_more() -> None:
+    factors = [1.0, 4.0, 2.0, 2.0, 2.0, 2.0]
+    for evidence, told in (([10.0, 1.0, 99.0, 10.0, 10.0, 10.0], 2.02), ([10.0, 99.0, 1.0, 10.0, 10.0, 10.0], 3.98)):
+        least, most = _joined(factors, evidence)
+        assert most[1] == least[2] == pytest.approx(told * 0.41, rel=0.001)
+        assert most[0] == inf
+    assert all(a <= b for a, b in pairwise(least))
 
 
 def test_jobs_that_nobody_holds_up_say_nothing_about_capacity() -> None:

@@ -1,7 +1,7 @@
-"""Break the scheduler in one place at a time and see that a test notices.
+"""Break the scheduler, or the gate, in one place at a time and see that a test notices.
 
 `python tests/mutants/run.py [NAME …]` copies the source aside, applies each mutation there, and runs the sentence and
-property tests of scheduling against it. Exits with 1 if a mutant survives, and with 2 if a mutation no longer applies.
+property tests of its room against it. Exits with 1 if a mutant survives, and with 2 if a mutation no longer applies.
 """
 
 import os
@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = Path("inferry/scheduling")
-TESTS = ("tests/scheduling", "tests/properties")
+PACKAGE = Path("inferry")
+TESTS = {
+    "scheduling": ("tests/scheduling", "tests/properties"),
+    "admission": (
+        *("tests/admission/test_quotas.py", "tests/admission/test_leases.py", "tests/admission/test_gate.py"),
+        *("tests/properties/test_gate_machine.py", "tests/simulation/test_sub_agents_in_budget.py"),
+    ),
+}
 TIMEOUT_S = 300
 
 
@@ -24,9 +30,14 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
+    room: str = "scheduling"
+
+    @property
+    def path(self) -> Path:
+        return PACKAGE / self.room / self.file
 
 
-MUTANTS = (
+MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "idle tenants hoard credit",
         "fairness.py",
@@ -56,13 +67,22 @@ MUTANTS = (
     ),
     Mutant("stale keys are believed", "flows.py", "elif at == account.at:", "elif True:"),
     Mutant(
-        "a head stays whatever it is charged", "flows.py", "if self._head_at == (run.tenant.at, run.at):", "if True:"
+        "a head stays whatever it is charged",
+        "flows.py",
+        "if run.at == self._run_at and run.tenant.at == self._tenant_at:",
+        "if True:",
     ),
     Mutant(
         "warmth does not decide between equals",
         "flows.py",
         "(account.at, -warmth, account.rank, self._came, member)",
         "(account.at, 0, account.rank, self._came, member)",
+    ),
+    Mutant(
+        "whoever comes is never the head",
+        "flows.py",
+        "        return flow.add(ticket)\n",
+        "        flow.add(ticket)\n        return False\n",
     ),
     Mutant("a run forgets its order", "flows.py", "insort(row, ticket, key=_arrival)", "row.append(ticket)"),
     Mutant("one run is all there is", "lanes.py", "if only.account is run:", "if True:"),
@@ -162,6 +182,19 @@ MUTANTS = (
         "            if not self._preemption.promising:\n",
         "            if True:\n",
     ),
+    Mutant("nobody is smaller than the first", "lanes.py", "if ticket.kv_tokens < self.least_kv_tokens:", "if False:"),
+    Mutant(
+        "whoever was idle stays so",
+        "placing/fleets.py",
+        "                    self._idle -= 1\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "room is where it was not",
+        "placing/fleets.py",
+        "        return least > 0 and least + kv_tokens > limit * fill\n",
+        "        return least > 0\n",
+    ),
     Mutant("nobody is kept a worker", "passing.py", "if worker is not kept\n", "if True\n"),
     Mutant("passing has no end", "passing.py", "wait.passed += ticket.kv_tokens", "pass"),
     Mutant(
@@ -226,9 +259,117 @@ MUTANTS = (
     Mutant("what left the express stays ahead", "express.py", "    line.leaves(ticket)\n", "    line.depth -= 1\n"),
 )
 
+MUTANTS += tuple(
+    Mutant(name, file, old, new, "admission")
+    for name, file, old, new in (
+        (
+            "a refusal has taken already",
+            "gate.py",
+            "            self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1\n",
+            "            self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1\n"
+            "            self._enter(permit, now, takes=True)\n",
+        ),
+        (
+            "a prompt needs no lease",
+            "gate.py",
+            "permit.leased_tokens = prompt.high + granted",
+            "permit.leased_tokens = granted",
+        ),
+        ("money is not leased again", "gate.py", "        permit.leased_nanos += nanos\n", ""),
+        (
+            "leases are renewed without a look",
+            "gate.py",
+            "            if left <= 0:\n                return may_write\n",
+            "",
+        ),
+        (
+            "who never ran is charged",
+            "gate.py",
+            "            tokens = 0\n        else:",
+            "            tokens = permit.leased_tokens\n        else:",
+        ),
+        ("the rest of a lease is kept", "gate.py", "                account.taken_tokens -= rest_tokens\n", ""),
+        ("a permit can be settled twice", "gate.py", "        permit.is_settled = True\n", ""),
+        ("only the run itself is charged", "gate.py", "permit.charged = permit.runs[:-1]", "permit.charged = []"),
+        (
+            "the run's own account is its root",
+            "gate.py",
+            "permit.root = permit.runs[-1]",
+            "permit.root = permit.runs[0]",
+        ),
+        ("keys have no ceilings for runs", "gate.py", "        if key.run_tokens < tokens:\n", "        if False:\n"),
+        (
+            "what is left is not shared by choices",
+            "gate.py",
+            "                cap = left // choices\n",
+            "                cap = left\n",
+        ),
+        ("the output is not cut", "gate.py", "            if left < cap * choices:\n", "            if False:\n"),
+        ("shadow refuses", "gate.py", "        if tenant.shadow:\n", "        if False:\n"),
+        ("what is reserved is not given back", "gate.py", "bucket.settle(permit.reserved - tokens, now)", "pass"),
+        ("calls never end", "gate.py", "        tenant.quotas.leave(now)\n", ""),
+        (
+            "the ceiling bends for what is written",
+            "budgets.py",
+            "charged = tokens if tokens < room else room",
+            "charged = tokens",
+        ),
+        ("only tokens bind", "budgets.py", "(affordable := tariff.affordable(nanos)) < tokens", "False"),
+        (
+            "one job may have all that is left",
+            "budgets.py",
+            "        share = left // SHARERS\n",
+            "        share = left\n",
+        ),
+        (
+            "a lease is rounded down",
+            "budgets.py",
+            "return int(tokens * self.output_nanos) + 1",
+            "return int(tokens * self.output_nanos)",
+        ),
+        (
+            "days never end",
+            "books.py",
+            "if account is not None and account.period == calendar.day:",
+            "if account is not None:",
+        ),
+        ("limits are read once", "gate.py", "if books.limits is not tenant.limits:", "if books.limits is None:"),
+        (
+            "ceilings stay what they were",
+            "books.py",
+            "            self.day.token_ceiling, self.day.nano_ceiling = self.day_tokens, self.day_nanos\n",
+            "            pass\n",
+        ),
+        (
+            "runs in flight are forgotten",
+            "books.py",
+            "            if not account.holders:\n                found",
+            "            if True:\n                found",
+        ),
+        (
+            "a bucket has no brim",
+            "quotas.py",
+            "            self.level = level if level < self.burst else float(self.burst)\n            self.at",
+            "            self.level = level\n            self.at",
+        ),
+        (
+            "a debt is forgiven",
+            "quotas.py",
+            "        level = self.level + amount\n",
+            "        level = self.level + max(0, amount)\n",
+        ),
+        (
+            "what is too large never enters",
+            "quotas.py",
+            "(amount if amount < self.burst else self.burst) - self.level",
+            "amount - self.level",
+        ),
+    )
+)
+
 
 def apply(mutant: Mutant, source: Path) -> None:
-    path = source / PACKAGE / mutant.file
+    path = source / mutant.path
     text = path.read_text()
     if text.count(mutant.old) != 1:
         print(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} places that read {mutant.old!r}, not one")
@@ -241,7 +382,8 @@ def survives(mutant: Mutant) -> bool:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         apply(mutant, source)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no_shrinking", *TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no_shrinking"]
+        command += TESTS[mutant.room]
         path = os.pathsep.join((str(source), str(Path(__file__).parent)))
         environment = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -261,7 +403,8 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:  # all of them must apply before any is run
         for mutant in chosen:
             source = Path(folder) / "src"
-            shutil.copytree(ROOT / "src" / PACKAGE, source / PACKAGE, dirs_exist_ok=True)
+            for room in TESTS:
+                shutil.copytree(ROOT / "src" / PACKAGE / room, source / PACKAGE / room, dirs_exist_ok=True)
             apply(mutant, source)
     survivors = 0
     for mutant in chosen:

@@ -151,12 +151,12 @@ class RunAccounts:
     def use(self, account: Account, now: float) -> None:
         """A job comes in that charges it. It is now among those used last."""
         account.holders += 1
+        account.is_over = False
         if now - account.touched_at < _MOVES_AFTER_S and account.name in self._accounts:
             return
         accounts, name = self._accounts, account.name
         if accounts.pop(name, None) is None:
             self.forget_idle(now, 2)
-        account.is_over = False
         account.touched_at = now
         accounts[name] = account
 

@@ -12,8 +12,9 @@ from inferry.domain.tenants import NANO, Price
 
 UNBOUNDED = 2**63 - 1
 """The ceiling where there is none."""
+SHARERS = 64
 LEAST_PIECE = 16
-"""The last so many tokens of an account are not halved any more."""
+"""A job gets one part in so many of what is left at a time, and at least so many tokens while there are any."""
 DAY_S = 86_400
 _BACKWARDS_S = 3600.0
 
@@ -167,10 +168,10 @@ def room(
 
 
 def piece(left: int, most: int) -> int:
-    """How much of what is left one job gets at a time: at most half, so that the last tokens are shared."""
+    """How much of what is left a job gets at a time: little where little is left, so that many share it."""
     if left > LEAST_PIECE:
-        half = left >> 1
-        left = half if half > LEAST_PIECE else LEAST_PIECE
+        share = left // SHARERS
+        left = share if share > LEAST_PIECE else LEAST_PIECE
     return left if left < most else most
 
 

@@ -25,9 +25,9 @@ _TOO_HEAVY = 1e9
 
 LEVEL = 0.9
 CORRECTION_STEP = 0.05
-LEAST_CORRECTION, MOST_CORRECTION = -1.0, 0.7
-"""Between 0.4 and 2 times what the histogram says."""
-_CORRECTED_PER_WAIT = 60.0
+LEAST_CORRECTION, MOST_CORRECTION = -1.0, 1.2
+"""Between 0.4 and 3.3 times what the histogram says."""
+_CORRECTED_PER_WAIT = 120.0
 _SEEN_PER_WAIT = 100.0
 _LEAST_WEIGHT = 0.01
 _SHORT_S = 0.01

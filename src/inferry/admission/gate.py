@@ -8,9 +8,6 @@ Callers without any limit share one permit per model, and nothing is counted for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
-
-from msgspec import Struct
 
 from inferry.admission.books import Books, RunAccounts, Shelf
 from inferry.admission.budgets import (
@@ -26,14 +23,9 @@ from inferry.admission.budgets import (
     room,
 )
 from inferry.admission.permits import Permit
-from inferry.admission.quotas import Bucket
-from inferry.domain.errors import (
-    GatewayError,
-    RateLimited,
-    RunBudgetExhausted,
-    TenantBudgetExhausted,
-    TenantConcurrency,
-)
+from inferry.admission.refusals import Refusal
+from inferry.admission.standing import Standing, standing
+from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.spending import Spent
 from inferry.domain.streams import Usage
@@ -44,26 +36,6 @@ MOST_NAMES = 10_000
 MOST_RUNS = 100_000
 RUN_IDLE_S = 86_400.0
 """A run that nobody has called for so long is taken to be over: its account is forgotten."""
-
-_QUOTAS = {
-    "requests_per_minute": "requests per minute",
-    "tokens_per_minute": "tokens per minute",
-    "max_concurrent": "calls at once",
-}
-
-
-class Standing(Struct, frozen=True):
-    """Where a caller stands with its requests and tokens per minute: the tighter one of tenant and key.
-
-    `reset_s` is how long until the bucket is full again. None where there is no such limit.
-    """
-
-    request_limit: int | None = None
-    requests_left: int | None = None
-    request_reset_s: float | None = None
-    token_limit: int | None = None
-    tokens_left: int | None = None
-    token_reset_s: float | None = None
 
 
 class Gate:
@@ -139,7 +111,7 @@ class Gate:
     def renew(self, permit: Permit, written: int) -> int:
         """A job has written so much: lease it a further piece, and say how much it may write in all from now on.
 
-        What it gets is at most half of what is left, so that calls side by side share the rest.
+        What it gets is a small part of what is left, so that calls side by side share the rest.
         """
         held, may_write = permit.held, permit.may_write
         if not held or permit.is_settled:
@@ -223,35 +195,16 @@ class Gate:
         if account is None:
             _, account, in_money = room(permit.held, permit.tariff)
         assert account is not None, "who holds no leases is never stopped"
-        return _Refusal(account=account, in_money=in_money).error()
+        return Refusal(account=account, in_money=in_money).error()
 
     # -- what people ask ---------------------------------------------------------------------------------------------
 
     def standing(self, caller: Caller, now: float) -> Standing | None:
         """What is left of the requests and tokens per minute; None where neither is limited. Changes nothing."""
-        limits = [caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]
-        if all(one.requests_per_minute is None and one.tokens_per_minute is None for one in limits):
-            return None
-        kept = [self._tenants.get(caller.tenant.name)]
+        kept = [(caller.tenant.limits, self._tenants.get(caller.tenant.name))]
         if caller.key is not None:
-            kept.append(self._keys.get(caller.key.key_id))
-        requests: list[tuple[float, float, int]] = []
-        tokens: list[tuple[float, float, int]] = []
-        for one, books in zip(limits, kept, strict=True):
-            if one.requests_per_minute is not None:
-                requests.append(_left(None if books is None else books.quotas.requests, one.requests_per_minute, now))
-            if one.tokens_per_minute is not None:
-                tokens.append(_left(None if books is None else books.quotas.tokens, one.tokens_per_minute, now))
-        request_level, request_reset_s, request_limit = min(requests, default=(0.0, 0.0, None))
-        token_level, token_reset_s, token_limit = min(tokens, default=(0.0, 0.0, None))
-        return Standing(
-            request_limit,
-            None if request_limit is None else max(0, int(request_level)),
-            None if request_limit is None else request_reset_s,
-            token_limit,
-            None if token_limit is None else max(0, int(token_level)),
-            None if token_limit is None else token_reset_s,
-        )
+            kept.append((caller.key.limits, self._keys.get(caller.key.key_id)))
+        return standing(kept, now)
 
     def report(self, tenant: str) -> list[Line]:
         """The tenant's accounts of day and month, then those of its keys."""
@@ -359,7 +312,7 @@ class Gate:
             if (account := key.this_month(calendar)) is not None:
                 held.append(account)
 
-    def _look(self, permit: Permit, job: InferenceJob, now: float) -> "_Refusal | None":
+    def _look(self, permit: Permit, job: InferenceJob, now: float) -> Refusal | None:
         """Why the job may not come in, or what it is to lease and reserve. Takes nothing."""
         payload, prompt = job.payload, job.footprint.prompt
         choices, cap = payload.choices, job.token_budget
@@ -372,7 +325,7 @@ class Gate:
             least = choices if cap else 0  # who shares another's answer writes nothing
             if left < least:
                 assert account is not None
-                return _Refusal(account=account, in_money=in_money)
+                return Refusal(account=account, in_money=in_money)
             most = cap * choices if limit is None or is_named or not cap else limit
             if left < cap * choices:
                 cap = left // choices
@@ -398,7 +351,7 @@ class Gate:
             other = key.quotas.wait(reserved, now)
             if other is not None and (wait is None or other > wait):
                 wait, books = other, key
-        return None if wait is None else _Refusal(wait_s=wait[0], quota=wait[1], books=books)
+        return None if wait is None else Refusal(wait_s=wait[0], quota=wait[1], books=books)
 
     def _enter(self, permit: Permit, now: float, *, takes: bool) -> None:
         """Count the job in, and take from its buckets what was looked at."""
@@ -429,7 +382,7 @@ class Gate:
                 for one in runs[level:]:
                     self.overrun_tokens += one.charge(below.spent_tokens, below.spent_nanos, 0, 0)[0]
 
-    def _let_in_anyway(self, permit: Permit, refusal: "_Refusal | None", now: float) -> None:
+    def _let_in_anyway(self, permit: Permit, refusal: Refusal | None, now: float) -> None:
         """A tenant whose limits are only reported. Who would have been refused takes nothing from those who come."""
         if refusal is not None:
             self.would_refuse[refusal.limit] = self.would_refuse.get(refusal.limit, 0) + 1
@@ -440,49 +393,6 @@ class Gate:
         permit.leased_tokens = permit.leased_nanos = 0
         permit.is_capped = False
         self._enter(permit, now, takes=refusal is None)
-
-
-class _Refusal:
-    """One limit that a job does not meet: an account without room, or a quota that is used up."""
-
-    __slots__ = ("_account", "_books", "_in_money", "_quota", "_wait_s")
-
-    def __init__(
-        self,
-        *,
-        account: Account | None = None,
-        in_money: bool = False,
-        wait_s: float = 0.0,
-        quota: str = "",
-        books: Books | None = None,
-    ) -> None:
-        self._account = account
-        self._in_money = in_money
-        self._wait_s = wait_s
-        self._quota = quota
-        self._books = books
-
-    @property
-    def limit(self) -> str:
-        """Its name among the limits."""
-        account = self._account
-        if account is None:
-            return self._quota
-        return f"{account.kind.removeprefix(' a ') or 'run'}_{'money' if self._in_money else 'token'}_ceiling"
-
-    def error(self) -> GatewayError:
-        account = self._account
-        if account is not None:
-            exhausted = RunBudgetExhausted if account.whose == "run" else TenantBudgetExhausted
-            return exhausted(account.says(self._in_money))
-        assert self._books is not None
-        quotas = self._books.quotas
-        limits = self._books.limits
-        message = f"the {quotas.whose}'s limit of {getattr(limits, self._quota)} {_QUOTAS[self._quota]} is reached"
-        retry_after_s = None if self._wait_s == inf else self._wait_s
-        if self._quota == "max_concurrent":
-            return TenantConcurrency(message, retry_after_s=retry_after_s)
-        return RateLimited(message, retry_after_s=retry_after_s)
 
 
 def has_limits(limits: Limits) -> bool:
@@ -523,11 +433,3 @@ def _charge_above(runs: list[Account], tokens: int, nanos: int) -> None:
         above.charge(tokens, nanos, 0, 0)
         seen.append(above)
         above = above.parent
-
-
-def _left(bucket: Bucket | None, per_minute: int, now: float) -> tuple[float, float, int]:
-    """What is in a bucket, how long until it is full, and its limit."""
-    if bucket is None:
-        return float(per_minute), 0.0, per_minute
-    level = min(bucket.level_at(now), float(per_minute))
-    return level, (per_minute - level) * 60.0 / per_minute if per_minute else 0.0, per_minute

@@ -91,7 +91,7 @@ class Quotas:
         wait_s, limit = 0.0, ""
         most = self.max_concurrent
         if most is not None and self.in_flight >= most:
-            wait_s, limit = self.free_in_s(self.in_flight - most + 1), "max_concurrent"
+            wait_s, limit = self.free_in_s(self.in_flight - most + 1) if most else inf, "max_concurrent"
         if self.requests is not None and (until := self.requests.wait_s(1, now)) > wait_s:
             wait_s, limit = until, "requests_per_minute"
         if self.tokens is not None and (until := self.tokens.wait_s(tokens, now)) > wait_s:

@@ -183,6 +183,11 @@ class Drain:
         came = sum(self._came_flows[upper][1].per_s(0) for upper in range(lane + 1))
         return 1.0 - came / sent if sent > 0 else 1.0
 
+    def seconds_at_best(self, lane: Lane) -> float:
+        """Seconds that a job at or above the lane takes to go, if no better ones came; 0 where nothing is known."""
+        sent = self._sent_flows[lane][1].per_s(0)
+        return 1.0 / sent if sent > 0 else 0.0
+
     def _seconds(self, lane: int, memory: int) -> Seconds:
         jobs, prompt, output = (self._seconds_in(lane, memory, currency) for currency in _CURRENCIES)
         return (jobs, prompt, output)

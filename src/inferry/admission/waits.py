@@ -2,8 +2,9 @@
 
 The middle estimate is a fluid model: what stands before the job, times the seconds each unit of it takes (`rates`), in
 jobs, prompt tokens and output tokens; each currency counts by how well it has predicted lately, so that whichever binds
-takes over. Around it stand quantiles learned from how far waits were from it (`calibration`), for every lane, and apart
-for short and long waits: those differ by more than a factor.
+takes over. A lane with a share may be served before all that is above it: then only what stands before the job in its
+own lane counts. Around it stand quantiles learned from how far waits were from it (`calibration`), for every lane, and
+apart for short and long waits: those differ by more than a factor.
 
 Every statement is judged when its time is up: was the job sent by then? Judging jobs as they go would hear of the short
 waits first and of the long ones too late, and always expect too little while queues grow. Before anything has been
@@ -33,7 +34,7 @@ LONGEST_WAIT_S = 3600.0
 
 NOBODY = Ahead()
 _HORIZONS_S = (0.1, 0.4, 1.6, 6.4, 25.6)
-_PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.25), (0.05, 0.15))
+_PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.3), (0.05, 0.3))
 """Middle and spread of log(actual / predicted) before anything is known: long waits average over more."""
 _NEAR_S, _FAR_S = 2.0, 8.0
 """Waits below the one are told by the shortest memory, beyond the other by the longest."""
@@ -91,7 +92,7 @@ class WaitModel:
         self._squares = [[0.25, 0.25, 0.25] for _ in Lane]
         self._mixed: list[list[Seconds]] = [[NOTHING_KNOWN] * 3 for _ in Lane]
         self._own_mixed: list[list[Seconds]] = [[NOTHING_KNOWN] * 3 for _ in Lane]
-        self._stretches = self._all_stretches()
+        self._stretches = [self._stretches_of(lane) for lane in Lane]
         self._young: list[Told] = []
         self._due: list[tuple[float, int, Told]] = []
         self._pushed = 0
@@ -109,12 +110,14 @@ class WaitModel:
         """
         drain, above = self._drain, self._drain.above[lane]
         amounts = (ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens)
-        # What is before it in its own lane. Never less than itself: what is above may be counted a moment later.
-        in_lane = (
-            max(1, amounts[0] - above[0]),
-            max(prompt_tokens, amounts[1] - above[1]),
-            max(output_tokens, amounts[2] - above[2]),
-        )
+        in_lane = amounts
+        if above[0]:
+            # Never less than itself: what is above may be counted a moment later.
+            in_lane = (
+                max(1, amounts[0] - above[0]),
+                max(prompt_tokens, amounts[1] - above[1]),
+                max(output_tokens, amounts[2] - above[2]),
+            )
         memory = 1
         middle, by_share = self._wait(lane, memory, amounts, in_lane)
         if middle < _NEAR_S:
@@ -175,11 +178,13 @@ class WaitModel:
         self, lane: Lane, memory: int, amounts: tuple[int, int, int], in_lane: tuple[int, int, int]
     ) -> tuple[float, bool]:
         """Until all before it has gone, or what is before it in its lane if that is sooner; whether it is."""
+        jobs, prompt, output = amounts
         by_job, by_prompt, by_output = self._mixed[lane][memory]
-        through = amounts[0] * by_job + amounts[1] * by_prompt + amounts[2] * by_output
+        through = jobs * by_job + prompt * by_prompt + output * by_output
         if lane:
+            jobs, prompt, output = in_lane
             by_job, by_prompt, by_output = self._own_mixed[lane][memory]
-            by_share = in_lane[0] * by_job + in_lane[1] * by_prompt + in_lane[2] * by_output
+            by_share = jobs * by_job + prompt * by_prompt + output * by_output
             if 0.0 < by_share < through:
                 return by_share, True
         return through, False
@@ -196,8 +201,15 @@ class WaitModel:
             seconds = (seconds - within_s) / max(_LEAST_SHRINKING, self._drain.shrinking(told.lane))
         return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, seconds))
 
+    def each_s(self, told: Told) -> tuple[float, float]:
+        """How long a job that is before the one that was told this takes to go: as things are, and if nobody came who
+        goes before the lane. Zero where nothing is known."""
+        now_s = told.p50_s / told.amounts[0]
+        at_best_s = self._drain.seconds_at_best(told.lane)
+        return now_s, min(now_s, at_best_s) if at_best_s else now_s
+
     def coverage(self, lane: Lane) -> Coverage:
-        """How the P90 has held where it was above the floor, or should have been. Recent jobs count for more."""
+        """How the P90 has held where it was above the floor. Recent jobs count for more."""
         correction = self._corrections[lane]
         return Coverage(correction.jobs, correction.within)
 
@@ -242,17 +254,15 @@ class WaitModel:
         if self._drain.beat(now):
             self._mixed = _all_mixed(self._drain.seconds, self._squares)
             self._own_mixed = _all_mixed(self._drain.own_seconds, self._squares)
-            self._judge_what_is_due(now)
-            self._stretches = self._all_stretches()
+            for lane in self._judge_what_is_due(now):
+                self._stretches[lane] = self._stretches_of(lane)
 
-    def _all_stretches(self) -> list[list[_Stretch]]:
-        return [
-            _stretches(horizons, correction.factor)
-            for horizons, correction in zip(self._errors, self._corrections, strict=True)
-        ]
+    def _stretches_of(self, lane: Lane) -> list[_Stretch]:
+        return _stretches(self._errors[lane], self._corrections[lane].factor)
 
-    def _judge_what_is_due(self, now: float) -> None:
-        due = self._due
+    def _judge_what_is_due(self, now: float) -> set[Lane]:
+        """Lanes of which something was learned."""
+        due, judged = self._due, set()
         for told in self._young:
             self._pushed += 1
             heappush(due, (told.at + max(told.p90_s, FLOOR_S), self._pushed, told))
@@ -261,18 +271,20 @@ class WaitModel:
             at, _, told = heappop(due)
             if not told.has_left:
                 self._judge(told, at)
+                judged.add(told.lane)
+        return judged
 
     def _judge(self, told: Told, at: float) -> None:
         """The time that was stated for the job is up."""
         waited, stated = told.waited_s, max(told.p90_s, FLOOR_S)
-        if waited is not None and waited <= stated:
-            # What is within the floor is kept by whatever is said: it teaches nothing about what to say.
-            if told.p90_s > FLOOR_S:
-                self._corrections[told.lane].judge(True, stated, at)
+        held = waited is not None and waited <= stated
+        # Jobs that are told less than the floor are kept by whatever is said, nearly all of them: what is said to the
+        # others would have to be too much to make up for the few that are not. The histogram hears of these.
+        if told.p90_s > FLOOR_S:
+            self._corrections[told.lane].judge(held, stated, at)
+        if waited is not None and held:
             told.errors.add(_error(waited, told), waited, at)
         else:
-            if told.p90_s > FLOOR_S:
-                self._corrections[told.lane].judge(False, stated, at)
             error = _error(stated, told) + _STILL_THERE if waited is None else _error(waited, told)
             counted = told.errors.add(error, stated, at)
             if waited is None:

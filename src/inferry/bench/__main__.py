@@ -6,12 +6,16 @@ import sys
 from inferry.bench.results import keep
 
 BENCHES = {
+    "admission": "the gate: microseconds to admit, renew and settle, without limits and with all of them on",
+    "bound": "what no schedule can beat that keeps its promises: lower bounds for the Harbor burst in the simulator",
     "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
     "engine": "the embedded engine: batched against one by one, one call against transformers",
     "fairness": "shares of tenants and bounds of lanes under overload, in virtual time",
     "controller": "the room controller in the simulator: steps of load on three engines",
     "lanes": "first-token time of live calls on an idle gateway, under a batch backlog, and with lanes off",
+    "overload": "thirty seconds of three times the capacity, with the official client's own retries, against bare 429s",
     "path": "the cost of the path: the gateway beside a bare pass-through and other gateways, with a profile",
+    "runs": "how long a run of a thousand queued steps lives after its cancel, confirmed at the embedded engine",
     "scale": "the simulator itself: up to a million jobs over two hundred workers, time and memory",
     "streams": "five thousand open streams: memory of each, and what one slow reader does to the rest",
     "twin": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and six arms",

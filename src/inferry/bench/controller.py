@@ -1,35 +1,60 @@
 """The room controller in the twin: steps of load on three engines, with the same defaults on each.
 
-Load goes from 0.3 of what the engine can do to 1.5 and back. P0 has to keep its promise throughout, and what the
-controller grants has to come to rest. Nothing is tuned per engine but the promises: no room keeps a gap of 30 ms on an
-engine whose empty step takes 25.
+Load goes from 0.3 of what the engine can do to 1.5 and back, where what it can do is measured: what it serves when
+there is always more. P0 has to keep its promise throughout, and what the controller steers, the length of the engine's
+steps, has to come to rest. Nothing is tuned per engine but the promises: no room keeps a gap of 30 ms on an engine
+whose empty step takes 25.
+
+Not all of the time that takes is the controller's. Sequences that were let in stay until they are done, so an engine is
+filling for as long as a call stays in it, whatever the room; and what was queued under overload has to be served before
+a load of 0.3 looks like one. So the same arrivals are played again before an oracle, which has from the first moment of
+a step of load the rooms that the controller came to in its last seconds. What both take is the engine's. The figures:
+
+- `settles_in_s`: from the step of load until steps stay as long as they are in the end.
+- `oracle_settles_in_s`: the same with the oracle.
+- `apart_from_oracle_s`: until steps stay as long as the oracle's. That is the controller's own part.
+- `backlog_gone_s`: until no batch job has to wait any more, where one did; `settles_after_backlog_s`: from then on.
+  While there is a backlog the oracle is reckless: it has the wide rooms of a quiet engine.
+- `stays_s`: how long a P1 call is in the engine, in the end.
 """
 
 import json
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.plans import Room
 from inferry.sim.arrivals import even_lengths, poisson
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.controlled import ControlledDoor
-from inferry.sim.costs import CostModel, load_model
+from inferry.sim.costs import CostModel, EngineFlags, load_model
+from inferry.sim.doors import Direct
+from inferry.sim.engine import Engine
 from inferry.sim.world import World
 
 SEEDS = range(20)
-STEPS = (0.3, 1.5, 0.3)
-STEP_S = 20.0
+STEPS = ((0.3, 20.0), (1.5, 20.0), (0.3, 40.0))
+"""Parts of what the engine can do, and for how many seconds. The last is longer: there is a backlog to be served."""
+AT_REST_S = 10.0
+"""The end of every step of load, in which everything is taken to be at rest."""
 SETTLED = 0.15
+CHANCE = 3.0
+"""Differences up to so many times the error of a mean over seeds may be chance: many seconds are looked at."""
 MIX = {
     Lane.P0: (0.2, even_lengths((200, 1200), (20, 120))),
     Lane.P1: (0.3, even_lengths((200, 1600), (20, 200))),
     Lane.P2: (0.5, even_lengths((1000, 5000), (100, 300))),
 }
 TYPICAL = {Lane.P0: (700, 70), Lane.P1: (900, 110), Lane.P2: (3000, 200)}
+TOO_MUCH = 4.0
+Second = tuple[float, float]
+"""The mean length of the engine's steps in one second, over seeds, and what may be chance in it."""
 Lanes = dict[Lane, LanePolicy]
 
 
@@ -49,33 +74,102 @@ def engines() -> dict[str, tuple[CostModel, float]]:
     return {"gpu": (gpu, 1.0), "five times slower": (slow, 5.0), "cpu": (cpu, 2.5)}
 
 
-def load_steps(costs: CostModel, promise_factor: float, seeds: Sequence[int] = SEEDS) -> dict[str, dict[str, float]]:
-    """P0 attainment in each step of load over all seeds, and how long the engine's steps take to come to rest.
+class Oracle(ControlledDoor):
+    """Has what a controller granted in the end of each step of load, from its beginning on."""
 
-    How long a step takes is what the controller steers. It is a mean over each second and over the seeds.
-    """
+    def __init__(self, lanes: Lanes, granted: Sequence[tuple[float, int, float, Room]]) -> None:
+        super().__init__(lanes)
+        self._granted = granted
+        self._times = [at for at, *_ in granted]
+
+    def _look(self, worker: int, engine: Engine, now: float) -> Room:
+        super()._look(worker, engine, now)
+        place = bisect_right(self._times, _when_at_rest(now)) - 1
+        return self._granted[max(0, place)][3]
+
+
+class Played(Struct):
+    """What came of the seeds with one kind of door."""
+
+    rows: list[CallRow]
+    looks: list[list[tuple[float, int, float, Room]]]
+    queued: list[list[tuple[float, float]]]
+    """When each batch job came and when it was sent."""
+
+
+def full_load(costs: CostModel) -> float:
+    """The intensity at which as much comes as the engine serves when there is always more."""
+    seconds = 20.0
+    world = World(Direct(), costs, _flags())
+    world.play(run for lane in MIX for run in _calls(costs, lane, 1, TOO_MUCH, seconds, lane.name))
+    return TOO_MUCH * seconds / max(row.at + row.end_s for row in world.rows)
+
+
+def load_steps(costs: CostModel, promise_factor: float, seeds: Sequence[int] = SEEDS) -> dict[str, dict[str, Any]]:
+    """P0 attainment in each step of load over all seeds, and how long the engine's steps take to come to rest."""
     lanes = _with_promises(promise_factor)
     ttft_s = (lanes[Lane.P0].ttft_ms or 0.0) / 1000
-    gaps_s = {lane: (policy.gap_ms or 500.0) / 1000 for lane, policy in lanes.items()}
-    rows: list[CallRow] = []
-    looks: list[list[tuple[float, int, float]]] = []
-    for seed in seeds:
-        door = ControlledDoor(lanes)
-        world = World(door, costs, replace(load_model().flags, policy="fcfs"), gaps_s=gaps_s)
-        world.play(list(_stepped(costs, seed)))
-        rows += [row for row in world.rows if row.lane is Lane.P0]
-        looks.append([(at, steps, busy_s) for at, steps, busy_s, _ in door.looks])
-    result: dict[str, dict[str, float]] = {}
-    for number, load in enumerate(STEPS):
-        start = number * STEP_S
-        part = [row for row in rows if start <= row.at < start + STEP_S]
+    full = full_load(costs)
+    workloads = [list(_stepped(costs, full, seed)) for seed in seeds]
+    ours = _play(workloads, lanes, costs, [ControlledDoor(lanes) for _ in seeds])
+    oracle = _play(workloads, lanes, costs, [Oracle(lanes, granted) for granted in ours.looks])
+    result: dict[str, dict[str, Any]] = {}
+    for load, start, seconds in _spans():
+        part = [row for row in ours.rows if row.lane is Lane.P0 and start <= row.at < start + seconds]
+        with_ours, with_oracle = (_trajectory(one.looks, start, seconds) for one in (ours, oracle))
+        late = [row for row in ours.rows if row.lane is Lane.P1 and 0 <= start + seconds - row.at < AT_REST_S]
+        settles_in_s = _settling(with_ours, [_rest(with_ours)] * len(with_ours))
+        backlog_gone_s = _backlog_gone(ours.queued, start, seconds)
         result[f"{load}x, from {start:.0f} s"] = {
             "calls": len(part),
             "attainment": _attainment(part, ttft_s),
             "attainment_first_5_s": _attainment([row for row in part if row.at < start + 5], ttft_s),
-            "settles_in_s": _settling(looks, start),
+            "settles_in_s": settles_in_s,
+            "oracle_settles_in_s": _settling(with_oracle, [_rest(with_oracle)] * len(with_oracle)),
+            "apart_from_oracle_s": _settling(with_ours, with_oracle),
+            "backlog_gone_s": backlog_gone_s,
+            "settles_after_backlog_s": None if backlog_gone_s is None else max(0.0, settles_in_s - backlog_gone_s),
+            "stays_s": round(statistics.median(row.end_s - (row.sent_s or 0.0) for row in late), 1),
+            "step_ms": [round(1000 * mean, 1) for mean, _ in with_ours],
+            "oracle_step_ms": [round(1000 * mean, 1) for mean, _ in with_oracle],
         }
     return result
+
+
+def _play(
+    workloads: Sequence[Sequence[Run]], lanes: Lanes, costs: CostModel, doors: Sequence[ControlledDoor]
+) -> Played:
+    gaps_s = {lane: (policy.gap_ms or 500.0) / 1000 for lane, policy in lanes.items()}
+    played = Played([], [], [])
+    for runs, door in zip(workloads, doors, strict=True):
+        world = World(door, costs, _flags(), gaps_s=gaps_s)
+        world.play(runs)
+        played.rows += world.rows
+        played.looks.append(door.looks)
+        batch = [row for row in world.rows if row.lane is Lane.P2]
+        played.queued.append([(row.at, row.at + (row.sent_s or 0.0)) for row in batch])
+    return played
+
+
+def _flags() -> EngineFlags:
+    return replace(load_model().flags, policy="fcfs")
+
+
+def _spans() -> Iterator[tuple[float, float, float]]:
+    """Load, beginning and length of every step of load."""
+    start = 0.0
+    for load, seconds in STEPS:
+        yield load, start, seconds
+        start += seconds
+
+
+def _when_at_rest(now: float) -> float:
+    """A time in the end of the same step of load: its last seconds again and again, and themselves at last."""
+    for _, start, seconds in _spans():
+        if now < start + seconds:
+            rest = start + seconds - AT_REST_S
+            return rest + (now - rest) % AT_REST_S
+    return now
 
 
 def _with_promises(factor: float) -> Lanes:
@@ -89,12 +183,16 @@ def _with_promises(factor: float) -> Lanes:
     }
 
 
-def _stepped(costs: CostModel, seed: int) -> Iterator[Run]:
-    for number, load in enumerate(STEPS):
-        for lane, (part, lengths) in MIX.items():
-            rate = load * part / _work_s(costs, lane)
-            for run in poisson(seed, rate, STEP_S, lengths, lane=lane, name=f"{lane.name}-{number}"):
-                yield replace(run, at=run.at + number * STEP_S)
+def _stepped(costs: CostModel, full: float, seed: int) -> Iterator[Run]:
+    for number, (load, start, seconds) in enumerate(_spans()):
+        for lane in MIX:
+            for run in _calls(costs, lane, seed, load * full, seconds, f"{lane.name}-{number}"):
+                yield replace(run, at=run.at + start)
+
+
+def _calls(costs: CostModel, lane: Lane, seed: int, intensity: float, seconds: float, name: str) -> Iterator[Run]:
+    part, lengths = MIX[lane]
+    return poisson(seed, intensity * part / _work_s(costs, lane), seconds, lengths, lane=lane, name=name)
 
 
 def _work_s(costs: CostModel, lane: Lane, batch: int = 16) -> float:
@@ -109,14 +207,12 @@ def _attainment(rows: Sequence[CallRow], ttft_s: float) -> float:
     return round(kept / len(rows), 4) if rows else 1.0
 
 
-def _settling(looks: Sequence[Sequence[tuple[float, int, float]]], start: float) -> float:
-    """Seconds until steps stay about as long as they are in the second half of the load's step.
-
-    That is within `SETTLED` of it, or within what the mean over seeds is uncertain by: where few calls come, seconds
-    differ by chance.
-    """
-    means, uncertain = [], []
-    for second in range(int(STEP_S)):
+def _trajectory(
+    looks: Sequence[Sequence[tuple[float, int, float, Room]]], start: float, seconds: float
+) -> list[Second]:
+    """How long steps are, second by second."""
+    found = []
+    for second in range(int(seconds)):
         begin = start + second
         done: list[tuple[int, float]] = []
         for one in looks:
@@ -125,13 +221,36 @@ def _settling(looks: Sequence[Sequence[tuple[float, int, float]]], start: float)
                 done.append((part[-1][1] - part[0][1], part[-1][2] - part[0][2]))
         steps = sum(count for count, _ in done)
         mean = sum(busy_s for _, busy_s in done) / max(1, steps)
-        means.append(mean)
         # Of a ratio of sums over seeds: what each seed adds to its error.
-        spread = math.sqrt(sum((busy_s - mean * count) ** 2 for count, busy_s in done)) / max(1, steps)
-        uncertain.append(2 * spread if len(done) > 1 else math.inf)
-    rest = statistics.fmean(means[len(means) // 2 :])
-    late = [second for second, mean in enumerate(means) if abs(mean - rest) > max(SETTLED * rest, uncertain[second])]
+        error = math.sqrt(sum((busy_s - mean * count) ** 2 for count, busy_s in done)) / max(1, steps)
+        found.append((mean, CHANCE * error if len(done) > 1 else math.inf))
+    return found
+
+
+def _rest(trajectory: Sequence[Second]) -> Second:
+    return statistics.fmean(mean for mean, _ in trajectory[-int(AT_REST_S) :]), 0.0
+
+
+def _settling(trajectory: Sequence[Second], wanted: Sequence[Second]) -> float:
+    """Seconds until steps stay within `SETTLED` of what is wanted, or within what may be chance: where few calls come,
+    seconds differ by that.
+    """
+    late = [
+        second
+        for second, ((mean, chance), (rest, rest_chance)) in enumerate(zip(trajectory, wanted, strict=True))
+        if abs(mean - rest) > max(SETTLED * rest, math.hypot(chance, rest_chance))
+    ]
     return float(late[-1] + 1) if late else 0.0
+
+
+def _backlog_gone(queued: Sequence[Sequence[tuple[float, float]]], start: float, seconds: float) -> float | None:
+    """Seconds until on average less than one batch job waits; None where that is so all the time, or never."""
+    waiting = [
+        sum(came <= at < sent for one in queued for came, sent in one) / len(queued)
+        for at in (start + second for second in range(int(seconds) + 1))
+    ]
+    some = [second for second, count in enumerate(waiting) if count >= 1]
+    return None if not some or some[-1] == int(seconds) else float(some[-1] + 1)
 
 
 def measure() -> dict[str, Any]:
@@ -139,7 +258,8 @@ def measure() -> dict[str, Any]:
     for name, (costs, factor) in engines().items():
         table[name] = load_steps(costs, factor)
         for step, cells in table[name].items():
-            print(f"{name:<20} {step:<16}" + "  ".join(f"{key} {value}" for key, value in cells.items()), flush=True)
+            shown = {key: value for key, value in cells.items() if not key.endswith("step_ms")}
+            print(f"{name:<18} {step:<16}" + "  ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
     return {"seeds": list(SEEDS), "settled_within": SETTLED, "load_steps": table}
 
 

@@ -192,7 +192,8 @@ class Boarding:
         wait.looked = self._round if route.is_untouched(self._walk) else -1
         wait.fill = fill
         wait.retry_at = beat.soonest
-        beat.wake_at(wait.retry_at)
+        if beat.soonest is not None:
+            beat.wake_at(beat.soonest)
         return None
 
     def _has_looked(self, wait: Wait, fill: float) -> bool:

@@ -1,6 +1,6 @@
 """What will happen by itself, earliest first."""
 
-import heapq
+from heapq import heapify, heappop, heappush
 
 from inferry.scheduling.tickets import Ticket
 
@@ -24,9 +24,10 @@ class Agenda:
         return len(self.heap) - self._dropped
 
     def put(self, ticket: Ticket, due: float) -> None:
-        self.drop(ticket)
+        if ticket.due is not None:
+            self.drop(ticket)
         ticket.due = due
-        heapq.heappush(self.heap, (due, ticket.number, ticket))
+        heappush(self.heap, (due, ticket.number, ticket))
 
     def drop(self, ticket: Ticket) -> None:
         if ticket.due is None:
@@ -35,7 +36,7 @@ class Agenda:
         self._dropped += 1
         if self._dropped > _WORTH_COMPACTING and 2 * self._dropped > len(self.heap):
             self.heap = [entry for entry in self.heap if entry[2].due == entry[0]]
-            heapq.heapify(self.heap)
+            heapify(self.heap)
             self._dropped = 0
 
     def next(self) -> float | None:
@@ -45,7 +46,7 @@ class Agenda:
             due, _, ticket = heap[0]
             if ticket.due == due:
                 return due
-            heapq.heappop(heap)
+            heappop(heap)
             self._dropped -= 1
         return None
 
@@ -54,6 +55,6 @@ class Agenda:
         due = self.next()
         if due is None or due > now:
             return None
-        ticket = heapq.heappop(self.heap)[2]
+        ticket = heappop(self.heap)[2]
         ticket.due = None
         return ticket

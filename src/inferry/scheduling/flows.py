@@ -136,7 +136,7 @@ class Order(Generic[_Member]):
 class Division:
     """A queue in which more than one run waits: parties of tenants, and in each of them flows of runs."""
 
-    __slots__ = ("_head", "_head_at", "_parties", "_warmth_of")
+    __slots__ = ("_head", "_parties", "_run_at", "_tenant_at", "_warmth_of")
 
     def __init__(self, only: Flow, warmth_of: Callable[[Ticket], int]) -> None:
         """Made of the only flow there was until now, with one more to come."""
@@ -147,30 +147,31 @@ class Division:
         self._join(only, None, first)
         self._parties.members[only.account.tenant].size = only.size
         self._head: Ticket | None = None
-        self._head_at = (0.0, 0.0)
+        self._run_at = self._tenant_at = 0.0
 
     def head(self) -> Ticket | None:
         """Who goes next. It stays the same while its own accounts stand still: others only move further back."""
         head = self._head
         if head is not None and head.stage is READY:
             run = head.run
-            if self._head_at == (run.tenant.at, run.at):
+            if run.at == self._run_at and run.tenant.at == self._tenant_at:
                 return head
         head = self._head = self._parties.first().flows.first().first()
         if head is not None:
-            self._head_at = (head.run.tenant.at, head.run.at)
+            run = head.run
+            self._run_at, self._tenant_at = run.at, run.tenant.at
         return head
 
     def add(self, ticket: Ticket) -> bool:
         """Put a job in its place; say whether it is the head now."""
         head = self.head()
-        self._add(ticket)
-        if head is not None and ticket.run.tenant.at > head.run.tenant.at:
+        if not self._add(ticket) or (head is not None and ticket.run.tenant.at > head.run.tenant.at):
             return False
         self._head = None
         return self.head() is ticket
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, ticket: Ticket) -> bool:
+        """Put a job in its place; say whether it is the first of its run."""
         run = ticket.run
         tenant = run.tenant
         party = self._parties.members.get(tenant)
@@ -180,7 +181,7 @@ class Division:
             self._join(flow, party, ticket)
         else:
             party.size += 1
-        flow.add(ticket)
+        return flow.add(ticket)
 
     def _join(self, flow: Flow, party: Party | None, ticket: Ticket) -> None:
         """A run comes with a job. How warm that is decides between equals, and is found out only here."""

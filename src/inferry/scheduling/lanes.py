@@ -34,8 +34,9 @@ class Queue:
 
     While only one run waits there is no order to keep but arrival, and `_only` is all there is; `_division` is made
     when a second one comes. `overtaken` counts the prompt tokens of lower lanes that went since a head of this queue
-    last left. `size` counts the ready jobs. `blocked_in` is the last round of planning that left a head here,
-    `blocked_since` the first of those on end; `no_victims_before` one before which preemption need not look again.
+    last left. `size` counts the ready jobs; none of them needs less than `least_kv_tokens`. `blocked_in` is the last
+    round of planning that left a head here, `blocked_since` the first of those on end; `no_victims_before` one before
+    which preemption need not look again.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Queue:
         "held",
         "held_kv_tokens",
         "held_prefill_tokens",
+        "least_kv_tokens",
         "line",
         "no_victims_before",
         "overtaken",
@@ -66,6 +68,7 @@ class Queue:
         self.held_prefill_tokens = 0
         self.overtaken = 0
         self.no_victims_before = 0
+        self.least_kv_tokens = 0
         self.blocked_in = self.blocked_since = -2
         self._only: Flow | None = None
         self._division: Division | None = None
@@ -84,8 +87,9 @@ class Queue:
 
     def head(self) -> Ticket | None:
         """The ready job that goes next: of the least served tenant, of its least served run, the first to arrive."""
-        if self._division is not None:
-            return self._division.head()
+        division = self._division
+        if division is not None:
+            return division.head()
         return None if self._only is None else self._only.first()
 
     def behind(self, head: Ticket, count: int) -> list[Ticket]:
@@ -109,10 +113,13 @@ class Queue:
         if self.size == 1:
             self._only = Flow(run)
             self._only.add(ticket)
+            self.least_kv_tokens = ticket.kv_tokens
             self.overtaken = self.no_victims_before = 0
             line.waiting[self] = None
             line.hall.waiting += 1
             return True
+        if ticket.kv_tokens < self.least_kv_tokens:
+            self.least_kv_tokens = ticket.kv_tokens
         only, division = self._only, self._division
         if only is not None:
             if only.account is run:
@@ -150,12 +157,14 @@ class Line:
 
     `waiting` are the queues with ready jobs; `credit` is what the lane is owed, in prompt tokens, `earns` what it gets
     for every prompt token of a better lane, and `price` what its first job costs, until somebody comes or goes.
-    `below` are the lower lanes that own a share. `fill` is the part of a worker's room it may fill. `groups` are the
-    worker groups it may use, best first, or None for any. `accounts` holds what its tenants were served. `depth` counts
-    the jobs held or ready, and the tokens beside it are theirs. `is_batch` says that it promises no first token.
+    `below` are the lower lanes that own a share, `above` all better ones. `fill` is the part of a worker's room it may
+    fill. `groups` are the worker groups it may use, best first, or None for any. `accounts` holds what its tenants were
+    served. `depth` counts the jobs held or ready, and the tokens beside it are theirs. `is_batch` says that it promises
+    no first token.
     """
 
     __slots__ = (
+        "above",
         "accounts",
         "below",
         "coalesce_s",
@@ -216,6 +225,7 @@ class Line:
         self.ready = 0
         self.credit = 0.0
         self.earns = policy.share / (1 - policy.share)
+        self.above: tuple[Line, ...] = ()
         self.below: tuple[Line, ...] = ()
         self.price: int | None = None
         self.drain = DrainRate()
@@ -248,7 +258,7 @@ class Line:
         if credit < -PREPAID_TOKENS:
             if self.credit < -PREPAID_TOKENS:  # what it owes for a job that was larger than a quantum stays owed
                 return
-            credit = -PREPAID_TOKENS
+            credit = float(-PREPAID_TOKENS)
         self.credit = credit if self.ready or credit < 0 else 0.0
 
     def first_price(self) -> int:

@@ -42,9 +42,9 @@ class Beat:
         self.now = now
         self.retry_at = None
 
-    def wake_at(self, at: float | None) -> None:
+    def wake_at(self, at: float) -> None:
         """A job that waits may try again then."""
-        if at is not None and (self.retry_at is None or at < self.retry_at):
+        if self.retry_at is None or at < self.retry_at:
             self.retry_at = at
 
 

@@ -184,12 +184,13 @@ class WorkerState:
         used, limit = self.prefill_ahead[ticket.lane], self.prefill_limit
         return used + ticket.prefill_tokens <= limit * fill or (not used and limit > 0)
 
-    def takes_somebody(self, fill: float) -> bool:
-        """Whether the smallest of jobs could go there."""
+    def takes_somebody(self, least_kv_tokens: int, fill: float) -> bool:
+        """Whether a job that needs no more KV than that, and next to no prefill, could go there."""
+        used, limit = self.kv_tokens, self.kv_limit
         return (
             not self.pads
             and self.sequences < self.sequence_limit * fill
-            and self.kv_tokens < self.kv_limit * fill
+            and (used + least_kv_tokens <= limit * fill or (not used and limit > 0))
             and self.prefill_ahead[0] < self.prefill_limit * fill
         )
 

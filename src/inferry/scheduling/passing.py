@@ -30,7 +30,7 @@ def passers(head: Ticket, wait: Wait, workers: Iterable[WorkerState]) -> Iterato
         worker
         for worker in workers
         if worker is not kept
-        and worker.takes_somebody(fill)
+        and worker.takes_somebody(queue.least_kv_tokens, fill)
         and route.has(worker)
         and not worker.lacks_only_pace(head, fill)
     ]

@@ -26,12 +26,13 @@ def held_until(ticket: Ticket, passes: Passes, now: float) -> float | None:
     Called once for every job that comes, since that is also how it is learned who follows whom.
     """
     queue = ticket.queue
-    line = queue.line
+    line, route = queue.line, queue.route
+    if line.window != "fixed" and not ticket.job.prefix and not route.some_pad:
+        return None  # as for most: it has no siblings, and whoever comes later joins what runs
     if line.window == "off" or line.coalesce_s <= 0:
         return None
     if line.window == "fixed":
         return inf
-    route = queue.route
     if route.all_pad:
         return _held_before_passes(queue, passes, now)
     if not ticket.job.prefix or route.some_pad or len(route.workers) < 2 or route.has_idle():

@@ -427,7 +427,7 @@ class Scheduler:
             plans.append(draft.plan(self._plans, now))
             if draft.worker.pads:
                 self._passes.began(draft.worker, len(draft.jobs), now)
-        return tuple(plans), tuple([ticket.job for ticket in evicted])
+        return tuple(plans), tuple([ticket.job for ticket in evicted]) if evicted else ()
 
     def _take_back_promises(self, worker: WorkerState) -> None:
         if worker.promised:

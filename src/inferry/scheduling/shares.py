@@ -30,12 +30,12 @@ class Shares:
     Lanes that are owed at the same time take turns in rotation, so that none of them starves another.
     """
 
-    __slots__ = ("_holder", "_lines", "_paid_turn", "_rotation")
+    __slots__ = ("_holder", "_paid_turn", "_rotation")
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
         self._rotation = [line for line in lines if line.policy.share]
         for line in lines:
+            line.above = tuple(higher for higher in lines if higher.lane < line.lane)
             line.below = tuple(lower for lower in self._rotation if lower.lane > line.lane)
         self._holder: Line | None = None
         self._paid_turn = False
@@ -62,13 +62,15 @@ class Shares:
 
     def turn(self) -> Queue | None:
         """The queue whose head goes before higher lanes now."""
-        if self._holder is None or not self._is_owed(self._holder):
-            self._holder = None
+        holder = self._holder
+        if holder is None or not self._is_owed(holder):
+            holder = None
             for line in self._rotation:
                 if line.credit >= 1 and self._is_owed(line) and not self._oversteps(line):
-                    self._holder = line
+                    holder = line
                     break
-        return None if self._holder is None else self._holder.first()
+            self._holder = holder
+        return None if holder is None else holder.first()
 
     def takes_turn(self, queue: Queue, tokens: int) -> None:
         """The queue's head is about to go before higher lanes: remember who is overtaken, and what it cannot pay."""
@@ -83,11 +85,9 @@ class Shares:
 
     def _is_owed(self, line: Line) -> bool:
         """Whether the lane can pay for its first job and somebody stands before it."""
-        return (
-            line.ready > 0
-            and line.credit >= line.first_price()
-            and any(higher.ready for higher in self._lines if higher.lane < line.lane)
-        )
+        if not line.ready or line.credit < (line.first_price() if line.price is None else line.price):
+            return False
+        return sum([higher.ready for higher in line.above]) > 0
 
     def _oversteps(self, line: Line) -> bool:
         """Whether a head of a higher lane would be overtaken by more than a quantum."""
@@ -104,6 +104,5 @@ class Shares:
 
     def _overtaken_by(self, queue: Queue) -> Iterator[Queue]:
         """Queues of higher lanes that wait for some of the same workers."""
-        for line in self._lines:
-            if line.lane < queue.line.lane:
-                yield from (other for other in line.waiting if other.route.overlaps(queue.route))
+        for line in queue.line.above:
+            yield from (other for other in line.waiting if other.route.overlaps(queue.route))

@@ -11,6 +11,8 @@ they had to compute again when nobody was held and when somebody was, and how lo
 was ever computed twice nobody is held, nor before an idle worker.
 """
 
+from operator import eq
+
 from inferry.scheduling.kin import KinKey
 from inferry.scheduling.tickets import Ticket
 
@@ -185,8 +187,8 @@ class Watches:
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     """How many slices they begin with alike."""
     depth = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
+    for alike in map(eq, one, other):
+        if not alike:
             break
         depth += 1
     return depth

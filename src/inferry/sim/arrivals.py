@@ -1,6 +1,7 @@
 """Where work comes from: made-up arrivals by seed, and ways to shape them and recorded ones (see `traces`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from random import Random
 
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ def poisson(
     arrive, shape = stream(seed, f"{name}/arrive"), stream(seed, f"{name}/shape")
     number, at = 0, 0.0
     while (at := at + arrive.expovariate(rate_per_s)) < seconds:
-        yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape), number)
+        yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
         number += 1
 
 
@@ -53,7 +54,7 @@ def bursts(
     number, start = 0, every_s / 2
     while start < seconds:
         for at in sorted(start + arrive.random() * width_s for _ in range(calls)):
-            yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape), number)
+            yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
             number += 1
         start += every_s
 
@@ -129,7 +130,9 @@ def busiest(runs: Sequence[Run], calls: int) -> list[Run]:
     return [replace(run, at=run.at - chosen[0].at) for run in chosen]
 
 
-def _single(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int], number: int) -> Run:
+def _single(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
     prompt, output = lengths
-    step = Step("call", ((number + 1, 0, max(1, prompt)),), max(1, output))
+    # From its name, so that calls of several streams of arrivals have nothing in common either.
+    segment = int.from_bytes(blake2b(run_id.encode(), digest_size=7).digest(), "big")
+    step = Step("call", ((segment, 0, max(1, prompt)),), max(1, output))
     return Run(run_id=run_id, tenant=tenant, lane=lane, at=at, steps=(step,))

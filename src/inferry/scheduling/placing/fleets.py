@@ -23,11 +23,13 @@ class Fleet:
 
     __slots__ = (
         "_counted",
+        "_idle",
         "_kv_tokens",
         "_least_kv_tokens",
         "_least_part",
         "_loads",
         "_parts",
+        "_roomy",
         "_sequences",
         "circle",
         "closed_in",
@@ -53,6 +55,8 @@ class Fleet:
         self._least_kv_tokens: int | None = None
         self.kv_limit: float | None = None
         self._sequences = 0
+        self._idle = len(workers)
+        self._roomy = 0
         self.stale = list(workers)
 
     def least_loaded(self, ticket: Ticket, walk: int, fill: float) -> WorkerState | None:
@@ -95,6 +99,13 @@ class Fleet:
         """
         if self.stale:
             self._weigh_again()
+        limit = self.kv_limit
+        if limit is None:
+            limit = self.kv_limit = max([worker.kv_limit for worker in self.workers])
+        # As a rule who had room has some: then nobody need find out who has most.
+        number = self._roomy
+        if self._parts[number] < fill and self._kv_tokens[number] + kv_tokens <= limit * fill:
+            return False
         part = self._least_part
         if part is None:
             part = self._least_part = min(self._parts)
@@ -103,11 +114,8 @@ class Fleet:
         least = self._least_kv_tokens
         if least is None:
             least = self._least_kv_tokens = min(self._kv_tokens)
-        if not least:
-            return False
-        if self.kv_limit is None:
-            self.kv_limit = max([worker.kv_limit for worker in self.workers])
-        return least + kv_tokens > self.kv_limit * fill
+        self._roomy = self._kv_tokens.index(least)
+        return least > 0 and least + kv_tokens > limit * fill
 
     def least(self) -> WorkerState:
         """The least loaded worker, whether or not it takes anybody."""
@@ -119,7 +127,7 @@ class Fleet:
         """Whether some worker has nothing to do."""
         if self.stale:
             self._weigh_again()
-        return 0 in self._counted
+        return self._idle > 0
 
     def fair_load(self) -> float:
         """How many sequences a worker may have before one more would be more than its part, slack included."""
@@ -160,8 +168,14 @@ class Fleet:
                 elif self._kv_tokens[number] <= least_kv_tokens:
                     self._least_kv_tokens = None
             self._kv_tokens[number] = kv_tokens
-            self._sequences += sequences - self._counted[number]
-            self._counted[number] = sequences
+            counted = self._counted[number]
+            if counted != sequences:
+                self._sequences += sequences - counted
+                self._counted[number] = sequences
+                if not sequences:
+                    self._idle += 1
+                elif not counted:
+                    self._idle -= 1
         self.stale.clear()
 
 

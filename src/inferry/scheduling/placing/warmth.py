@@ -25,10 +25,12 @@ class Warmth:
     def find(self, prefix: Sequence[str]) -> tuple[int, Sequence[WorkerState]]:
         """How many slices of the longest warm prefix, and where."""
         young, old = self._young, self._old
-        for depth in range(len(prefix), 0, -1):
-            workers = young.get(prefix[depth - 1]) or old.get(prefix[depth - 1])
+        depth = len(prefix)
+        for key in reversed(prefix):
+            workers = young.get(key) or old.get(key)
             if workers:
                 return depth, workers
+            depth -= 1
         return 0, ()
 
     def sent(self, prefix: Sequence[str], worker: WorkerState) -> None:

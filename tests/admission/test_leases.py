@@ -114,32 +114,38 @@ def test_a_refusal_names_ceiling_spending_and_leases() -> None:
     gate, caller = Gate(PRICES), a_caller(day_money_ceiling=0.002)
     gate.settle(admit(gate, caller, a_call(100, 50)), used(100, 50), 0.0, NOON)
     admit(gate, caller, a_call(100, 100))
-    error = refusal(gate, caller, a_call(700, 50))
+    error = refusal(gate, caller, a_call(1_200, 50))
     assert isinstance(error, TenantBudgetExhausted)
     assert error.message == (
-        "the tenant's ceiling of 0.002 a day is reached: 0.0006 spent, 0.000740002 leased to calls in flight"
+        "the tenant's ceiling of 0.002 a day is reached: 0.0006 spent, 0.000260002 leased to calls in flight"
     )
 
 
-def test_the_last_tokens_are_shared_by_those_who_write() -> None:
-    gate, caller = Gate({}, lease_tokens=256), a_caller(run_token_ceiling=1_000)
-    first = admit(gate, caller, a_call(10, 5_000))
-    second = admit(gate, caller, a_call(10, 5_000))
-    third = admit(gate, caller, a_call(10, 5_000))
-    assert [permit.may_write for permit in (first, second, third)] == [256, 256, 229]
-    fourth = admit(gate, caller, a_call(10, 5_000))
-    assert fourth.may_write == 109
-    assert isinstance(refusal(gate, caller, a_call(200, 5_000)), RunBudgetExhausted)
+def test_the_less_is_left_the_smaller_the_pieces() -> None:
+    gate, caller = Gate({}, lease_tokens=256), a_caller(run_token_ceiling=6_410)
+    permits = [admit(gate, caller, a_call(10, 5_000)) for _ in range(3)]
+    assert [permit.may_write for permit in permits] == [100, 98, 96]
+    assert gate.renew(permits[0], 90) == 195
+    few = a_caller("b", run_token_ceiling=40)
+    assert [admit(gate, few, a_call(10, 50)).may_write for _ in range(2)] == [16, 4]
+
+
+def test_sixty_four_calls_share_what_would_not_do_for_a_lease_of_each() -> None:
+    gate, caller = Gate({}, lease_tokens=256), a_caller(run_token_ceiling=4_096)
+    permits = [admit(gate, caller, a_call(10, 500)) for _ in range(64)]
+    assert all(permit.may_write >= 16 for permit in permits)
 
 
 def test_what_one_gives_back_another_gets() -> None:
     gate, caller = Gate({}, lease_tokens=64), a_caller(run_token_ceiling=200)
-    first, second = admit(gate, caller, a_call(10, 60)), admit(gate, caller, a_call(10, 190))
-    assert second.output_cap == 120
-    gate.settle(first, used(10, 0), 0.0, NOON)
-    assert write_all(gate, second, 190) == 120
-    gate.settle(second, used(10, 120), 0.0, NOON)
-    assert spent(gate) == (140, 0)
+    long, short = admit(gate, caller, a_call(10, 150)), admit(gate, caller, a_call(10, 60))
+    assert write_all(gate, short, 60) == 60
+    assert write_all(gate, long, 150) == 120
+    assert isinstance(gate.exhausted(long), RunBudgetExhausted)
+    gate.settle(short, used(10, 20), 0.0, NOON)
+    assert write_all(gate, long, 150) == 150
+    gate.settle(long, used(10, 150), 0.0, NOON)
+    assert spent(gate) == (190, 0)
 
 
 def test_who_named_no_limit_writes_on_while_there_is_budget() -> None:
@@ -236,8 +242,8 @@ def test_days_and_months_end_and_a_job_is_charged_where_it_was_leased() -> None:
     assert next_day.output_cap == 90
     gate.settle(late, used(10, 50), DAY, NOON + DAY)
     assert [(line.kind, line.spent_tokens, line.leased_tokens) for line in gate.report("a")] == [
-        ("day", 0, 55),
-        ("month", 60, 55),
+        ("day", 0, 26),
+        ("month", 60, 26),
     ]
     gate.settle(next_day, used(10, 90), DAY, NOON + DAY)
     day_after = admit(gate, caller, a_call(10, 90), wall=NOON + 2 * DAY)
@@ -360,10 +366,10 @@ def test_no_lease_is_less_than_what_it_will_cost(
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4))
-def test_a_piece_is_at_most_half_of_what_is_left_but_for_the_last(left: int, most: int) -> None:
+def test_a_piece_is_a_part_of_what_is_left_but_for_the_last(left: int, most: int) -> None:
     got = piece(left, most)
     assert got <= min(left, most)
-    assert got <= max(16, left // 2)
+    assert got <= max(16, left // 64)
     assert bool(got) == bool(left)
 
 

@@ -1,0 +1,62 @@
+"""Why a job may not come in, and what it is told."""
+
+from math import inf
+
+from inferry.admission.books import Books
+from inferry.admission.budgets import Account
+from inferry.domain.errors import (
+    GatewayError,
+    RateLimited,
+    RunBudgetExhausted,
+    TenantBudgetExhausted,
+    TenantConcurrency,
+)
+
+_QUOTAS = {
+    "requests_per_minute": "requests per minute",
+    "tokens_per_minute": "tokens per minute",
+    "max_concurrent": "calls at once",
+}
+
+
+class Refusal:
+    """One limit that a job does not meet: an account without room, or a quota that is used up."""
+
+    __slots__ = ("_account", "_books", "_in_money", "_quota", "_wait_s")
+
+    def __init__(
+        self,
+        *,
+        account: Account | None = None,
+        in_money: bool = False,
+        wait_s: float = 0.0,
+        quota: str = "",
+        books: Books | None = None,
+    ) -> None:
+        self._account = account
+        self._in_money = in_money
+        self._wait_s = wait_s
+        self._quota = quota
+        self._books = books
+
+    @property
+    def limit(self) -> str:
+        """Its name among the limits."""
+        account = self._account
+        if account is None:
+            return self._quota
+        return f"{account.kind.removeprefix(' a ') or 'run'}_{'money' if self._in_money else 'token'}_ceiling"
+
+    def error(self) -> GatewayError:
+        account = self._account
+        if account is not None:
+            exhausted = RunBudgetExhausted if account.whose == "run" else TenantBudgetExhausted
+            return exhausted(account.says(self._in_money))
+        assert self._books is not None
+        quotas = self._books.quotas
+        limits = self._books.limits
+        message = f"the {quotas.whose}'s limit of {getattr(limits, self._quota)} {_QUOTAS[self._quota]} is reached"
+        retry_after_s = None if self._wait_s == inf else self._wait_s
+        if self._quota == "max_concurrent":
+            return TenantConcurrency(message, retry_after_s=retry_after_s)
+        return RateLimited(message, retry_after_s=retry_after_s)

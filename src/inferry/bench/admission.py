@@ -1,0 +1,113 @@
+"""What the gate costs: microseconds to admit, to renew and to settle, without limits and with all of them on.
+
+All of them: requests, tokens and calls at once, run, day and month in tokens and money, of the tenant and of its key,
+for a run three deep. The fastest of many short pieces is what the code costs, the median what it cost here.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from inferry.admission.gate import Gate
+from inferry.admission.permits import Permit
+from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.streams import Usage
+from inferry.domain.tenants import ApiKey, Caller, Limits, Price, Tenant
+
+REPETITIONS = 400
+JOBS = 50
+MOST_US_UNLIMITED, MOST_US_ADMIT_AND_SETTLE, MOST_US_RENEW = 1.0, 15.0, 2.0
+
+_EVERYTHING = Limits(
+    requests_per_minute=10**9,
+    tokens_per_minute=10**12,
+    max_concurrent=10**6,
+    run_token_ceiling=10**12,
+    run_money_ceiling=1e6,
+    day_token_ceiling=10**12,
+    day_money_ceiling=1e6,
+    month_token_ceiling=10**12,
+    month_money_ceiling=1e6,
+)
+_CALLERS = {
+    "no limits": (Limits(), Limits()),
+    "a tenant's requests and tokens per minute": (Limits(requests_per_minute=10**9, tokens_per_minute=10**12), None),
+    "a ceiling for a run": (Limits(run_token_ceiling=10**12), None),
+    "everything on": (_EVERYTHING, _EVERYTHING),
+}
+_LINEAGE = ("agent", "group", "root")
+_USAGE = Usage(500, 100, 200)
+_WALL = 1_773_576_000.0
+
+
+def measure() -> dict[str, Any]:
+    table = {name: _cost(*limits) for name, limits in _CALLERS.items()}
+    unlimited, everything = table["no limits"], table["everything on"]
+    bounds = {
+        "admit_unlimited_us": (unlimited["admit_us"], MOST_US_UNLIMITED),
+        "admit_and_settle_us": (everything["admit_us"] + everything["settle_us"], MOST_US_ADMIT_AND_SETTLE),
+        "renew_us": (everything["renew_us"], MOST_US_RENEW),
+    }
+    for name, row in table.items():
+        print(f"{name:<42}", *(f"{what[:-3]} {us:6.2f}" for what, us in row.items()), sep="  ")
+    held = {name: {"us": round(us, 3), "at_most": most, "holds": us <= most} for name, (us, most) in bounds.items()}
+    return {"microseconds": table, "bounds": held}
+
+
+def _cost(tenant: Limits, key: Limits | None) -> dict[str, float]:
+    gate = Gate({"m": Price(input=0.15, cached_input=0.075, output=0.6)})
+    api_key = None if key is None else ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=key)
+    caller = Caller(Tenant(name="a", limits=tenant), api_key)
+    job = _job()
+    permits: list[Permit] = []
+
+    def admit() -> None:
+        for _ in range(JOBS):
+            permits.append(gate.admit(job, caller, _LINEAGE, 1.0, _WALL))
+
+    def renew() -> None:
+        for permit in permits:
+            gate.renew(permit, 240)
+
+    def settle() -> None:
+        for permit in permits:
+            gate.settle(permit, _USAGE, 1.0, _WALL)
+
+    samples: dict[str, list[float]] = {"admit": [], "renew": [], "settle": []}
+    for _ in range(REPETITIONS):
+        samples["admit"].append(_timed(admit))
+        samples["renew"].append(_timed(renew))
+        samples["settle"].append(_timed(settle))
+        permits.clear()
+    fastest = {f"{name}_us": round(min(times), 3) for name, times in samples.items()}
+    return fastest | {f"{name}_median_us": round(statistics.median(times), 3) for name, times in samples.items()}
+
+
+def _timed(piece: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    piece()
+    return (time.perf_counter() - began) / JOBS * 1e6
+
+
+def _job() -> InferenceJob:
+    route = RouteKey("m")
+    return InferenceJob(
+        job_id="j",
+        tenant="a",
+        run_id="agent",
+        step_id="s",
+        lane=Lane.P1,
+        route=route,
+        batch_key=BatchKey(route),
+        footprint=Footprint(Estimate.exactly(500), Estimate.exactly(0), Estimate(1, 200, 4_000)),
+        token_budget=4_000,
+        prompt_hash="",
+        arrived_at=0.0,
+        max_wait_s=1.0,
+        payload=Payload(api="chat", body=b"{}", sampling=Sampling(), output_limit=4_000),
+    )
+
+
+if __name__ == "__main__":
+    measure()

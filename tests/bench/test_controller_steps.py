@@ -1,0 +1,54 @@
+"""The controller's bench: that its load is what it says, and that it tells rest from unrest."""
+
+from inferry.bench.controller import (
+    SETTLED,
+    STEPS,
+    Oracle,
+    _settling,
+    _stepped,
+    _when_at_rest,
+    _with_promises,
+    engines,
+    full_load,
+    load_steps,
+)
+from inferry.domain.plans import Room
+from inferry.sim.costs import load_model
+from inferry.sim.world import World
+
+COSTS = load_model().costs
+
+
+def test_no_two_calls_of_the_load_begin_alike() -> None:
+    runs = list(_stepped(COSTS, 1.0, 1))
+    assert len({run.steps[0].prompt[0][0] for run in runs}) == len(runs)
+
+
+def test_one_and_a_half_of_what_an_engine_can_do_leaves_a_backlog_that_is_served_afterwards() -> None:
+    cells = load_steps(*engines()["gpu"], seeds=range(1))
+    _, high, after = cells.values()
+    assert high["backlog_gone_s"] is None, "it only grows"
+    assert 5 < after["backlog_gone_s"] < 35
+    assert min(cell["attainment"] for cell in cells.values()) > 0.95
+
+
+def test_rest_begins_after_the_last_second_that_is_off_by_more_than_chance() -> None:
+    rest = (1.0, 0.0)
+    off, noisy = (1.0 + 2 * SETTLED, 0.0), (1.0 + 2 * SETTLED, 3 * SETTLED)
+    assert _settling([rest, off, rest, rest], [rest] * 4) == 2.0
+    assert _settling([rest, noisy, rest, rest], [rest] * 4) == 0.0
+
+
+def test_the_oracle_has_from_the_beginning_what_was_granted_in_the_end() -> None:
+    length_s = STEPS[0][1]
+    assert length_s - 10 <= _when_at_rest(0.3) < length_s
+    assert _when_at_rest(length_s - 2) == length_s - 2
+    granted = [(0.0, 0, 0.0, Room(1)), (length_s - 10, 0, 0.0, Room(2)), (length_s, 0, 0.0, Room(3))]
+    oracle = Oracle(_with_promises(1.0), granted)
+    world = World(oracle, COSTS, load_model().flags)
+    assert oracle._look(0, world.engines[0], 1.0) == Room(2)
+    assert oracle._look(0, world.engines[0], length_s + 35.0) == Room(3)
+
+
+def test_what_an_engine_can_do_is_more_than_one_small_batch_after_the_other() -> None:
+    assert 1.0 < full_load(COSTS) < 3.0
