@@ -188,3 +188,25 @@ def test_a_call_without_a_run_can_be_cancelled_by_its_own_id() -> None:
             await read(stream)
 
     run(scenario())
+
+
+def test_a_cancel_that_comes_between_a_plan_and_its_run_is_not_lost() -> None:
+    async def scenario() -> None:
+        async with a_house(sequences=2) as house:
+            first = [house.gateway.submit(house.job("one")) for _ in range(2)]
+            second = [house.gateway.submit(house.job("two")) for _ in range(2)]
+            await house.until_running(2)
+            loop = asyncio.get_running_loop()
+            control = house.gateway.run_control
+            await control.cancel_run("a", "one", wait_s=0.0)
+            async with asyncio.timeout(20):
+                while all(stream.attempt.plan is None for stream in second):
+                    # Every turn a cancel is on its way to the worker, also in the one in which the plan is made.
+                    loop.call_soon(house.gateway.cancel_execution, first[0].attempt.job.job_id, None)
+                    await asyncio.sleep(0)
+            report = await control.cancel_run("a", "two", wait_s=5.0)
+            assert (report.queued + report.running, report.unconfirmed) == (2, 0)
+            ends = [end for _, end in await asyncio.gather(*map(read, [*first, *second]))]
+            assert all(isinstance(end, Failed) for end in ends)
+
+    run(scenario())

@@ -11,182 +11,24 @@ A call that names no run is a run of its own that is forgotten with its end.
 Pure: whoever drives it owns it, and time is an argument (seconds on the gateway's clock, never going back).
 """
 
-import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct, field
-
+from inferry.admission.run import Key, Run, RunFacts, RunStatus, Totals, covered, height, tree_of, upwards
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import ClientClosed, InvalidRequest, QueueTimeout, RunCancelled, RunNotFound
+from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.streams import Done, Failed, Usage
+from inferry.domain.streams import Usage
 
 MAX_DEPTH = 32
 """Runs from a leaf to its root, both counted."""
 MOST_STEPS_TOLD_APART = 4096
 """Distinct steps of one run; every further call counts as one."""
-MOST_SPANS = 64
-"""Spells of running that are told apart while a run is in flight; beyond, the two oldest count as one."""
 ROTATIONS = 8
 """How many runs in flight one call may pass over in search of one to forget."""
 PARENT_HEADER = "x-inferry-parent-run-id"
 
-Key = tuple[str, str]
-
-
-class RunStatus(enum.Enum):
-    ACTIVE = "active"
-    IDLE = "idle"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-
-
-class Totals(Struct, eq=True):
-    """Sums over jobs that have ended."""
-
-    jobs: int = 0
-    done: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    cost_nanos: int = 0
-    waits: int = 0
-    wait_ms: float = 0.0
-    max_wait_ms: float = 0.0
-
-    def count(self, attempt: Attempt, usage: Usage, cost_nanos: int | None) -> None:
-        self.jobs += 1
-        end = attempt.end
-        if type(end) is Done:
-            self.done += 1
-        elif isinstance(end, Failed) and isinstance(end.error, ClientClosed | RunCancelled):
-            self.cancelled += 1
-        elif isinstance(end, Failed) and isinstance(end.error, QueueTimeout):
-            self.expired += 1
-        else:
-            self.failed += 1
-        self.prompt_tokens += usage.prompt_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.output_tokens += usage.output_tokens
-        if cost_nanos is not None:
-            self.cost_nanos += cost_nanos
-        if attempt.sent_at is not None:
-            wait = (attempt.sent_at - attempt.job.arrived_at) * 1000
-            self.waits += 1
-            self.wait_ms += wait
-            if wait > self.max_wait_ms:
-                self.max_wait_ms = wait
-
-    def add(self, other: "Totals") -> None:
-        if not other.jobs:
-            return
-        self.jobs += other.jobs
-        self.done += other.done
-        self.failed += other.failed
-        self.cancelled += other.cancelled
-        self.expired += other.expired
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
-        self.output_tokens += other.output_tokens
-        self.cost_nanos += other.cost_nanos
-        self.waits += other.waits
-        self.wait_ms += other.wait_ms
-        self.max_wait_ms = max(self.max_wait_ms, other.max_wait_ms)
-
-
-class Run(Struct, eq=False):
-    """One run while it is known. Only `Runs` changes it.
-
-    `lineage` is (run, parent, …, root). `called_at` is when its last call came, or that of a run below it. Times and
-    `tree_in_flight` are those of the whole tree below it: an agent that waits for its sub-agents waits for the model.
-    `forgotten` sums what sub-runs used that are no longer known.
-    """
-
-    key: Key
-    lineage: tuple[str, ...]
-    first_at: float
-    last_at: float
-    called_at: float
-    parent: "Run | None" = None
-    is_nameless: bool = False
-    children: dict[str, "Run"] = field(default_factory=dict)
-    in_flight: dict[str, InferenceJob] = field(default_factory=dict)
-    tree_in_flight: int = 0
-    totals: Totals = field(default_factory=Totals)
-    forgotten: Totals | None = None
-    forgotten_runs: int = 0
-    refused: int = 0
-    steps: set[int] = field(default_factory=set)
-    further_steps: int = 0
-    finished_at: float | None = None
-    cancelled_at: float | None = None
-    # Time: in flight (own, tree), on a worker (tree), and between calls (tree).
-    own_since: float = 0.0
-    own_active_s: float = 0.0
-    active_since: float = 0.0
-    active_s: float = 0.0
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    running_s: float = 0.0
-    idle_since: float | None = None
-    tool_s: float = 0.0
-
-    @property
-    def tenant(self) -> str:
-        return self.key[0]
-
-    @property
-    def run_id(self) -> str:
-        return self.key[1]
-
-    def __repr__(self) -> str:
-        return f"Run({self.run_id!r} of {self.tenant!r})"
-
-    def ran(self, sent_at: float, now: float) -> None:
-        """Something of the tree was on a worker from then to now."""
-        spans = self.spans
-        start = sent_at
-        while spans and spans[-1][1] >= start:
-            first = spans.pop()[0]
-            if first < start:
-                start = first
-        spans.append((start, now))
-        if len(spans) > MOST_SPANS:
-            spans[0:2] = [(spans[0][0], spans[1][1])]
-
-
-class RunFacts(Struct, frozen=True, kw_only=True):
-    """A run as it stands. Own figures, and those of the whole tree below it; times in seconds, of the tree.
-
-    active_s: at least one call was in flight; running_s: of these, at least one was on a worker, as far as calls in
-    flight have been told of; tool_s: nothing was in flight between two calls, or between the last call and the end of
-    the run; idle_s: since the last call, where nobody knows whether there will be another.
-    """
-
-    tenant: str
-    run_id: str
-    lineage: tuple[str, ...]
-    status: RunStatus
-    cancelled_with: str | None
-    first_at: float
-    last_at: float
-    finished_at: float | None
-    in_flight: tuple[InferenceJob, ...]
-    tree_in_flight: int
-    refused: int
-    steps: int
-    totals: Totals
-    tree_totals: Totals
-    tree_runs: int
-    children: tuple[str, ...]
-    own_active_s: float
-    active_s: float
-    running_s: float
-    tool_s: float
-    idle_s: float
+__all__ = ["MAX_DEPTH", "PARENT_HEADER", "Run", "RunFacts", "RunStatus", "Runs", "Totals", "covered"]
 
 
 class Runs:
@@ -203,7 +45,7 @@ class Runs:
     ) -> None:
         self._idle_limit_s = idle_limit_s
         self._most_runs = most_runs
-        self._tombstone_s = tombstone_s
+        self.tombstone_s = tombstone_s
         self._most_tombstones = most_tombstones
         self.on_forgotten = on_forgotten
         # By their last call, the oldest first; a run comes after every sub-run of it, since a call is of both.
@@ -270,6 +112,8 @@ class Runs:
         self._departed(run, attempt.sent_at, now)
         if run.is_nameless:
             self._let_go(run)
+        if len(self._runs) > self._most_runs:  # they were all in flight
+            self._forget_oldest(now, ROTATIONS)
 
     def turned_away(self, run: Run, job_id: str, now: float) -> None:
         """The job was refused after all by somebody further in: instead of `left`."""
@@ -278,6 +122,8 @@ class Runs:
         self._departed(run, None, now)
         if run.is_nameless:
             self._let_go(run)
+        if len(self._runs) > self._most_runs:
+            self._forget_oldest(now, ROTATIONS)
 
     def _departed(self, run: Run, sent_at: float | None, now: float) -> None:
         if not run.in_flight:
@@ -330,7 +176,7 @@ class Runs:
                 raise InvalidRequest(
                     f"`{PARENT_HEADER}` would make run `{job.run_id}` a part of itself", param=PARENT_HEADER
                 )
-            if len(above) + (1 if run is None else _height(run)) > MAX_DEPTH:
+            if len(above) + (1 if run is None else height(run)) > MAX_DEPTH:
                 raise InvalidRequest(
                     f"`{PARENT_HEADER}` would make a tree of runs deeper than {MAX_DEPTH}", param=PARENT_HEADER
                 )
@@ -355,7 +201,7 @@ class Runs:
         """A run that had no parent so far gets one, with all that it has in flight."""
         run.parent = parent
         parent.children[run.run_id] = run
-        for one in list(_tree(run)):
+        for one in list(tree_of(run)):
             assert one.parent is not None
             one.lineage = (one.run_id, *one.parent.lineage)
         node: Run | None = parent
@@ -384,13 +230,13 @@ class Runs:
         self._bury(tenant, run_id, now)
         if run is None:
             return []
-        return [job_id for one in _tree(run) for job_id in one.in_flight]
+        return [job_id for one in tree_of(run) for job_id in one.in_flight]
 
     def is_cancelled(self, run: Run) -> bool:
         """Whether it or a run it belongs to has a tombstone."""
         if not self._tombstones:
             return False
-        return any(node.cancelled_at is not None for node in _upwards(run))
+        return any(node.cancelled_at is not None for node in upwards(run))
 
     def has_tombstone(self, tenant: str, run_id: str) -> bool:
         """Whether the run itself was cancelled, known or not."""
@@ -411,7 +257,7 @@ class Runs:
             raise _not_found(run_id)
         if run.finished_at is None and run.idle_since is not None:
             run.tool_s += now - run.idle_since
-        for one in _tree(run):
+        for one in tree_of(run):
             if one.finished_at is None and (one is run or not one.tree_in_flight):
                 one.finished_at = now if one is run else one.last_at
                 one.idle_since = None
@@ -447,14 +293,14 @@ class Runs:
     def _facts(self, run: Run, now: float, sent_at: Callable[[str], float | None] | None) -> RunFacts:
         tree_totals, tree_runs = Totals(), 0
         sent: list[tuple[float, float]] = []
-        for one in _tree(run):
+        for one in tree_of(run):
             tree_runs += 1 + one.forgotten_runs
             tree_totals.add(one.totals)
             if one.forgotten is not None:
                 tree_totals.add(one.forgotten)
             if sent_at is not None:
                 sent += [(then, now) for job_id in one.in_flight if (then := sent_at(job_id)) is not None]
-        buried = next((node.run_id for node in _upwards(run) if node.cancelled_at is not None), None)
+        buried = next((node.run_id for node in upwards(run) if node.cancelled_at is not None), None)
         return RunFacts(
             tenant=run.tenant,
             run_id=run.run_id,
@@ -487,7 +333,7 @@ class Runs:
         self._forget_oldest(now, before)
         while self._tombstones:
             key, cancelled_at = next(iter(self._tombstones.items()))
-            if cancelled_at + self._tombstone_s > now:
+            if cancelled_at + self.tombstone_s > now:
                 break
             self._dig_up(key)
         return before - len(self._runs)
@@ -502,7 +348,7 @@ class Runs:
             elif passes:
                 # It is not idle: it has waited for its calls all this time. Its parents stay behind it.
                 passes -= 1
-                for node in _upwards(run):
+                for node in upwards(run):
                     node.last_at = node.called_at = now
                     self._runs.move_to_end(node.key)
             else:
@@ -543,35 +389,6 @@ class Runs:
         run = self._runs.get(key)
         if run is not None:
             run.cancelled_at = None
-
-
-def covered(spans: list[tuple[float, float]]) -> float:
-    """How much time is in at least one of the spans."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total
-
-
-def _upwards(run: Run | None) -> Iterator[Run]:
-    while run is not None:
-        yield run
-        run = run.parent
-
-
-def _tree(run: Run) -> Iterator[Run]:
-    """The run and everything below it, parents first."""
-    waiting = [run]
-    while waiting:
-        one = waiting.pop()
-        yield one
-        waiting += one.children.values()
-
-
-def _height(run: Run) -> int:
-    return 1 + max((_height(child) for child in run.children.values()), default=0)
 
 
 def _refuse_if_cancelled(run: Run, below: str | None = None) -> None:

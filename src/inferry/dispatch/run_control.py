@@ -1,7 +1,8 @@
 """One cancel for a whole tree of runs: what is queued is gone at once, what runs is stopped at its worker.
 
 The tombstone comes first, so that nothing of the run enters any more, nor is tried again; then everything that is in
-flight is told to end. What runs is told first and together, so that its workers are at it while the queue is cleared.
+flight is told to end: what runs first, so that its workers are at it meanwhile, then the queue in one go, so that
+nothing of it takes the place of what was stopped.
 """
 
 import asyncio
@@ -17,8 +18,11 @@ from inferry.domain.streams import Done
 
 LOOK_S = 0.002
 """How often the ends of running jobs are looked for."""
-AT_ONCE = 512
-"""How many queued jobs are ended before anybody else gets a turn."""
+TURNS_TO_SEND = 3
+"""Turns of the event loop until cancels are on their way: to gather them, to let plans begin, to send."""
+AT_ONCE = 2048
+"""How many jobs are ended before anybody else gets a turn: enough for most runs, since what is still queued then may
+take the places of what was stopped."""
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
@@ -26,7 +30,8 @@ class CancelReport(Struct, frozen=True, kw_only=True):
 
     queued: had not been sent to a worker, and never will be. running: were on one. freed: of these, those whose worker
     has confirmed that they hold nothing any more. wasted_tokens and wasted_ms: what those that ran had written, and
-    how long each had been there. unconfirmed: those that had not ended when the time to wait was over.
+    how long each had been there. unconfirmed: those that had not ended when the time to wait was over. took_ms: from
+    the tombstone to this report.
     """
 
     queued: int
@@ -35,6 +40,7 @@ class CancelReport(Struct, frozen=True, kw_only=True):
     wasted_tokens: int
     wasted_ms: float
     unconfirmed: int
+    took_ms: float
 
 
 class RunControl:
@@ -63,14 +69,13 @@ class RunControl:
         jobs = self._runs.cancel(tenant, run_id, now, is_known=is_known)
         error = RunCancelled(f"run `{run_id}` was cancelled")
         attempts = [(job_id, self._attempt_of(job_id)) for job_id in jobs]
-        running = [
-            (job_id, attempt) for job_id, attempt in attempts if attempt is not None and attempt.plan is not None
-        ]
-        for job_id, _ in running:
+        told = {job_id for job_id, attempt in attempts if attempt is not None and attempt.plan is not None}
+        for job_id in told:
             self._cancel(job_id, error)
-        if running:
-            await asyncio.sleep(0)  # they travel together, now
-        waiting = [job_id for job_id, attempt in attempts if attempt is None or attempt.plan is None]
+        # These go out now, in one call to each worker: it is at it while the queue is cleared.
+        for _ in range(TURNS_TO_SEND):
+            await asyncio.sleep(0)
+        waiting = [job_id for job_id in jobs if job_id not in told]
         for start in range(0, len(waiting), AT_ONCE):
             for job_id in waiting[start : start + AT_ONCE]:
                 self._cancel(job_id, error)
@@ -80,10 +85,10 @@ class RunControl:
         # To be told of every end would cost all jobs something; this costs the few that are cancelled.
         while (left := [one for one in watched if not one.is_ended]) and self._clock.now() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-        return _report(attempts, left, self._clock.now())
+        return _report(attempts, left, now, self._clock.now())
 
 
-def _report(attempts: list[tuple[str, Attempt | None]], left: list[Attempt], now: float) -> CancelReport:
+def _report(attempts: list[tuple[str, Attempt | None]], left: list[Attempt], began: float, now: float) -> CancelReport:
     sent = [(one, one.sent_at) for _, one in attempts if one is not None and one.sent_at is not None]
     wasted = [(one, then) for one, then in sent if not isinstance(one.end, Done)]  # some are done before they are told
     return CancelReport(
@@ -95,4 +100,5 @@ def _report(attempts: list[tuple[str, Attempt | None]], left: list[Attempt], now
         ),
         wasted_ms=round(sum(((one.ended_at or now) - then) * 1000 for one, then in wasted), 1),
         unconfirmed=len(left),
+        took_ms=round((now - began) * 1000, 3),
     )

@@ -16,9 +16,10 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from inferry.dispatch.gateway import Gateway, RunStatus
-from inferry.domain.errors import GatewayError, InvalidRequest, MethodNotAllowed, NotFound, RunNotFound
+from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
 from inferry.domain.runs import RunBook, RunSummary
 from inferry.domain.tenants import Caller
+from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.connection import Reply, Request
 from inferry.ingress.run_pages import listed_live, listed_past, page
 
@@ -61,20 +62,21 @@ class RunEndpoints:
         rest = path.removeprefix(PREFIX)
         if rest in ("", "/"):
             if method not in (b"GET", b"HEAD"):
-                raise MethodNotAllowed(f"{PREFIX} takes GET")
+                raise WrongMethod(PREFIX, "GET, HEAD")
             work = self._list(tenant, _asked(query, "status", "parent", "since", "limit", "cursor"))
         elif not rest.startswith("/"):
             raise NotFound("there is nothing at this path")
-        elif method == b"POST":
-            if not rest.endswith(_FINISH):
-                raise MethodNotAllowed(f"{PREFIX}/{{id}} takes GET and DELETE")
+        elif rest.endswith(_FINISH):
+            # A run whose own name ends so is asked for percent-encoded.
+            if method != b"POST":
+                raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
             work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _asked(query))
         elif method == b"DELETE":
             work = self._cancel(tenant, _identifier(rest[1:]), _asked(query, "wait_ms"))
         elif method in (b"GET", b"HEAD"):
             work = self._show(tenant, _identifier(rest[1:]), _asked(query, "steps"))
         else:
-            raise MethodNotAllowed(f"{PREFIX}/{{id}} takes GET and DELETE")
+            raise WrongMethod(f"{PREFIX}/{{id}}", "GET, HEAD, DELETE")
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -11,35 +11,11 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from inferry import wiring
-from inferry.adapters.ledgers.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.adapters.ledgers.sqlite import SqliteLedger
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.ingress.app import App
-from inferry.ingress.connection import Reply, Request
 from inferry.ingress.run_pages import hint
-from inferry.ingress.runs import RunEndpoints
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
-
-
-class RunsApp(App):
-    """The application with the endpoints before it, whatever it has itself."""
-
-    ledger_url = ""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.run_endpoints = RunEndpoints(self._gateway, open_sqlite_queries(self.ledger_url), self._refuse, self._fail)
-
-    def serve(self, request: Request, reply: Reply) -> None:
-        raw, _, query = request.target.decode("latin-1").partition("?")
-        if not raw.startswith("/v1/runs"):
-            super().serve(request, reply)
-            return
-        try:
-            self.run_endpoints.serve(raw, query, request, reply, self._auth.caller(request.headers, reply.peer))
-        except Exception as error:
-            self._refuse(error, request, reply)  # type: ignore[arg-type]
 
 
 class RunsGateway(ScriptedGateway):
@@ -75,9 +51,7 @@ class RunsGateway(ScriptedGateway):
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunsGateway]:
-    monkeypatch.setattr(RunsApp, "ledger_url", f"sqlite:///{tmp_path / 'ledger.db'}")
-    monkeypatch.setattr(wiring, "App", RunsApp)
+def gateway(tmp_path: Path) -> Iterator[RunsGateway]:
     yesterday = time.time() - 86_400
     ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.append(
@@ -90,9 +64,6 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunsGat
     ledger.close()
     with RunsGateway(tmp_path) as gateway:
         yield gateway
-        app = gateway.service.app
-        assert isinstance(app, RunsApp)
-        gateway.run(app.run_endpoints.close())
 
 
 def _row(job: str, run: str, ended_at: float, **fields: Any) -> LedgerEntry:
