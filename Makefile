@@ -10,14 +10,15 @@ export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test venv check bench docs mutants clean test-vllm venv-vllm venv-peers
+.PHONY: help serve test venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG)"
 	@echo "make test    lint, types, import rules and every test"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them)"
-	@echo "make mutants break the scheduler in named ways; every one must be caught"
+	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
+	@echo "make fuzz    broken bytes and made-up calls at the HTTP surface, for minutes (FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in a virtual environment of its own (VLLM_VENV, VLLM_INDEX_URL)"
@@ -71,6 +72,11 @@ bench: $(VENV)/.installed-dev
 
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants/run.py
+
+# Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
+fuzz: $(VENV)/.installed-dev
+	@export FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_CASES=$${FUZZ_CASES:-20000} FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100}; \
+	  echo "seed $$FUZZ_SEED"; $(BIN)/pytest -q tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.docs

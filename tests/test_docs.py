@@ -10,7 +10,7 @@ import yaml
 from inferry import config, docs
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import Lane
-from inferry.observe.metrics import TABLE
+from inferry.observe.table import TABLE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

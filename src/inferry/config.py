@@ -106,6 +106,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A stream that has nothing to say for this long gets its headers and an SSE comment."""
     max_unread_bytes: int = 8 * 1024 * 1024
     """How far a client may fall behind its stream; one that leaves more unread is cut off and its call cancelled."""
+    max_queued_bytes: int = 512 * 1024 * 1024
+    """Most bytes of request bodies in all queues together; beyond it calls are answered with 429 `queue_full`."""
+    keep_turns: bool = True
+    """Whether a call that was answered with `queue_full` goes before others when it comes back at the time it was told.
+    Without, that time is when all that is queued will have gone, and who comes first is first."""
     drain_grace_s: float = 30.0
     """After SIGTERM: how long accepted calls may still run before they are ended with an error. The same for those of a
     worker that is removed."""
@@ -145,7 +150,10 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_batch: int | UnsetType = UNSET
     """A group held for company is released when it has this many jobs."""
     queue_limit: int | UnsetType = UNSET
-    """Most jobs queued in the lane; one more is answered with 429 `queue_full`."""
+    """Most jobs queued in the lane."""
+    refuse_at: float | UnsetType = UNSET
+    """Part of `queue_limit` from which newcomers are answered with 429 `queue_full`. The rest is for calls that come
+    back when they were told to, and for tenants with less than their part of the queue."""
     share: float | UnsetType = UNSET
     """Part of the admitted prompt tokens this lane is owed while higher lanes are busy."""
     reserve: float | UnsetType = UNSET
@@ -389,7 +397,7 @@ def _impossible(config: Config) -> Iterator[str]:
     """Everything that is of the right type and cannot be, as sentences."""
     server = config.server
     yield from _not_above_zero("server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s")
-    yield from _not_above_zero("server", server, "max_unread_bytes")
+    yield from _not_above_zero("server", server, "max_unread_bytes", "max_queued_bytes")
     yield from _outside("server", server, 0, 65_535, "port")
     yield from _outside("server", server, 0, math.inf, "drain_grace_s")
     for lane, policy in config.lane_policies().items():
@@ -405,6 +413,8 @@ def _impossible(config: Config) -> Iterator[str]:
         for lower in policy.may_preempt:
             if lower <= lane:
                 yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
+        if not 0 < policy.refuse_at <= 1:
+            yield f"{where}.refuse_at must be above 0 and at most 1"
         for name in ("share", "reserve"):
             if not 0 <= getattr(policy, name) < 1:
                 yield f"{where}.{name} must be at least 0 and below 1"

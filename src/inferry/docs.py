@@ -22,8 +22,9 @@ from inferry import cli, config, config_sharing, config_tenants, config_workers
 from inferry.domain import errors, ledger, plans, settings
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.ingress import openapi
 from inferry.ingress.problems import error_body
-from inferry.observe.metrics import TABLE
+from inferry.observe.table import TABLE
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -42,6 +43,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "cli.md": cli_page(),
+        "openapi.json": openapi.page(),
     }
 
 
@@ -202,7 +204,7 @@ def metrics_page() -> str:
     buckets = [(f"`{one.name}`", ", ".join(f"{bound:g}" for bound in one.buckets)) for one in TABLE if one.buckets]
     return _page(
         "Metrics",
-        "src/inferry/observe/metrics.py",
+        "src/inferry/observe/table.py",
         "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers "
         "them, those of the process (`process_*`). Which to look at: [Watch it](../howto/watch-it.md).",
         _table(("name", "kind", "labels", "meaning"), rows),

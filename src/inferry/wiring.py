@@ -14,6 +14,7 @@ from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.adapters.workers.advice import Facts, advice
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.admission.door import Door
 from inferry.admission.gate import Gate
 from inferry.config import (
     Config,
@@ -128,7 +129,15 @@ def assemble(
         tokenizers=tokenizers,
         gate=gate,
         sharing=_sharing(config.sharing),
+        door=Door(
+            config.lane_policies(),
+            max_queued_bytes=config.server.max_queued_bytes,
+            keeps_turns=config.server.keep_turns,
+        ),
     )
+    if book is not None:
+        since = clock.wall() - gateway.entrance.runs.tombstone_s
+        gateway.entrance.runs.restore(book.cancelled_runs(since), clock.now())
     limits = Limits(
         max_body_bytes=config.server.max_body_bytes,
         body_timeout_s=config.server.body_timeout_s,

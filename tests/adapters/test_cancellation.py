@@ -1,10 +1,13 @@
 """Cancelled jobs: they end at once, and what is said to be free is free."""
 
 import asyncio
+import itertools
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from inferry.adapters.workers import openai_http
 from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
 from inferry.adapters.workers.profiles import TRTLLM
 from inferry.domain.clock import ManualClock
@@ -207,6 +210,30 @@ def test_many_cancels_at_once_leave_nothing_behind() -> None:
             assert frozenset().union(*freed) == {f"j{n}" for n in range(60)}
             assert not up.running
             assert worker.view().load.running == 0
+            assert worker.open_calls == 0
+            await worker.close()
+
+    run(scenario())
+
+
+def test_while_many_are_cancelled_everybody_else_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_http, "CANCELLED_AT_ONCE", 5)
+
+    async def scenario() -> None:
+        async with Upstream(TokenServer(gap_s=0.01)) as up:
+            worker, ends = a_worker(up), Ends()
+            await worker.start()
+            names = [f"j{n}" for n in range(60)]
+            plans = [asyncio.create_task(worker.run(a_plan(a_call(name, tokens=4000)), ends)) for name in names]
+            await until(lambda: ends.deltas > 120)
+            cancelling = asyncio.create_task(worker.cancel(names))
+            ended = [0]
+            while len(ends.by_job) < len(names):
+                await asyncio.sleep(0)
+                ended.append(len(ends.by_job))
+            assert max(after - before for before, after in itertools.pairwise(ended)) <= 2 * 5
+            assert await cancelling == set(names)
+            await asyncio.wait(plans)
             assert worker.open_calls == 0
             await worker.close()
 

@@ -99,6 +99,7 @@ def test_a_stream_that_is_lost_goes_on_elsewhere_and_no_token_is_lost_or_repeate
             assert sum(row.output_tokens for row in rows) == len(WORDS)
             assert house.metric('inferry_attempts_again_total{reason="worker_lost",resumed="true"}') == 2
             assert house.metric("inferry_in_flight_jobs") == 0
+            assert house.metric("inferry_queued_bytes") == 0
 
     run(scenario())
 

@@ -1,27 +1,128 @@
-"""Errors as header lines."""
+"""Errors as HTTP: every error has its status, its type, and headers that say what helps."""
 
-from inferry.domain.errors import DeadlineInfeasible, InvalidRequest, QueueFull
-from inferry.ingress.problems import error_headers
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from inferry.domain.errors import DeadlineInfeasible, GatewayError, InvalidRequest, QueueFull, RateLimited
+from inferry.ingress.problems import error_body, error_headers
+
+CODES = {
+    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane"},
+    401: {"invalid_api_key"},
+    402: {"run_budget_exhausted", "tenant_budget_exhausted"},
+    403: {"model_not_allowed", "lane_not_allowed", "admin_only"},
+    404: {"model_not_found", "run_not_found", "not_found"},
+    405: {"method_not_allowed"},
+    408: {"queue_timeout", "deadline_infeasible"},
+    409: {"run_cancelled", "conflict"},
+    413: {"body_too_large"},
+    429: {"queue_full", "rate_limited", "tenant_concurrency"},
+    499: {"client_closed"},
+    500: {"internal_error"},
+    502: {"worker_lost"},
+    503: {"no_worker", "draining", "preempted"},
+    504: {"worker_timeout"},
+}
+TYPES = {
+    401: "authentication_error",
+    402: "budget_error",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+
+
+def every_error() -> Iterator[type[GatewayError]]:
+    todo = [GatewayError]
+    while todo:
+        kind = todo.pop()
+        yield kind
+        todo += [one for one in kind.__subclasses__() if one.__module__ == GatewayError.__module__]
+
+
+def lines(error: GatewayError, call_id: str = "") -> dict[str, str]:
+    head = error_headers(error, call_id).decode().removesuffix("\r\n")
+    return dict(line.split(": ", 1) for line in head.split("\r\n"))
+
+
+def test_every_code_has_the_status_it_is_to_have() -> None:
+    found: dict[int, set[str]] = {}
+    for kind in every_error():
+        found.setdefault(kind.status, set()).add(kind.code)
+    assert found == CODES
+
+
+@pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_body_that_openai_clients_read(kind: type[GatewayError]) -> None:
+    body = msgspec.json.decode(error_body(kind("what happened", param="model")))
+    default = "invalid_request_error" if kind.status < 500 else "server_error"
+    type_ = TYPES.get(kind.status, default)
+    assert body == {"error": {"message": "what happened", "type": type_, "param": "model", "code": kind.code}}
+
+
+@pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.__name__)
+def test_every_error_says_whether_and_when_to_come_back(kind: type[GatewayError]) -> None:
+    told = lines(kind("no", retry_after_s=2.5))
+    plain = lines(kind("no"))
+    assert told["content-type"] == plain["content-type"] == "application/json"
+    assert (told["retry-after"], told["retry-after-ms"]) == ("3", "2500")
+    if kind.status in (429, 503):
+        assert told["x-should-retry"] == "true"
+        assert told["x-inferry-drop-reason"] == kind.code
+        assert ("retry-after" in plain) == ("retry-after-ms" in plain) == (kind is not RateLimited)
+    elif kind.status in (402, 403, 408, 409):
+        assert told["x-should-retry"] == plain["x-should-retry"] == "false"
+        assert "retry-after" not in plain
+        assert ("x-inferry-drop-reason" in plain) == (kind.status != 403)
+    else:
+        assert plain.keys() == {"content-type"}
 
 
 def test_a_full_queue_says_when_to_come_back_and_how_long_the_wait_would_be() -> None:
     error = QueueFull("full", retry_after_s=3.2)
     error.predicted_wait_s = 0.0415
-    lines = error_headers(error).split(b"\r\n")
-    assert b"retry-after: 4" in lines
-    assert b"x-inferry-predicted-wait-ms: 42" in lines
+    told = lines(error)
+    assert told["retry-after"] == "4"
+    assert told["retry-after-ms"] == "3200"
+    assert told["x-inferry-predicted-wait-ms"] == "42"
 
 
 def test_a_deadline_that_cannot_be_met_says_when_it_could() -> None:
-    error = DeadlineInfeasible("too late", retry_after_s=7.0)
-    lines = error_headers(error).split(b"\r\n")
-    assert b"retry-after: 7" in lines
-    assert b"x-should-retry: false" in lines
+    told = lines(DeadlineInfeasible("too late", retry_after_s=7.0))
+    assert told["retry-after"] == "7"
+    assert told["x-should-retry"] == "false"
 
 
 def test_a_full_queue_that_knows_nothing_still_says_something() -> None:
-    assert b"retry-after: 1\r\n" in error_headers(QueueFull("full"))
+    assert lines(QueueFull("full"))["retry-after"] == "1"
+
+
+def test_a_limit_of_nothing_is_not_worth_another_try() -> None:
+    told = lines(RateLimited("none at all"))
+    assert told["x-should-retry"] == "false"
+    assert "retry-after" not in told
 
 
 def test_what_cannot_be_cured_by_waiting_says_nothing_of_it() -> None:
-    assert b"retry-after" not in error_headers(InvalidRequest("wrong"))
+    assert "retry-after" not in lines(InvalidRequest("wrong"))
+
+
+def test_a_second_is_the_least_that_whole_seconds_can_say() -> None:
+    told = lines(QueueFull("full", retry_after_s=0.02))
+    assert (told["retry-after"], told["retry-after-ms"]) == ("1", "20")
+
+
+def test_those_who_are_told_the_same_are_spread_out_and_never_too_early() -> None:
+    times = [int(lines(QueueFull("full", retry_after_s=8.0), f"job-{n}")["retry-after-ms"]) for n in range(200)]
+    assert 8000 <= min(times) < 8200
+    assert 9800 < max(times) <= 10_000
+    assert len(set(times)) > 100
+    assert lines(QueueFull("full", retry_after_s=8.0), "job-1") == lines(QueueFull("full", retry_after_s=8.0), "job-1")
+
+
+def test_who_has_a_turn_of_its_own_is_told_exactly_that() -> None:
+    error = QueueFull("full", retry_after_s=8.0)
+    error.is_own_turn = True
+    assert lines(error, "job-1")["retry-after-ms"] == "8000"

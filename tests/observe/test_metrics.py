@@ -16,7 +16,8 @@ from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lan
 from inferry.domain.plans import BatchPlan, Load, Phase, ReleaseReason, Room, WorkerView
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.observe.fast import FastCounter, FastHistogram
-from inferry.observe.metrics import TABLE, Metrics
+from inferry.observe.metrics import Metrics
+from inferry.observe.table import TABLE
 
 Labels = frozenset[tuple[str, str]]
 

@@ -14,7 +14,8 @@ from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
 class ScriptedWorker:
     """Says `words` for every job, one per turn of the event loop, or whatever the test sets it to do.
 
-    `gate` holds every word back until it is set; `dies_after` breaks off with an exception after so many words.
+    `gate` holds every word back until it is set, `pause_s` passes after each; `dies_after` breaks off with an exception
+    after so many words.
     Its token ids are the numbers of its words, so that it can go on from them.
     """
 
@@ -29,8 +30,10 @@ class ScriptedWorker:
         context_tokens: int | None = 4096,
         pads: bool = False,
         continues: bool = False,
+        pause_s: float = 0.0,
     ) -> None:
         self._name = name
+        self.pause_s = pause_s
         self._models = tuple(models)
         self.words = tuple(words)
         self.room = room or Room(sequences=8)
@@ -123,7 +126,7 @@ class ScriptedWorker:
                     raise WorkerLost("the script said so")
                 emit(Delta(job.job_id, job.run_id, job.step_id, said, word, (before + said,), 1))
                 said += 1
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if is_probe else self.pause_s)
             length = len(self.words) > job.token_budget
             finish = FinishReason.LENGTH if length else FinishReason.STOP
             emit(Done(job.job_id, finish, Usage(job.footprint.prompt.expected, 0, said, 0.001)))

@@ -48,6 +48,10 @@ class Serving:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def __enter__(self) -> Self:
         self._thread.start()
         self.service = self._started.result(timeout=60)

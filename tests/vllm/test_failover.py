@@ -13,6 +13,7 @@ from support.vllm_server import VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ASKS = [Ask(number, tokens=400 + number % 33, chat=number % 2 == 0) for number in range(32)]
+LEAST_STRUCK = 4
 ALL_AT_ONCE = {"room": "fixed"}
 """How much of slow engines to use is another matter."""
 Serve = Callable[..., GatewayProcess]
@@ -47,16 +48,17 @@ def struck(gateway: GatewayProcess, server: VllmServer, blow: Callable[[], None]
 
         def strikes() -> bool:
             held.run_for(0.2)
-            if server.settled("vllm:generation_tokens_total") < begun:
+            written = server.settled("vllm:generation_tokens_total")
+            at_work = server.metric("vllm:num_requests_running")
+            if written < begun or at_work < LEAST_STRUCK:
                 return False
-            blows.append(server.metric("vllm:num_requests_running"))
             blow()
+            blows.append(at_work)
             held.go_on()
             return True
 
         answers = run(read(gateway.url, strikes))
-    assert blows
-    assert blows[0] >= 4, "so many were to be struck"
+    assert blows, "it was over before"
     return answers
 
 
@@ -97,14 +99,14 @@ def test_streams_outlive_a_server_that_gets_a_signal(
 ) -> None:
     gateway = serve(ALL_AT_ONCE)
     check(struck(gateway, servers[0], lambda: servers[0].send_signal(number)), expected)
-    assert went_on(gateway) >= 4
+    assert went_on(gateway) >= LEAST_STRUCK
     gateway.until(gateway.is_empty, 10)
 
 
 def test_streams_outlive_an_engine_core(serve: Serve, servers: Pair, expected: list[Any]) -> None:
     gateway = serve(ALL_AT_ONCE)
     check(struck(gateway, servers[0], servers[0].kill_engine_core), expected)
-    assert went_on(gateway) >= 4
+    assert went_on(gateway) >= LEAST_STRUCK
     gateway.until(gateway.is_empty, 10)
 
 

@@ -10,6 +10,8 @@ A burst of live work makes batch jobs look as if they could hardly ever go. The 
 taken to be short, and what the lane could do without it sets the turn; who comes back and finds no room then is told
 what the present rate says.
 
+Among tenants turns go round: one with a thousand calls outside does not send another's first to the end.
+
 Turns are kept, not promised: nobody waits for who does not come. A newcomer is let in when there is room for it and for
 those who are due while the queue empties.
 
@@ -19,6 +21,7 @@ One door serves one loop. It is told of every job that joins a queue (`joined`) 
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import ceil
+from typing import TypeVar
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
@@ -37,6 +40,7 @@ LATE_S = 5.0
 MOST_TURNS = 50_000
 
 _Who = tuple[str, str, int]
+_Key = TypeVar("_Key", str, int)
 
 
 class Turns:
@@ -46,6 +50,7 @@ class Turns:
         self._of: dict[_Who, list[float]] = {}
         self._order: list[tuple[float, _Who]] = []
         self._due_in: dict[int, int] = {}
+        self._tenants: dict[str, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -59,7 +64,13 @@ class Turns:
             heappush(self._of.setdefault(who, []), at)
             heappush(self._order, (at, who))
             self._due_in[int(at)] = self._due_in.get(int(at), 0) + 1
+            self._tenants[who[0]] = self._tenants.get(who[0], 0) + 1
             self._count += 1
+
+    def before(self, tenant: str) -> int:
+        """How many go before the next of the tenant: its own, and as many of each other tenant."""
+        own = self._tenants.get(tenant, 0)
+        return min(self._count, own * len(self._tenants))
 
     def is_due(self, who: _Who, by: float) -> bool:
         """Whether who has a turn by then."""
@@ -73,9 +84,8 @@ class Turns:
         if not turns:
             del self._of[who]
         self._count -= 1
-        self._due_in[second] -= 1
-        if not self._due_in[second]:
-            del self._due_in[second]
+        _count_down(self._due_in, second)
+        _count_down(self._tenants, who[0])
 
     def due_until(self, until: float) -> int:
         """How many are to come by then, to the second."""
@@ -121,12 +131,7 @@ class Door:
     def left(self, job: InferenceJob) -> None:
         self._depths[job.lane] -= 1
         self.queued_bytes -= len(job.payload.body)
-        queued = self._queued[job.lane]
-        rest = queued[job.tenant] - 1
-        if rest:
-            queued[job.tenant] = rest
-        else:
-            del queued[job.tenant]
+        _count_down(self._queued[job.lane], job.tenant)
 
     def hold(self, size: int) -> None:
         """A body that is to be looked at before it is a job takes memory too. Raises QueueFull."""
@@ -196,7 +201,7 @@ class Door:
         else:
             each_s = at_best_s
         too_many = max(0, self._depths[lane] - self._marks[lane]) + 1
-        in_s = max(soonest_s, (too_many + len(turns)) * each_s)
+        in_s = max(soonest_s, (too_many + turns.before(job.tenant)) * each_s)
         if in_s <= LONGEST_S:
             turns.book(who, now + in_s)
             refusal.is_own_turn = True
@@ -214,6 +219,14 @@ class Door:
         return QueueFull(
             f"queued prompts take {self.queued_bytes} bytes, and no more than {self._max_queued_bytes} may"
         )
+
+
+def _count_down(counts: dict[_Key, int], key: _Key) -> None:
+    rest = counts[key] - 1
+    if rest:
+        counts[key] = rest
+    else:
+        del counts[key]
 
 
 def _who(job: InferenceJob) -> _Who:

@@ -161,9 +161,9 @@ def _arms(tools: Path, gap_us: int, peers: list[str]) -> Iterator[list[Arm]]:
         bare = stack.enter_context(a_process(command, core=GATEWAY_CORE))
         wait_for(f"http://127.0.0.1:{bare_port}/v1/models", bare)
         worker = {"name": "mock", "kind": "vllm", "url": f"http://127.0.0.1:{backend}", "models": ["m"]}
-        port, process = stack.enter_context(
-            a_gateway({"workers": [worker | {"max_sequences": 4096}]}, core=GATEWAY_CORE)
-        )
+        # Every call is the same one here, and each is to be run.
+        config = {"workers": [worker | {"max_sequences": 4096}], "sharing": {"identical": False}}
+        port, process = stack.enter_context(a_gateway(config, core=GATEWAY_CORE))
         arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
         for peer in peers:
             arms.append(Arm(peer, *stack.enter_context(a_peer(peer, backend, tools, core=GATEWAY_CORE))))

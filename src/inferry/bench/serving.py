@@ -78,6 +78,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def on_core_and_waiting(pid: int) -> tuple[float, float]:
+    """Seconds that the main thread of a process has run so far, and seconds it could have run and had no core."""
+    ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 def resident_bytes(pid: int) -> int:
     """Memory that a process has in use now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

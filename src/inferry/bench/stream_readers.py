@@ -1,13 +1,18 @@
-"""Many readers of streams on one event loop, and one among them that hardly reads.
+"""Many readers of streams on one event loop, and one among them that asks for a flood and hardly reads it.
 
-Times are taken where bytes arrive. Prints one JSON object: the gaps between the events of everybody else, while nobody
-is slow and while one is, in turns; and what the server's process had in memory meanwhile.
+Times are taken where bytes arrive. Prints one JSON object: the gaps between the events of everybody else, block by
+block; and what the server's process had in memory meanwhile. A block has a window of every kind: nobody asks for a
+flood, somebody does and reads all of it, somebody does and hardly reads. Between the last two only the reader differs.
+Their order changes from block to block, so that neither the machine's moods nor what a window leaves behind meets one
+kind more than another. Beside every window stands how long the server ran, and how long it had no core to run on: what
+the machine took.
 
-    python -m inferry.bench.stream_readers PORT STREAMS SERVER_PID TURNS
+    python -m inferry.bench.stream_readers PORT STREAMS SERVER_PID BLOCKS
 """
 
 import asyncio
 import gc
+import itertools
 import json
 import socket
 import sys
@@ -16,13 +21,14 @@ from typing import Any
 
 import uvloop
 
-from inferry.bench.serving import cpu_seconds, resident_bytes
+from inferry.bench.serving import cpu_seconds, on_core_and_waiting, resident_bytes
 from inferry.bench.stream_source import FAT, FAT_BYTES, GAP_S, SLOTS
 
 AT_ONCE = 100
-WINDOW_S = 3.0
+KINDS = ("nobody", "reads_all", "hardly_reads")
+WINDOW_S = 2.0
 """Short, and many of them: the machine itself stops for tens of milliseconds now and then."""
-FILL_S = 3.0
+FILL_S = 2.0
 """How long the flood takes to fill what the sockets hold, so that from then on the server has to keep it."""
 SETTLE_S = 2 * GAP_S + 0.5
 SLOW_BYTES_PER_S = 4096
@@ -72,24 +78,27 @@ class Reader(asyncio.Protocol):
             self.began.set_exception(ConnectionError("the stream did not begin"))
 
 
-class SlowReader:
-    """Asks for a flood and reads a few kilobytes a second of it."""
+class FloodReader:
+    """Asks for a flood, and reads all of it or a few kilobytes a second."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, is_slow: bool) -> None:
         self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        if is_slow:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self._socket.connect(("127.0.0.1", port))
         self._socket.setblocking(False)
         self._socket.sendall(_request(port, FAT.decode()))
+        self._is_slow = is_slow
         self._began = time.monotonic()
         self.read_bytes = 0
         self.is_cut_off = False
 
-    async def read_slowly(self, seconds: float) -> None:
+    async def read(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._read(SLOW_BYTES_PER_S // 10)
-            await asyncio.sleep(0.1)
+            size = SLOW_BYTES_PER_S // 10 if self._is_slow else 1 << 20
+            self._read(size)
+            await asyncio.sleep(0.1 if self._is_slow else 0.01)
 
     async def catch_up(self) -> bool:
         """Read until nearly all that was sent has come. False: it was cut off, or never got there."""
@@ -110,17 +119,16 @@ class SlowReader:
     def close(self) -> None:
         self._socket.close()
 
-    def _read(self, size: int) -> int:
+    def _read(self, size: int) -> None:
         try:
             read = len(self._socket.recv(size))
             self.is_cut_off = self.is_cut_off or not read
         except BlockingIOError:
-            return 0
+            return
         except ConnectionError:
             self.is_cut_off = True
-            return 0
+            return
         self.read_bytes += read
-        return read
 
 
 def _request(port: int, prompt: str) -> bytes:
@@ -145,15 +153,26 @@ async def _opened(port: int, streams: int, gaps: Gaps) -> list[Reader]:
     return readers
 
 
-async def _window(gaps: Gaps, seconds: float) -> list[float]:
-    seen: list[float] = []
-    gaps.seen = seen
-    await asyncio.sleep(seconds)
-    gaps.seen = None
-    return seen
+async def _window(gaps: Gaps, port: int, kind: str, pid: int) -> dict[str, Any]:
+    """Gaps of everybody while the flood of this kind is on."""
+    flood = None if kind == "nobody" else FloodReader(port, is_slow=kind == "hardly_reads")
+    reading = None if flood is None else asyncio.create_task(flood.read(FILL_S + WINDOW_S))
+    await asyncio.sleep(FILL_S)
+    ran, waited = on_core_and_waiting(pid)
+    gaps.seen = []
+    await asyncio.sleep(WINDOW_S)
+    seen, gaps.seen = gaps.seen, None
+    ran, waited = (1000 * (now - then) for now, then in zip(on_core_and_waiting(pid), (ran, waited), strict=True))
+    said = {"server_ran": round(ran, 1), "server_had_no_core": round(waited, 1)} | _spread(seen)
+    if flood is not None and reading is not None:
+        await reading
+        said |= {"rss": resident_bytes(pid), "flood_bytes": flood.read_bytes, "caught_up": await flood.catch_up()}
+        flood.close()
+    await asyncio.sleep(0.5)
+    return said
 
 
-async def main(port: int, streams: int, pid: int, turns: int) -> dict[str, Any]:
+async def main(port: int, streams: int, pid: int, blocks: int) -> dict[str, Any]:
     gaps = Gaps()
     said: dict[str, Any] = {"rss_before": resident_bytes(pid)}
     began = time.perf_counter()
@@ -163,41 +182,26 @@ async def main(port: int, streams: int, pid: int, turns: int) -> dict[str, Any]:
     gc.freeze()
     await asyncio.sleep(SETTLE_S)
     said["rss_open"] = resident_bytes(pid)
-    without: list[list[float]] = []
-    beside: list[list[float]] = []
-    slow_ones = []
+    orders = itertools.cycle(itertools.permutations(KINDS))
     cpu, began = cpu_seconds(pid), time.perf_counter()
-    for _ in range(turns):
-        without.append(await _window(gaps, WINDOW_S))
-        slow = SlowReader(port)
-        reading = asyncio.create_task(slow.read_slowly(FILL_S + WINDOW_S))
-        await asyncio.sleep(FILL_S)
-        beside.append(await _window(gaps, WINDOW_S))
-        await reading
-        rss = resident_bytes(pid)
-        read_bytes = slow.read_bytes
-        caught_up = await slow.catch_up()
-        slow_ones.append(
-            {"read_bytes": read_bytes, "rss": rss, "caught_up": caught_up, "then_read_bytes": slow.read_bytes}
-        )
-        slow.close()
-        await asyncio.sleep(0.5)
+    said["blocks"] = []
+    for order in itertools.islice(orders, blocks):
+        windows = {kind: await _window(gaps, port, kind, pid) for kind in order}
+        said["blocks"].append({kind: windows[kind] for kind in KINDS})
     said["server_cpu_share"] = round((cpu_seconds(pid) - cpu) / (time.perf_counter() - began), 3)
     said["rss_end"] = resident_bytes(pid)
     said["streams_lost"] = sum(reader.ended for reader in readers)
     for reader in readers:
         reader.transport.abort()
-    return said | {
-        "gaps_ms": {"nobody_slow": [_spread(one) for one in without], "one_slow": [_spread(one) for one in beside]},
-        "slow_readers": slow_ones,
-    }
+    return said
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     if not ordered:
         return {"events": 0}
-    return {"events": len(ordered)} | {
+    late_ms = 1000 * sum(max(0.0, gap - GAP_S) for gap in ordered) / len(ordered)
+    return {"events": len(ordered), "mean_late": round(late_ms, 3)} | {
         name: round(1000 * ordered[int(share * (len(ordered) - 1))], 2)
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999), ("most", 1.0))
     }

@@ -1,16 +1,21 @@
 """The facade: what ingress knows of everything behind it."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+from inferry.admission.budgets import Line
 from inferry.admission.calibration import Coverage
+from inferry.admission.comebacks import Comebacks
+from inferry.admission.door import Door
 from inferry.admission.gate import Gate
 from inferry.admission.lengths import Accuracy, LengthModel, Question
 from inferry.admission.runs import Run, RunFacts, Runs, RunStatus, Totals
+from inferry.admission.standing import Standing
 from inferry.dispatch.entrance import Entrance, FreeTicket
 from inferry.dispatch.flights import Flights, Kind, Sharing
 from inferry.dispatch.loop import DispatchLoop
-from inferry.dispatch.pool import Pool
+from inferry.dispatch.pool import Pool, WorkerReport
 from inferry.dispatch.prefixes import NEW, PrefixMemory
 from inferry.dispatch.run_control import CancelReport, RunControl
 from inferry.dispatch.tokens import TokenRatios
@@ -28,7 +33,19 @@ from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.mailbox import JobStream
 
-__all__ = ["CancelReport", "Gateway", "JobStream", "Run", "RunFacts", "RunStatus", "Runs", "Totals"]
+__all__ = [
+    "CancelReport",
+    "Gateway",
+    "JobStream",
+    "Line",
+    "Run",
+    "RunFacts",
+    "RunStatus",
+    "Runs",
+    "Standing",
+    "Totals",
+    "WorkerReport",
+]
 
 RETRY_AFTER_S = 2.0
 """What a client is told when nothing better is known."""
@@ -51,6 +68,7 @@ class Gateway:
         gate: Gate | None = None,
         runs: Runs | None = None,
         sharing: Sharing | None = None,
+        door: Door | None = None,
     ) -> None:
         self.lanes = lanes
         self.clock = clock
@@ -61,6 +79,7 @@ class Gateway:
         self._ratios = TokenRatios()
         self._prefixes = PrefixMemory()
         self._lengths = LengthModel()
+        self._comebacks = Comebacks()
         self._draining = False
         self._tidying: asyncio.TimerHandle | None = None
         self.entrance = Entrance(gate or Gate({}), runs or Runs(), clock)
@@ -77,14 +96,24 @@ class Gateway:
             on_done=self._learn,
             on_cached=self._prefixes.learn_totals,
             budget=self.entrance,
+            door=door,
+        )
+        metrics.watch(
+            waiting_outside=self._loop.door.waiting_outside,
+            queued_bytes=lambda: self._loop.door.queued_bytes,
+            shadow_refusals=lambda: self.entrance.gate.would_refuse,
+            overrun_tokens=lambda: self.entrance.gate.overrun_tokens,
         )
         self._flights = Flights(sharing or Sharing(), self, clock)
         self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._loop.attempt_of)
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 
-    def cards(self) -> dict[str, ModelCard]:
-        return self._pool.cards()
+    def cards(self, isolation: str | None = None) -> dict[str, ModelCard]:
+        """The models for tenants without workers of their own, or of those that are the named one's. Nobody can tell
+        what another's pool serves from what nobody does.
+        """
+        return self._pool.cards(isolation)
 
     @property
     def knows_its_models(self) -> bool:
@@ -103,8 +132,8 @@ class Gateway:
             card.name in self._tokenizers or lane in self._preempted or self._pool.serving(card.name) > 1
         )
 
-    def estimate_prompt(self, model: str, template: str | None, size: int) -> Estimate:
-        return self._ratios.estimate(model, template, size)
+    def estimate_prompt(self, tenant: str, model: str, template: str | None, size: int) -> Estimate:
+        return self._ratios.estimate(model, _own_template(tenant, template), size)
 
     def meet_prompt(self, model: str, tenant: str, body: bytes, prompt: Estimate) -> tuple[Estimate, tuple[str, ...]]:
         """How much of a prompt the engine will find in its prefix cache, and what it has in common with others."""
@@ -138,6 +167,19 @@ class Gateway:
     def is_draining(self) -> bool:
         return self._draining
 
+    def standing(self, caller: Caller) -> Standing | None:
+        """What is left to the caller of its requests and tokens per minute; None where neither is limited."""
+        return self.entrance.gate.standing(caller, self.clock.now())
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Memory for a body that is no job yet, counted among what is queued. Raises QueueFull."""
+        self._loop.door.hold(size)
+        try:
+            yield
+        finally:
+            self._loop.door.let_go(size)
+
     def views(self) -> list[WorkerView]:
         return self._pool.views()
 
@@ -158,6 +200,7 @@ class Gateway:
             return self.execute(job, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
+            self._comebacks.tell(error, job, caller, self.clock.now())
             raise
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> None:
@@ -245,4 +288,10 @@ class Gateway:
             self._lengths.observe(question, predicted, done.usage.output_tokens, cut=done.finish is FinishReason.LENGTH)
         if not job.footprint.prompt.is_exact:
             size = len(job.payload.body)
-            self._ratios.learn(job.route.model, job.template_id, size, done.usage.prompt_tokens)
+            template = _own_template(job.tenant, job.template_id)
+            self._ratios.learn(job.route.model, template, size, done.usage.prompt_tokens)
+
+
+def _own_template(tenant: str, template: str | None) -> str | None:
+    """Two tenants may call their templates the same: neither learns from the other's."""
+    return None if template is None else f"{tenant} {template}"

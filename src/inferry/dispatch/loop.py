@@ -16,6 +16,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from inferry.admission.door import Door
 from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
@@ -28,7 +29,6 @@ from inferry.domain.errors import (
     InternalError,
     NoWorker,
     Preempted,
-    QueueFull,
     QueueTimeout,
     WorkerLost,
 )
@@ -71,8 +71,10 @@ class DispatchLoop:
         on_done: Callable[[InferenceJob, Done], None] | None = None,
         budget: Budget | None = None,
         on_cached: Callable[[str, int, int], None] | None = None,
+        door: Door | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self.door = door or Door(lanes)
         self._pool = pool
         self._recorder = recorder
         self._metrics = metrics
@@ -125,6 +127,8 @@ class DispatchLoop:
         told = self._predict(job, job.tenant, now)
         if job.deadline is not None and (too_late := infeasible(self.waits, job, told, now)) is not None:
             raise too_late
+        if not self.door.is_open(job):
+            self._ask_at_the_door(job, now)
         attempt = Attempt(job)
         attempt.grant(may_write)
         attempt.predicted = told
@@ -132,11 +136,10 @@ class DispatchLoop:
         try:
             self._scheduler.offer(job, now)
         except Exception as error:
-            if isinstance(error, QueueFull):
-                self._say_when_to_come_back(error, job, now)
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
             self._demux.close(stream, Failed(job.job_id, refusal))
             raise
+        self.door.joined(job)
         self.waits.queued(told, now)
         self._rooms.queued(attempt)
         self._metrics.offered(job)
@@ -213,12 +216,16 @@ class DispatchLoop:
         ahead = self._scheduler.ahead(lane, tenant) if self.waits.is_behind_somebody(lane) else NOBODY
         return self.waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
 
-    def _say_when_to_come_back(self, refusal: QueueFull, job: InferenceJob, now: float) -> None:
-        """When all that the lane holds now will have gone, where anything is known about that."""
+    def _ask_at_the_door(self, job: InferenceJob, now: float) -> None:
+        """Raises QueueFull where the job may not be queued, with what is known of when it may."""
         told = self._predict(job, None, now)
-        if told.middle_s > 0:
-            refusal.retry_after_s = self.waits.retry_after(told)
-            refusal.predicted_wait_s = told.p50_s
+        refusal = self.door.refusal(job, *self.waits.each_s(told), now)
+        if refusal is not None:
+            if told.middle_s > 0:
+                refusal.predicted_wait_s = told.p50_s
+                if refusal.retry_after_s is None:
+                    refusal.retry_after_s = self.waits.retry_after(told)
+            raise refusal
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -273,6 +280,7 @@ class DispatchLoop:
                 stream = self._demux.get(job.job_id)
                 assert stream is not None, "a planned job has a stream"
                 stream.attempt.sent(plan, now)
+                self.door.left(job)
                 self._rooms.sent(stream.attempt, now)
                 told = stream.attempt.predicted
                 if isinstance(told, Told):
@@ -413,6 +421,7 @@ class DispatchLoop:
         if then.job.so_far is not None and promise is not None:
             attempt.promised_from += len(then.job.so_far.output_ids) * promise[1]
         stream.again(attempt, from_start=then.from_start)
+        self.door.joined(then.job)
         self._rooms.queued(attempt)
         self._metrics.offered(then.job)
         job_id = then.job.job_id
@@ -469,8 +478,10 @@ class DispatchLoop:
         attempt costs its tenant nothing, and the last one pays for what was delivered.
         """
         job = attempt.job
-        if attempt.sent_at is None and isinstance(attempt.predicted, Told):
-            self.waits.left(attempt.predicted, now)
+        if attempt.sent_at is None:
+            self.door.left(job)
+            if isinstance(attempt.predicted, Told):
+                self.waits.left(attempt.predicted, now)
         self._rooms.ended(attempt, now)
         usage = end.usage
         self._scheduler.progress(
@@ -490,8 +501,10 @@ class DispatchLoop:
                 self._pool.lost(attempt.plan.worker, job.job_id, end.error)
 
     async def _send_cancels(self, worker_name: str) -> None:
-        # Cancels of one burst of callbacks travel together.
+        # Cancels of one burst of callbacks travel together, after the plans of that burst: a worker knows nothing of a
+        # job before its plan has begun to run, which all that are made by now do before this goes on.
         job_ids = self._cancels.pop(worker_name)
+        await asyncio.sleep(0)
         worker = self._pool.worker(worker_name)
         if worker is not None:
             try:

@@ -85,9 +85,11 @@ class Pool:
     def views(self) -> list[WorkerView]:
         return [care.view for care in self._cares.values()]
 
-    def cards(self) -> dict[str, ModelCard]:
-        """The models behind the pool. Where several workers serve one, only what all of them can do counts."""
-        return self._cards
+    def cards(self, isolation: str | None = None) -> dict[str, ModelCard]:
+        """The models of the workers that are a tenant's own, or of those that are everybody's. Where several workers
+        serve one, only what all of them can do counts.
+        """
+        return self._cards.get(isolation, {})
 
     def serves(self, model: str) -> bool:
         """Is some worker of this model up right now?"""
@@ -223,13 +225,14 @@ class Pool:
 
     def _count(self) -> None:
         """Of all workers, what is asked for with every call."""
-        cards: dict[str, ModelCard] = {}
+        cards: dict[str | None, dict[str, ModelCard]] = {}
         serving: Counter[str] = Counter()
         for care in self._cares.values():
             serving.update(care.view.models)
+            its_own = cards.setdefault(care.view.isolation, {})
             for card in care.worker.cards():
-                known = cards.get(card.name)
-                cards[card.name] = card if known is None else _common(known, card)
+                known = its_own.get(card.name)
+                its_own[card.name] = card if known is None else _common(known, card)
         self._cards = cards
         self._serving = serving
         self._up = frozenset(model for view in self.views() if view.phase is Phase.READY for model in view.models)

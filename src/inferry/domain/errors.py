@@ -13,6 +13,8 @@ class GatewayError(Exception):
     """Whether the job itself is blameless: another worker, or the same one later, may do it."""
     predicted_wait_s: float | None = None
     """How long the job would have been queued, where that is why it was refused."""
+    is_own_turn: bool = False
+    """Whether `retry_after_s` was worked out for this call alone. Others are told the same, and must be spread out."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -210,6 +210,7 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs
     may be stopped for one of this lane; `preemptible` says whether this lane's may.
     `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
+    From the part `refuse_at` of `queue_limit` on no newcomer is queued; the rest is for jobs that come back.
     """
 
     max_wait_ms: float
@@ -217,6 +218,7 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     window: Literal["adaptive", "fixed", "off"] = "adaptive"
     max_batch: int = 64
     queue_limit: int = 10_000
+    refuse_at: float = 0.8
     share: float = 0.0
     reserve: float = 0.0
     may_preempt: tuple[Lane, ...] = ()

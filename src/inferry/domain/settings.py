@@ -48,7 +48,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def impossible(self, where: str = "") -> Iterator[str]:
         """What is of the right type and cannot be, as sentences that name its path below `where`."""
-        for name in _NUMBERS:
+        for name in NUMBERS:
             value = getattr(self, name)
             if value is not None and not 0 < value < _TOO_LARGE:
                 yield f"{where}{name} must be above 0" + (" and below 2^63" if value > 0 else "")
@@ -93,7 +93,7 @@ def shown_tenant(tenant: Tenant) -> dict[str, Any]:
 
 MONEY_CEILINGS = ("run_money_ceiling", "day_money_ceiling", "month_money_ceiling")
 
-_NUMBERS = (
+NUMBERS = (
     *("requests_per_minute", "tokens_per_minute", "max_concurrent"),
     *("run_token_ceiling", "day_token_ceiling", "month_token_ceiling"),
     *MONEY_CEILINGS,

@@ -28,6 +28,7 @@ PATHS = (
     *(f"GET {TENANTS}", f"GET {TENANTS}/{{name}}", f"PUT {TENANTS}/{{name}}", f"DELETE {TENANTS}/{{name}}"),
     *(f"GET {KEYS}", f"POST {KEYS}", f"GET {KEYS}/{{id}}", f"DELETE {KEYS}/{{id}}", f"POST {KEYS}/{{id}}/rotate"),
 )
+KEY_STATUSES = ("valid", "expired", "revoked")
 DAY_S = 86_400
 LONGEST_S = 100 * 365 * DAY_S
 
@@ -178,6 +179,8 @@ class AdminTenants:
 
     async def _list_keys(self, request: Request) -> Answer:
         wanted = _query(request, "tenant", "status")
+        if wanted.get("status", KEY_STATUSES[0]) not in KEY_STATUSES:
+            raise InvalidRequest(f"`status` must be one of {', '.join(KEY_STATUSES)}", param="status")
 
         def keys(book: Book, now: float) -> Answer:
             return 200, {

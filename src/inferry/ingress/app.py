@@ -23,13 +23,15 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase
 from inferry.domain.runs import RunBook
 from inferry.domain.tenants import ANYBODY, Caller
+from inferry.ingress import openapi
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, Keeper
 from inferry.ingress.auth import Auth
 from inferry.ingress.connection import Reply, Request
-from inferry.ingress.parse import Api, LongPrompt, new_job_id, parse
+from inferry.ingress.parse import Api, LongPrompt, isolation_of, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
+from inferry.ingress.rates import limited, rate_headers
 from inferry.ingress.respond import Heartbeats, StreamedAnswer, WholeAnswer
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
@@ -83,6 +85,7 @@ class App:
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._expose,
+            "/openapi.json": self._describe,
             "/v1/models": self._models,
         }
 
@@ -102,6 +105,7 @@ class App:
     # -- the calls ---------------------------------------------------------------------------------------------------
 
     def _generate(self, api: Api, request: Request, reply: Reply) -> None:
+        caller = ANYBODY
         try:
             if request.problem is not None:
                 raise request.problem
@@ -109,37 +113,47 @@ class App:
             job = parse(api, request.body, request.headers, self._gateway, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
-            raise
+            self._refuse(error, request, reply, caller)
+            return
         if isinstance(job, LongPrompt):
             task = asyncio.get_running_loop().create_task(self._tokenise(job, caller, request, reply))
             self._tokenising.add(task)
             task.add_done_callback(self._tokenising.discard)
         else:
-            self._answer(job, caller, reply)
+            self._answer(job, caller, request, reply)
 
     async def _tokenise(self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply) -> None:
         try:
             try:
-                job = await prompt.job()
+                with self._gateway.holding(len(request.body)):
+                    job = await prompt.job()
                 if reply.is_gone:
                     raise ClientClosed("the client left before its prompt was tokenised")
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
-            self._answer(job, caller, reply)
+            self._answer(job, caller, request, reply)
         except GatewayError as error:
-            self._refuse(error, request, reply)
+            self._refuse(error, request, reply, caller)
         except Exception:
             self._fail(request, reply)
 
-    def _answer(self, job: InferenceJob, caller: Caller, reply: Reply) -> None:
+    def _answer(self, job: InferenceJob, caller: Caller, request: Request, reply: Reply) -> None:
         gateway = self._gateway
-        stream = gateway.submit(job, caller)
+        try:
+            stream = gateway.submit(job, caller)
+        except GatewayError as error:
+            self._refuse(error, request, reply, caller)
+            return
+        answer: StreamedAnswer | WholeAnswer
         if job.stream:
             unread = self.limits.max_unread_bytes
-            StreamedAnswer(stream, job, gateway, reply, self._heartbeats, unread).start()
+            answer = StreamedAnswer(stream, job, gateway, reply, self._heartbeats, unread)
         else:
-            WholeAnswer(stream, job, gateway, reply).start()
+            answer = WholeAnswer(stream, job, gateway, reply)
+        if limited(caller) is not None:
+            answer.tell_limits_of(caller)
+        answer.start()
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -196,6 +210,9 @@ class App:
         body, content_type = self._metrics.render()
         reply.whole(200, b"content-type: %b\r\n" % content_type.encode(), body)
 
+    def _describe(self, path: str, reply: Reply, caller: Caller) -> None:
+        reply.whole(200, _JSON, openapi.rendered())
+
     def _models(self, path: str, reply: Reply, caller: Caller) -> None:
         _send_json(reply, 200, {"object": "list", "data": list(self._model_objects(caller).values())})
 
@@ -207,7 +224,9 @@ class App:
         _send_json(reply, 200, found)
 
     def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
-        up = {model for view in self._gateway.views() if view.phase is Phase.READY for model in view.models}
+        isolation = isolation_of(caller)
+        ready = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == isolation]
+        up = {model for view in ready for model in view.models}
         return {
             name: {
                 "id": name,
@@ -217,12 +236,15 @@ class App:
                 "max_model_len": card.context_tokens,
                 "ready": name in up,
             }
-            for name, card in self._gateway.cards().items()
+            for name, card in self._gateway.cards(isolation).items()
             if caller.may_use(name)
         }
 
-    def _refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
-        headers = error_headers(error)
+    def _refuse(self, error: GatewayError, request: Request, reply: Reply, caller: Caller = ANYBODY) -> None:
+        own_id = new_job_id()
+        headers = error_headers(error, own_id)
+        if limited(caller) is not None:
+            headers += rate_headers(self._gateway, caller)
         if isinstance(error, MethodNotAllowed):
             target = request.target.partition(b"?")[0]
             allow = getattr(error, "allow", None)
@@ -232,7 +254,7 @@ class App:
             headers += b"allow: %b\r\n" % allow.encode()
         given = request.headers.get(b"x-request-id", b"")
         printable = given if 0 < len(given) <= 256 and all(0x21 <= byte <= 0x7E for byte in given) else b""
-        headers += b"x-request-id: %b\r\n" % (printable or new_job_id().encode())
+        headers += b"x-request-id: %b\r\n" % (printable or own_id.encode())
         reply.whole(error.status, headers, error_body(error))
 
     def _fail(self, request: Request, reply: Reply) -> None:

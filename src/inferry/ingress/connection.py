@@ -229,6 +229,7 @@ class Connection(asyncio.Protocol):
         "_waiting_bytes",
         "due_at",
         "is_paused",
+        "peer",
     )
 
     def __init__(self, house: House, loop: asyncio.AbstractEventLoop) -> None:
@@ -249,6 +250,7 @@ class Connection(asyncio.Protocol):
         self._is_last = False  # nothing that comes after what was read so far is understood
         self._is_shut = False  # the last answer has been written
         self.is_paused = False
+        self.peer = ""
         self.due_at = math.inf  # when the client has to have gone on: the house calls `expire` then
 
     # -- for replies and the house -----------------------------------------------------------------------------------
@@ -300,14 +302,11 @@ class Connection(asyncio.Protocol):
 
     # -- asyncio's callbacks -----------------------------------------------------------------------------------------
 
-    @property
-    def peer(self) -> str:
-        name = self._transport.get_extra_info("peername")
-        return str(name[0]) if isinstance(name, tuple) and name else ""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's, so this cannot be checked.
         self._transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) and name else ""
         self._house.connections.add(self)
         self._expect_more()
 
@@ -376,7 +375,10 @@ class Connection(asyncio.Protocol):
         self._reading.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._reading.headers[name.lower()] = value
+        headers, name = self._reading.headers, name.lower()
+        given = headers.get(name)
+        # What comes twice is one list, as HTTP has it: two keys, tenants or runs are then none that anybody knows.
+        headers[name] = value if given is None else given + b", " + value
 
     def on_headers_complete(self) -> None:
         request, parser = self._reading, self._parser

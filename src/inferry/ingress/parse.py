@@ -36,6 +36,7 @@ from inferry.domain.jobs import (
 )
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.tenants import Caller
+from inferry.ingress.features import features_of, is_given
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
 from inferry.ingress.repeats import IDEMPOTENCY_KEY, repeat_of
@@ -83,6 +84,7 @@ class TextPart(Struct):
 class Message(Struct):
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: Raw | UnsetType = UNSET
 
 
 _messages_decoder = msgspec.json.Decoder(list[Message])
@@ -104,21 +106,25 @@ def parse(
 ) -> "InferenceJob | LongPrompt":
     """The job a request asks for. Everything that can be known to be wrong with it is found here."""
     wire = _decode(api, body)
-    card = gateway.cards().get(wire.model)
+    isolation = isolation_of(caller)
+    card = gateway.cards(isolation).get(wire.model)
     if card is None:
+        if isolation is not None and not gateway.cards(isolation):
+            raise NoWorker("the tenant's own pool has no workers", retry_after_s=2.0)
         if not gateway.knows_its_models:
             raise NoWorker("some workers are still to say which models they serve", retry_after_s=2.0)
         raise ModelNotFound(f"the model `{_shown(wire.model)}` is not served here", param="model")
     if not caller.may_use(card.name):
         raise ModelNotAllowed(f"the model `{card.name}` is not for this key", param="model")
     asked = _check_ranges(wire)
-    for feature, param in _features(wire):
+    for feature, param in features_of(wire):
         if feature not in card.features:
             raise UnsupportedFeature(f"model `{card.name}` is served without support for `{param}`", param=param)
     call = _Call(api, wire, asked, body, headers, card, gateway, caller, gateway.clock.now())
     prompt = _prompt(wire, body, card, gateway.tokenizer(card.name))
     if prompt is None:
-        size = gateway.estimate_prompt(card.name, identifier(headers, b"x-inferry-template-id"), len(body))
+        template_id = identifier(headers, b"x-inferry-template-id")
+        size = gateway.estimate_prompt(caller.tenant.name, card.name, template_id, len(body))
         return _job(call, None, size)
     if isinstance(prompt, _Text):
         if prompt.size > INLINE_TOKENIZE_BYTES:
@@ -185,7 +191,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
     deadline_ms = whole_number(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
     options = wire.stream_options
-    route = RouteKey(card.name, isolation=tenant if caller.tenant.isolation == "pool" else None)
+    route = RouteKey(card.name, isolation=isolation_of(caller))
     return InferenceJob(
         job_id=job_id,
         request_id=request_id(headers) or job_id,
@@ -225,11 +231,17 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
     )
 
 
+def isolation_of(caller: Caller) -> str | None:
+    """The pool of workers that the caller's jobs are bound to; None for those that are everybody's."""
+    tenant = caller.tenant
+    return tenant.name if tenant.isolation == "pool" else None
+
+
 def _resume(wire: ChatBody | CompletionBody, card: ModelCard, lane: Lane, gateway: Gateway) -> Resume:
     """Whether the job can go on elsewhere once its client has seen some of it: where that is exact, and of use."""
     if not gateway.continues(card, lane):
         return Resume.RESTART
-    if any(feature not in _CONTINUED for feature, _ in _features(wire)):
+    if any(feature not in _CONTINUED for feature, _ in features_of(wire)):
         return Resume.RESTART
     # An engine looks for them in what it writes itself: one that begins before the seam would be missed.
     return Resume.CONTINUE if not wire.stop or gateway.tokenizer(card.name) is not None else Resume.RESTART
@@ -313,49 +325,6 @@ def _out_of_range(field: str, value: float, most: int) -> InvalidRequest:
     return InvalidRequest(f"`{field}` must be between 0 and {most}, got {value:g}", param=field)
 
 
-def _features(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
-    """(feature, parameter) for everything the request asks for that not every worker can do."""
-    found: list[tuple[str, str]] = []
-    if wire.n is not None and wire.n > 1:
-        found.append(("n", "n"))
-    if wire.logit_bias is not UNSET and _is_given(wire.logit_bias):
-        found.append(("logit_bias", "logit_bias"))
-    if wire.presence_penalty:
-        found.append(("penalties", "presence_penalty"))
-    if wire.frequency_penalty:
-        found.append(("penalties", "frequency_penalty"))
-    if wire.repetition_penalty is not None and wire.repetition_penalty != 1:
-        found.append(("penalties", "repetition_penalty"))
-    if wire.min_p:
-        found.append(("min_p", "min_p"))
-    if wire.min_tokens:
-        found.append(("min_tokens", "min_tokens"))
-    if wire.response_format is not None and wire.response_format.type != "text":
-        found.append(("structured_outputs", "response_format"))
-    if wire.logprobs is not None and wire.logprobs is not False:
-        found.append(("logprobs", "logprobs"))
-    if isinstance(wire, ChatBody):
-        if wire.tools is not UNSET and _is_given(wire.tools):
-            found.append(("tools", "tools"))
-        if wire.functions is not UNSET and _is_given(wire.functions):
-            found.append(("tools", "functions"))
-        for param, raw in (("modalities", wire.modalities), ("audio", wire.audio)):
-            if raw is not UNSET and _is_given(raw) and bytes(raw) != b'["text"]':
-                found.append(("audio", param))
-    else:
-        if wire.echo:
-            found.append(("echo", "echo"))
-        if wire.suffix:
-            found.append(("suffix", "suffix"))
-        if wire.best_of is not None and wire.best_of > 1:
-            found.append(("n", "best_of"))
-    return found
-
-
-def _is_given(raw: Raw | UnsetType) -> bool:
-    return raw is not UNSET and bytes(raw) not in (b"null", b"[]", b"{}")
-
-
 def _sampling(wire: Body, budget: int) -> Sampling:
     temperature, top_p, top_k, stop = wire.temperature, wire.top_p, wire.top_k, wire.stop
     if stop:
@@ -428,6 +397,9 @@ def _messages(body: bytes) -> list[dict[str, object]]:
                     param = f"messages[{index}].content"
                     raise UnsupportedFeature(f"`{param}`: only text parts are supported here", param=param)
             content = "".join(str(part.text) for part in content)
+        if is_given(message.tool_calls):
+            param = f"messages[{index}].tool_calls"
+            raise UnsupportedFeature(f"`{param}`: this model is served without support for tools", param=param)
         plain.append({"role": message.role, "content": content or ""})
     return plain
 

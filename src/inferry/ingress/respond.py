@@ -14,9 +14,11 @@ from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.streams import Done, Failed
+from inferry.domain.tenants import Caller
 from inferry.ingress.collect import collect_events
 from inferry.ingress.connection import Reply
 from inferry.ingress.problems import error_body, error_event, error_headers
+from inferry.ingress.rates import rate_headers
 from inferry.ingress.shapes import (
     ChunkWriter,
     ContinuedWriter,
@@ -41,13 +43,18 @@ _pass_through = PassThrough()
 class _Answer(ABC):
     """One accepted job's answer, until its end or until the client is gone."""
 
-    __slots__ = ("_gateway", "_job", "_reply", "_stream")
+    __slots__ = ("_gateway", "_job", "_limited", "_reply", "_stream")
 
     def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
+        self._limited: Caller | None = None
         self._stream = stream
         self._job = job
         self._gateway = gateway
         self._reply = reply
+
+    def tell_limits_of(self, caller: Caller) -> None:
+        """Say in the headers where the caller stands with its limits per minute."""
+        self._limited = caller
 
     def start(self) -> None:
         self._reply.on_gone = self.on_gone
@@ -74,7 +81,9 @@ class _Answer(ABC):
         if isinstance(error, ClientClosed):
             self._reply.abort()  # nobody is there to read it
             return
-        headers = b"%bx-request-id: %b\r\n" % (error_headers(error), self._job.request_id.encode())
+        headers = b"%bx-request-id: %b\r\n" % (error_headers(error, self._job.job_id), self._job.request_id.encode())
+        if self._limited is not None:
+            headers += rate_headers(self._gateway, self._limited)
         self._reply.whole(error.status, headers, error_body(error))
 
     def _unfinished(self, end: Done) -> int:
@@ -95,6 +104,8 @@ class _Answer(ABC):
             headers += f"x-inferry-shared-with: {self._stream.shared_with}\r\n"
             if self._stream.is_replay:
                 headers += "x-inferry-replayed: true\r\n"
+        if self._limited is not None:
+            return headers.encode() + rate_headers(self._gateway, self._limited)
         return headers.encode()
 
 

@@ -6,7 +6,7 @@ never. Fields nobody reads here travel with the body to engines that know them.
 
 from typing import Literal
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 
 class StreamOptions(Struct):
@@ -21,7 +21,7 @@ class MessageShape(Struct):
     """A chat message: its role is checked, its content is left alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Raw = Raw(b"null")
+    content: Raw = field(default_factory=lambda: Raw(b"null"))
 
 
 class Body(Struct, kw_only=True):
@@ -50,14 +50,21 @@ class Body(Struct, kw_only=True):
     min_p: float | None = None
     min_tokens: int | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: Raw | UnsetType = UNSET
+    guided_json: Raw | UnsetType = UNSET
+    guided_regex: Raw | UnsetType = UNSET
+    guided_choice: Raw | UnsetType = UNSET
+    guided_grammar: Raw | UnsetType = UNSET
 
 
 class ChatBody(Body, kw_only=True):
     messages: list[MessageShape]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Raw | UnsetType = UNSET
     tool_choice: Raw | UnsetType = UNSET
+    parallel_tool_calls: bool | None = None
     functions: Raw | UnsetType = UNSET
     modalities: Raw | UnsetType = UNSET
     audio: Raw | UnsetType = UNSET

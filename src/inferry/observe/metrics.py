@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. `TABLE` is the only place where a metric is declared.
+"""What the gateway counts, for Prometheus. `table` is the only place where a metric is declared.
 
 One event loop owns a `Metrics`: it calls every method, and renders. Facts are pushed as they happen into counters
 without locks; states (queue depths, workers) are pulled at scrape time through the callables given to `watch`. Label
@@ -7,7 +7,7 @@ configuration, and whatever else turns up is counted as "other".
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -18,20 +18,18 @@ from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, Phase, ReleaseReason, WorkerView
 from inferry.observe.fast import FastCounter, FastHistogram
+from inferry.observe.table import TABLE, MetricSpec
 
 OTHER = "other"
 
 
-class MetricSpec(NamedTuple):
-    """One row of the table. `buckets` are upper bounds, without +Inf; only histograms have them."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-
-
+LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    *(f"{period}_{unit}_ceiling" for period in ("run", "day", "month") for unit in ("token", "money")),
+)
+"""The limits that a call may be refused for, by their names in the configuration."""
 BREAKER_STATES = ("closed", "open", "half_open")
 
 
@@ -43,110 +41,6 @@ class WorkerHealth(NamedTuple):
     opens: int
     share: float
 
-
-_WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
-_GAP = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
-_SIZE = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-TABLE: tuple[MetricSpec, ...] = (
-    MetricSpec("inferry_queue_depth", "gauge", "Jobs that wait in the gateway.", ("lane",)),
-    MetricSpec(
-        "inferry_queue_wait_seconds",
-        "histogram",
-        "From a job's arrival until it is sent to a worker; time held for company is part of it.",
-        ("lane",),
-        _WAIT,
-    ),
-    MetricSpec("inferry_batch_size", "histogram", "Jobs sent to a worker together.", ("worker",), _SIZE),
-    MetricSpec("inferry_releases_total", "counter", "Plans formed, by why they were formed then.", ("reason",)),
-    MetricSpec(
-        "inferry_jobs_total", "counter", "Attempts that ended, by how they ended.", ("lane", "model", "outcome")
-    ),
-    MetricSpec(
-        "inferry_attempts_again_total",
-        "counter",
-        "Attempts that were lost or stopped and whose job went on, by why; a job that starts again is not resumed.",
-        ("reason", "resumed"),
-    ),
-    MetricSpec(
-        "inferry_wasted_tokens_total",
-        "counter",
-        "Tokens computed for attempts that did not complete, less what the job could go on from: prompt less cached, "
-        "and output.",
-        ("outcome", "lane"),
-    ),
-    MetricSpec(
-        "inferry_shared_jobs_total",
-        "counter",
-        "Jobs that got another's answer instead of an execution of their own: of an identical one in flight, of the "
-        "same call made again while it was in flight, or after its end.",
-        ("kind",),
-    ),
-    MetricSpec("inferry_errors_total", "counter", "Refusals and failures, by public error code.", ("code",)),
-    MetricSpec(
-        "inferry_tokens_total",
-        "counter",
-        "Tokens of attempts that ended: prompt (cached ones included), cached and output.",
-        ("kind", "model", "lane"),
-    ),
-    MetricSpec(
-        "inferry_time_to_first_token_seconds",
-        "histogram",
-        "From a job's arrival until its first token.",
-        ("lane", "model"),
-        _FIRST_TOKEN,
-    ),
-    MetricSpec("inferry_token_gap_seconds", "histogram", "Between one token of a job and the next.", ("lane",), _GAP),
-    MetricSpec(
-        "inferry_promises_total",
-        "counter",
-        "Completed attempts in lanes that promise a first token and a gap, by whether every token kept it.",
-        ("lane", "kept"),
-    ),
-    MetricSpec(
-        "inferry_predicted_wait_coverage",
-        "gauge",
-        "Part of the jobs, of late, that waited no longer than the P90 predicted when they came; 0.9 is what it means.",
-        ("lane",),
-    ),
-    MetricSpec(
-        "inferry_predicted_output_error",
-        "gauge",
-        "Mean absolute logarithm of output tokens written over expected, of late; 0.69 is a factor of two.",
-    ),
-    MetricSpec("inferry_in_flight_jobs", "gauge", "Jobs that were let in and have not ended, queued or sent."),
-    MetricSpec("inferry_open_streams", "gauge", "Streams that have a reader."),
-    MetricSpec("inferry_merged_deltas_total", "counter", "Deltas joined to the one before for a slow reader."),
-    MetricSpec(
-        "inferry_worker_up", "gauge", "1 while the worker can generate, 0 while it starts or is down.", ("worker",)
-    ),
-    MetricSpec("inferry_worker_phase", "gauge", "1 for the phase that the worker is in.", ("worker", "phase")),
-    MetricSpec(
-        "inferry_worker_breaker",
-        "gauge",
-        "1 for the state of the worker's circuit breaker: it gets work only while that is closed.",
-        ("worker", "state"),
-    ),
-    MetricSpec(
-        "inferry_worker_breaker_opens_total",
-        "counter",
-        "How often the worker was taken out: it lost several jobs, or went down.",
-        ("worker",),
-    ),
-    MetricSpec(
-        "inferry_worker_room_share",
-        "gauge",
-        "Part of the worker's room that may be used; less than 1 for a while after it came back.",
-        ("worker",),
-    ),
-    MetricSpec("inferry_running_sequences", "gauge", "Sequences the worker says it runs.", ("worker",)),
-    MetricSpec("inferry_worker_waiting", "gauge", "Sequences that wait inside the worker.", ("worker",)),
-    MetricSpec("inferry_kv_tokens_used", "gauge", "Tokens in the worker's KV cache.", ("worker",)),
-    MetricSpec("inferry_kv_tokens_capacity", "gauge", "Tokens that fit the worker's KV cache.", ("worker",)),
-    MetricSpec("inferry_ledger_written_total", "counter", "Entries the ledger has acknowledged."),
-    MetricSpec("inferry_ledger_dropped_total", "counter", "Entries that will never reach the ledger."),
-)
 
 _SPECS = {spec.name: spec for spec in TABLE}
 
@@ -280,6 +174,8 @@ class Metrics:
 
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
         self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
+        self._waiting_outside: Callable[[], Mapping[Lane, int]] | None = None
+        self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
         self._health: Callable[[], Iterable[WorkerHealth]] | None = None
         self._watched: dict[str, Callable[[], float]] = {"inferry_in_flight_jobs": lambda: self._in_flight}
@@ -391,18 +287,26 @@ class Metrics:
         ledger_dropped: Callable[[], int] | None = None,
         wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
         output_error: Callable[[], float] | None = None,
+        waiting_outside: Callable[[], Mapping[Lane, int]] | None = None,
+        queued_bytes: Callable[[], int] | None = None,
+        shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
+        overrun_tokens: Callable[[], int] | None = None,
     ) -> None:
         """Where to read what is a state and not an event. Replaces what is given and leaves the rest as it was."""
         self._queue_depths = queue_depths or self._queue_depths
         self._views = views or self._views
         self._wait_coverage = wait_coverage or self._wait_coverage
         self._health = health or self._health
+        self._waiting_outside = waiting_outside or self._waiting_outside
+        self._shadow_refusals = shadow_refusals or self._shadow_refusals
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
             ("inferry_ledger_written_total", ledger_written),
             ("inferry_ledger_dropped_total", ledger_dropped),
             ("inferry_predicted_output_error", output_error),
+            ("inferry_queued_bytes", queued_bytes),
+            ("inferry_budget_overrun_tokens_total", overrun_tokens),
         ):
             if read is not None:
                 self._watched[name] = read
@@ -428,6 +332,12 @@ class Metrics:
         if self._wait_coverage is not None:
             held = self._wait_coverage()
             rows["inferry_predicted_wait_coverage"] = [((lane.name,), part) for lane, part in held.items()]
+        if self._waiting_outside is not None:
+            outside = self._waiting_outside()
+            rows["inferry_told_to_come_back"] = [((lane.name,), outside.get(lane, 0)) for lane in Lane]
+        if self._shadow_refusals is not None:
+            by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
+            rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
         return rows | self._worker_rows()
 
     def _of(self, job: InferenceJob) -> _LaneOfModel:

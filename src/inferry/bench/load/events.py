@@ -5,40 +5,13 @@ inside strings, so neither `"finish_reason":null` nor `:""` can be part of what 
 """
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
+
+from inferry.adapters.workers.sse import SaidEvent, data_of, is_there, says_something
 
 _MORE = b'"finish_reason":null'
 _ROLE = b'"role"'
 _EMPTY = b':""'
-
-
-class _CachedTokens(Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _CachedTokens | None = None
-
-
-class _Delta(Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Raw | UnsetType = UNSET
-
-
-class _Choice(Struct):
-    finish_reason: str | None = None
-    delta: _Delta | None = None
-    text: str | None = None
-
-
-class _Event(Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Raw | UnsetType = UNSET
 
 
 class _Error(Struct):
@@ -47,7 +20,7 @@ class _Error(Struct):
     code: str | int | None = None
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(SaidEvent).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 
 
@@ -94,8 +67,7 @@ class EventReader:
         return "broke off" if self.finish is None else None
 
     def _look_closely(self, event: bytes) -> bool:
-        lines = event.split(b"\n")
-        data = b"".join([line[5:].lstrip() for line in lines if line.startswith(b"data:")])
+        data = data_of(event)
         if not data or self.error is not None:
             return False
         if data == b"[DONE]":
@@ -106,9 +78,10 @@ class EventReader:
         except msgspec.MsgspecError:
             self.error = "not an event"
             return False
-        if said.error is not UNSET and bytes(said.error) != b"null":
-            self.error = f"in band: {_name_of(bytes(said.error))}"
-            self.message = bytes(said.error)[:300].decode(errors="replace")
+        if is_there(said.error):
+            error = bytes(said.error)  # type: ignore[arg-type]
+            self.error = f"in band: {_name_of(error)}"
+            self.message = error[:300].decode(errors="replace")
             return False
         if said.usage is not None:
             details = said.usage.prompt_tokens_details
@@ -118,18 +91,8 @@ class EventReader:
         for choice in said.choices:
             if choice.finish_reason is not None:
                 self.finish = choice.finish_reason
-            brings = brings or _brings_something(choice)
+            brings = brings or says_something(choice)
         return brings
-
-
-def _brings_something(choice: _Choice) -> bool:
-    """A chunk with only a role, or with empty text, is nothing that a reader could see."""
-    delta = choice.delta
-    if delta is None:
-        return bool(choice.text)
-    if delta.content or delta.reasoning or delta.reasoning_content:
-        return True
-    return delta.tool_calls is not UNSET and bytes(delta.tool_calls) not in (b"null", b"[]")
 
 
 def error_name(body: bytes) -> str:

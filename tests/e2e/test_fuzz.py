@@ -1,0 +1,149 @@
+"""Broken bytes at the door: every connection is answered or closed in time, nobody is disturbed, nothing stays behind.
+
+FUZZ_CASES asks for more of them than every test run, FUZZ_SEED for others. A case is told by its number alone.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from inferry.ingress import openapi
+from support import bytefuzz
+from support.scripted_worker import ScriptedWorker
+from support.tenanted import ADMIN_KEY, CHAT, Tenanted, bearer
+
+CASES = int(os.environ.get("FUZZ_CASES", "3000"))
+SEED = os.environ.get("FUZZ_SEED", "7")
+AT_ONCE = 64
+PATIENCE_S = 30.0
+"""An idle connection is closed after a second here; machines may be slow."""
+CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
+
+STATUSES = {kind.status for kind in openapi.error_kinds() if kind.status < 500} | {100, 200, 201, 431}
+OUT = {
+    *openapi.document()["components"]["headers"],
+    *("content-type", "content-length", "transfer-encoding", "connection", "cache-control", "allow"),
+}
+HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[a-z0-9-]+: [\x20-\x7e]*\r\n)*)\r\n")
+
+
+class Wrong(AssertionError):
+    """Says which case it was, and what was sent."""
+
+
+def check(answer: bytes, *, is_head: bool) -> Counter[int]:
+    """Read everything that came back as HTTP; the statuses in it. The last answer may be cut off, by a reset."""
+    found: Counter[int] = Counter()
+    rest = answer
+    while rest:
+        head = HEAD.match(rest)
+        assert head is not None, f"not HTTP: {rest[:200]!r}"
+        status = int(head[1])
+        assert status in STATUSES, f"status {status}: {rest[:400]!r}"
+        found[status] += 1
+        rest = rest[head.end() :]
+        lines = [line.partition(b": ") for line in head[2].split(b"\r\n") if line]
+        headers = {name.decode(): value for name, _, value in lines}
+        assert set(headers) <= OUT, f"headers {set(headers) - OUT}"
+        assert len(headers) == len(lines), "a header comes twice"
+        if status == 100:
+            continue
+        if "transfer-encoding" in headers:
+            rest = rest.partition(b"0\r\n\r\n")[2]
+            continue
+        size = int(headers.get("content-length", "-1"))
+        if size < 0:  # HTTP/1.0: until the end of the connection
+            return found
+        if is_head and (not rest or rest.startswith(b"HTTP/1.1 ")):
+            continue
+        body, rest = rest[:size], rest[size:]
+        assert b"zanzibar" not in body, "another tenant's"
+        if status >= 400 and len(body) == size:
+            detail = json.loads(body)["error"]
+            assert set(detail) == {"message", "type", "param", "code"}
+    return found
+
+
+async def send(port: int, data: bytes, rng: Random) -> bytes:
+    """Send it, in one piece or several, and read until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        pieces = [data]
+        if rng.random() < 0.15 and data:
+            size = max(1, len(data) // rng.randint(2, 40))
+            pieces = [data[at : at + size] for at in range(0, len(data), size)]
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            if len(pieces) > 1:
+                await asyncio.sleep(0.001)
+        if rng.random() < 0.3:
+            writer.write_eof()
+        if rng.random() < 0.05:
+            return b""  # left without waiting
+        return await reader.read(-1)
+    except (ConnectionError, BrokenPipeError):
+        return b""
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except (ConnectionError, BrokenPipeError):
+            pass
+
+
+async def fuzz(port: int, key: str, cases: range) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+    numbers = iter(cases)
+
+    async def client() -> None:
+        for number in numbers:
+            rng = Random(f"{SEED}-{number}")
+            data = bytefuzz.made(rng, key, ADMIN_KEY)
+            try:
+                answer = await asyncio.wait_for(send(port, data, rng), PATIENCE_S)
+                statuses.update(check(answer, is_head=b"HEAD " in data))
+            except (AssertionError, ValueError, TimeoutError) as error:
+                raise Wrong(f"seed {SEED}, case {number}: {error!r} after {data[:600]!r}") from error
+
+    await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+    return statuses
+
+
+@pytest.mark.timeout(120 + CASES // 10)
+def test_broken_bytes_hurt_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    server = {"body_timeout_s": 0.5, "idle_timeout_s": 1.0, "max_body_bytes": 100_000}
+    tenants = {"acme": {"run_token_ceiling": 10**12, "day_token_ceiling": 10**12, "max_concurrent": 10_000}}
+    config = {"server": server, "tenants": tenants}
+    with Tenanted(tmp_path, lambda: ([ScriptedWorker()], {}), config) as gateway:
+        key, other = gateway.key("acme"), gateway.key("globex")
+        theirs = bearer(
+            other, x_inferry_run_id="theirs", x_inferry_step_id="zanzibar", x_inferry_parent_run_id="zanzibar"
+        )
+        for call, headers in ((THEIRS, theirs), (CALL, bearer(key, x_inferry_run_id="mine"))):
+            assert gateway.call("POST", CHAT, call, headers).status == 200
+        statuses = asyncio.run(fuzz(gateway.port, key, range(CASES)))
+        # It went deeper than the parser: some were served, and refused for reasons of many kinds.
+        assert {200, 400, 401, 403, 404, 405, 413} <= set(statuses), statuses
+
+        async def until_over() -> None:
+            async with asyncio.timeout(60):
+                while len(gateway.service.gateway.entrance):
+                    await asyncio.sleep(0.01)
+
+        gateway.run(until_over())
+        for name in ("inferry_open_streams", "inferry_in_flight_jobs", "inferry_queue_depth"):
+            assert gateway.metric(name) == 0, name
+        assert all(line.leased_tokens == 0 for line in gateway.service.gateway.entrance.gate.report("acme"))
+        assert gateway.call("GET", "/v1/runs/theirs", headers=bearer(other)).json["status"] == "idle"
+        assert gateway.call("POST", CHAT, CALL, bearer(other)).status == 200
+    assert [record.getMessage() for record in caplog.records] == []

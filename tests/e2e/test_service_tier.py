@@ -1,0 +1,99 @@
+"""`service_tier` end to end: it names a lane, is lowered to what the key may use, and is told in every piece."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.profiles import PROFILES
+from inferry.domain.clock import SystemClock
+from inferry.domain.jobs import DEFAULT_LANES
+from support.serving import Serving, post
+from support.upstream import Upstream
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "once"}]
+TIERS = [("priority", "P0"), ("default", "P1"), ("flex", "P2")]
+
+
+class BeforeAServer(Serving):
+    """A gateway whose worker speaks for itself: its events pass through. Both run on the gateway's loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self._upstream = Upstream()
+        super().__init__(directory, self._workers, {"tenants": {"modest": {"max_lane": "P1"}}})
+
+    def _workers(self) -> tuple[list[OpenAIHttpWorker], dict[str, Any]]:
+        settings = HttpWorkerSettings(url=self._upstream.url, profile=PROFILES["vllm"], models=("m",))
+        return [OpenAIHttpWorker("up", settings, SystemClock(), DEFAULT_LANES)], {}
+
+    async def _main(self) -> None:
+        async with self._upstream:
+            await super()._main()
+
+
+@pytest.fixture(scope="module")
+def over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with BeforeAServer(tmp_path_factory.mktemp("tiers")) as gateway:
+        yield gateway
+
+
+def ask(
+    gateway: Serving, model: str, tier: str, *, stream: bool, tenant: str = "default"
+) -> tuple[dict[str, str], Any]:
+    body = {"model": model, "messages": HELLO, "max_tokens": 4, "service_tier": tier, "stream": stream}
+    status, headers, answer = post(gateway.url, CHAT, body, {"x-inferry-tenant": tenant})
+    assert status == 200, answer
+    return headers, answer
+
+
+def tiers_in(stream: str) -> list[str]:
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event)["service_tier"] for event in events[:-1]]
+
+
+@pytest.mark.parametrize(("tier", "lane"), TIERS)
+@pytest.mark.parametrize("served_by", ["over HTTP", "embedded"])
+def test_the_tier_is_the_lane_and_every_piece_says_so(
+    served_by: str, tier: str, lane: str, over_http: Serving, real: Serving
+) -> None:
+    gateway, model = (over_http, "m") if served_by == "over HTTP" else (real, "tiny")
+    headers, answer = ask(gateway, model, tier, stream=False)
+    assert headers["x-inferry-lane"] == lane
+    assert answer["service_tier"] == tier
+    headers, answer = ask(gateway, model, tier, stream=True)
+    assert headers["x-inferry-lane"] == lane
+    told = tiers_in(answer)
+    assert len(told) >= 3
+    assert set(told) == {tier}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_than_the_caller_may_use_is_lowered_and_told(over_http: Serving, stream: bool) -> None:
+    headers, answer = ask(over_http, "m", "priority", stream=stream, tenant="modest")
+    assert headers["x-inferry-lane"] == "P1"
+    assert (set(tiers_in(answer)) if stream else {answer["service_tier"]}) == {"default"}
+
+
+def test_auto_is_the_callers_own_lane(over_http: Serving) -> None:
+    headers, answer = ask(over_http, "m", "auto", stream=False)
+    assert (headers["x-inferry-lane"], answer["service_tier"]) == ("P1", "default")
+
+
+def test_who_names_no_tier_hears_of_none(over_http: Serving) -> None:
+    _, _, answer = post(over_http.url, CHAT, {"model": "m", "messages": HELLO})
+    assert "service_tier" not in answer
+
+
+def test_an_unknown_tier_is_refused(real: Serving) -> None:
+    with (
+        openai.OpenAI(base_url=real.url + "/v1", api_key="unused") as api,
+        pytest.raises(openai.BadRequestError) as refused,
+    ):
+        api.completions.create(model="tiny", prompt="once", extra_body={"service_tier": "platinum"})
+    assert refused.value.param == "service_tier"

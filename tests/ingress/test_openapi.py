@@ -1,0 +1,192 @@
+"""The OpenAPI document: what the application serves is in it, and what is in it is served, as it says."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from inferry.ingress import answers, openapi
+from inferry.ingress.admin import PATHS as ADMIN_PATHS
+from inferry.ingress.app import App
+from inferry.ingress.runs import PATHS as RUN_PATHS
+from support.scripted_worker import ScriptedWorker
+from support.tenanted import CHAT, Tenanted, bearer
+
+CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenanted]:
+    with Tenanted(tmp_path_factory.mktemp("openapi"), lambda: ([ScriptedWorker()], {})) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def key(gateway: Tenanted) -> str:
+    return gateway.key("acme")
+
+
+def routes(app: App) -> set[tuple[str, str]]:
+    """What the application looks requests up in."""
+    found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
+    for one in (*RUN_PATHS, *ADMIN_PATHS):
+        method, _, path = one.partition(" ")
+        found.add((method.lower(), path))
+    return found | {("get", "/v1/models/{model}")}
+
+
+def documented() -> set[tuple[str, str]]:
+    return {(method, path) for path, methods in openapi.document()["paths"].items() for method in methods}
+
+
+def test_no_path_is_missing_and_none_is_too_many(gateway: Tenanted) -> None:
+    assert documented() == routes(gateway.service.app)
+
+
+def test_it_is_served_to_everybody(gateway: Tenanted) -> None:
+    answer = gateway.call("GET", "/openapi.json")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json == openapi.document()
+    assert answer.json["openapi"] == "3.1.0"
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in documented()}))
+def test_methods_that_are_documented_are_taken_and_others_are_not(gateway: Tenanted, key: str, path: str) -> None:
+    there = path.replace("{id}", "nobody").replace("{name}", "nobody").replace("{model}", "nobody")
+    known = {method for method, one in documented() if one == path}
+    for method in ("get", "put", "post", "delete", "patch", "options"):
+        say = gateway.as_admin if path.startswith("/admin/") else None
+        if say is not None:
+            answer = say(method.upper(), there, b"{}")
+        else:
+            answer = gateway.call(method.upper(), there, b"{}", bearer(key))
+        if method in known:
+            assert answer.status not in (405, 500, 501), method
+            code = answer.code if answer.status >= 400 and "error" in (answer.json or {}) else None
+            assert str(answer.status) in openapi.document()["paths"][path][method]["responses"], (method, code)
+        else:
+            assert answer.status == 405, method
+            assert {one.strip().lower() for one in answer.headers["allow"].split(",")} - {"head"} == known
+
+
+def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
+    document = openapi.document()
+    named: set[str] = set()
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if name == "$ref":
+                    named.add(inner)
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(document)
+    there = {
+        f"#/components/{kind}/{name}"
+        for kind, parts in document["components"].items()
+        for name in parts
+        if kind != "securitySchemes"
+    }
+    assert named == there
+    schemes = {
+        name for ops in document["paths"].values() for op in ops.values() for one in op["security"] for name in one
+    }
+    assert schemes == set(document["components"]["securitySchemes"])
+
+
+def test_every_error_code_is_named_with_its_status() -> None:
+    found: set[tuple[int, str]] = set()
+    for methods in openapi.document()["paths"].values():
+        for operation in methods.values():
+            for status, answer in operation["responses"].items():
+                schema = answer["content"].get("application/json", {}).get("schema", {})
+                if "allOf" in schema:
+                    codes = schema["allOf"][1]["properties"]["error"]["properties"]["code"]["enum"]
+                    found |= {(int(status), code) for code in codes}
+    # Of methods that are not there nothing can be said at those that are.
+    assert found | {(405, "method_not_allowed")} == {(kind.status, kind.code) for kind in openapi.error_kinds()}
+
+
+def test_answers_are_what_they_are_said_to_be(gateway: Tenanted, key: str) -> None:
+    def read(kind: Any, method: str, path: str, body: Any = None) -> Any:
+        sent = gateway.as_admin if path.startswith("/admin/") else None
+        answer = gateway.call(method, path, body, bearer(key)) if sent is None else sent(method, path, body)
+        assert answer.status in (200, 201), answer.body
+        return msgspec.json.decode(answer.body, type=kind)
+
+    for run, parent in (("outer", None), ("inner", "outer")):
+        headers = bearer(key, x_inferry_run_id=run, **({"x_inferry_parent_run_id": parent} if parent else {}))
+        assert gateway.call("POST", CHAT, CALL, headers).status == 200
+    read(answers.ChatCompletion, "POST", CHAT, CALL)
+    read(answers.ChatCompletion, "POST", CHAT, {**CALL, "service_tier": "flex"})
+    read(answers.Completion, "POST", "/v1/completions", {"model": "m", "prompt": "a"})
+    read(answers.Model, "GET", "/v1/models/m")
+    read(answers.ModelList, "GET", "/v1/models")
+    assert read(answers.RunPage, "GET", "/v1/runs/outer").sub_runs == ["inner"]
+    assert {one.id for one in read(answers.RunList, "GET", "/v1/runs").data} >= {"outer", "inner"}
+    read(answers.RunPage, "POST", "/v1/runs/inner/finish")
+    read(answers.CancelledRun, "DELETE", "/v1/runs/outer")
+    read(answers.WorkerList, "GET", "/admin/workers")
+    limits = {"max_lane": "P1", "models": ["m", "n*"], "tokens_per_minute": 7, "run_money_ceiling": 0.5}
+    read(answers.TenantPage, "PUT", "/admin/tenants/new", limits)
+    read(answers.TenantList, "GET", "/admin/tenants")
+    made = read(answers.CreatedKey, "POST", "/admin/keys", {"tenant": "new", "limits": {"max_concurrent": 2}})
+    read(answers.CreatedKey, "POST", f"/admin/keys/{made.id}/rotate")
+    read(answers.KeyPage, "DELETE", f"/admin/keys/{made.id}")
+    read(answers.KeyList, "GET", "/admin/keys?tenant=new")
+    read(answers.RemovedTenant, "DELETE", "/admin/tenants/new")
+    read(answers.Index, "GET", "/")
+    read(answers.Ready, "GET", "/ready")
+    read(answers.Health, "GET", "/health")
+
+
+def test_events_of_a_stream_are_what_they_are_said_to_be(gateway: Tenanted, key: str) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for path, body, kind in (
+        (CHAT, CALL, answers.ChatCompletionChunk),
+        ("/v1/completions", {"model": "m", "prompt": "a"}, answers.Completion),
+    ):
+        answer = gateway.call("POST", path, {**body, **options}, bearer(key))
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = answer.body.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        assert len([msgspec.json.decode(one.removeprefix("data: "), type=kind) for one in events]) >= 4
+
+
+def bounds() -> Iterator[tuple[str, float, bool]]:
+    fields = openapi.document()["components"]["schemas"]["ChatBody"]["properties"]
+    for name, schema in fields.items():
+        for one in schema.get("anyOf", []):
+            step = 1 if one.get("type") == "integer" else 0.01
+            if "minimum" in one:
+                yield name, one["minimum"], True
+                yield name, one["minimum"] - step, False
+            if "exclusiveMinimum" in one:
+                yield name, one["exclusiveMinimum"], False
+                yield name, one["exclusiveMinimum"] + step, True
+            if "maximum" in one and name not in (
+                "max_tokens",
+                "max_completion_tokens",
+            ):  # the context bounds them first
+                yield name, one["maximum"], True
+                yield name, one["maximum"] + step, False
+
+
+@pytest.mark.parametrize(("name", "value", "is_fine"), list(bounds()))
+def test_bounds_are_where_they_are_said_to_be(
+    gateway: Tenanted, key: str, name: str, value: float, is_fine: bool
+) -> None:
+    answer = gateway.call("POST", CHAT, {**CALL, name: value}, bearer(key))
+    wrong = answer.status == 400 and answer.code == "invalid_request"
+    assert wrong is not is_fine, answer.body
+
+
+def test_a_run_with_odd_characters_is_found_under_its_own_name(gateway: Tenanted, key: str) -> None:
+    for run in ("a/b", "a%2Fb", "?x=1", "#", "..", "a/finish", "%00"):
+        assert gateway.call("POST", CHAT, CALL, bearer(key, x_inferry_run_id=run)).status == 200
+        assert gateway.call("GET", f"/v1/runs/{quote(run, safe='')}", headers=bearer(key)).json["id"] == run
