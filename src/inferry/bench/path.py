@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from inferry.bench.peers import a_peer, installed
-from inferry.bench.serving import a_gateway, a_process, cpu_seconds, free_port, wait_for, wait_until_idle
+from inferry.bench.serving import (
+    a_gateway,
+    a_gateway_with_a_key,
+    a_process,
+    cpu_seconds,
+    free_port,
+    wait_for,
+    wait_until_idle,
+)
 
 ROUNDS = 5
 SECONDS = 1.2
@@ -32,6 +40,18 @@ STREAMS = 512
 GATEWAY_CORE, LOAD_CORE = 0, 1
 TOO_SLOW_FOR_STREAMS = ("litellm",)
 """What passes on fewer events in a second than these streams have in a fiftieth of one tells nothing there."""
+
+WITH_LIMITS = "inferry, key and every limit"
+TENANT = "acme"
+LIMITS = {
+    "requests_per_minute": 10**9,
+    "tokens_per_minute": 10**12,
+    "max_concurrent": 10**5,
+    "run_token_ceiling": 10**12,
+    "day_token_ceiling": 10**13,
+    "month_money_ceiling": 1e9,
+}
+"""All of them are looked at for every call, and none is ever reached."""
 
 CALL = {
     "model": "m",
@@ -165,6 +185,10 @@ def _arms(tools: Path, gap_us: int, peers: list[str]) -> Iterator[list[Arm]]:
         config = {"workers": [worker | {"max_sequences": 4096}], "sharing": {"identical": False}}
         port, process = stack.enter_context(a_gateway(config, core=GATEWAY_CORE))
         arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
+        limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
+        port, process, key = stack.enter_context(a_gateway_with_a_key(limited, TENANT, core=GATEWAY_CORE))
+        headers = (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17")
+        arms.append(Arm(WITH_LIMITS, port, process, headers))
         for peer in peers:
             arms.append(Arm(peer, *stack.enter_context(a_peer(peer, backend, tools, core=GATEWAY_CORE))))
         yield arms

@@ -49,14 +49,33 @@ def a_process(
 @contextlib.contextmanager
 def a_gateway(config: dict[str, Any], *, core: int | None = None) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """`inferry serve` with this configuration, ready: its port and its process."""
-    port = free_port()
+    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def a_gateway_with_a_key(
+    config: dict[str, Any], tenant: str, *, core: int | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes], str]]:
+    """The same, where calls need a key: and one of the tenant's."""
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "inferry.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
-        with a_process([*command, "--log-level", "warning"], core=core, cwd=directory) as process:
-            wait_for(f"http://127.0.0.1:{port}/ready", process)
-            yield port, process
+        (Path(name) / "keys.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "inferry", "keys", "create", "--tenant", tenant, "--config", "keys.yaml"]
+        made = subprocess.run([*command, "--quiet"], cwd=name, capture_output=True, text=True, check=True)
+        with _serving(config, Path(name), core) as (port, process):
+            yield port, process, made.stdout.strip()
+
+
+@contextlib.contextmanager
+def _serving(
+    config: dict[str, Any], directory: Path, core: int | None
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    port = free_port()
+    (directory / "inferry.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
+    with a_process([*command, "--log-level", "warning"], core=core, cwd=directory) as process:
+        wait_for(f"http://127.0.0.1:{port}/ready", process)
+        yield port, process
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
