@@ -51,6 +51,7 @@ class Turns:
         self._order: list[tuple[float, _Who]] = []
         self._due_in: dict[int, int] = {}
         self._tenants: dict[str, int] = {}
+        self._last: dict[str, float] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -65,7 +66,18 @@ class Turns:
             heappush(self._order, (at, who))
             self._due_in[int(at)] = self._due_in.get(int(at), 0) + 1
             self._tenants[who[0]] = self._tenants.get(who[0], 0) + 1
+            self._last[who[0]] = at
             self._count += 1
+
+    def next_in_s(self, tenant: str, ahead: int, each_s: float, now: float) -> float:
+        """How long until the next turn of the tenant, with so many ahead of it who have none.
+
+        Not at the moment of the one booked last: of several that are due and find no room each is told later than the
+        one before, though as many have turns as before.
+        """
+        in_s = (ahead + self.before(tenant)) * each_s
+        after_last_s = self._last.get(tenant, now) + each_s * len(self._tenants) - now
+        return min(max(in_s, after_last_s), 2 * in_s)
 
     def before(self, tenant: str) -> int:
         """How many go before the next of the tenant: its own, and as many of each other tenant."""
@@ -86,6 +98,8 @@ class Turns:
         self._count -= 1
         _count_down(self._due_in, second)
         _count_down(self._tenants, who[0])
+        if who[0] not in self._tenants:
+            del self._last[who[0]]
 
     def due_until(self, until: float) -> int:
         """How many are to come by then, to the second."""
@@ -201,7 +215,7 @@ class Door:
         else:
             each_s = at_best_s
         too_many = max(0, self._depths[lane] - self._marks[lane]) + 1
-        in_s = max(soonest_s, (too_many + turns.before(job.tenant)) * each_s)
+        in_s = max(soonest_s, turns.next_in_s(job.tenant, too_many, each_s, now))
         if in_s <= LONGEST_S:
             turns.book(who, now + in_s)
             refusal.is_own_turn = True

@@ -204,6 +204,8 @@ class WaitModel:
     def each_s(self, told: Told) -> tuple[float, float]:
         """How long a job that is before the one that was told this takes to go: as things are, and if nobody came who
         goes before the lane. Zero where nothing is known."""
+        if told.middle_s <= 0:
+            return 0.0, 0.0
         now_s = told.p50_s / told.amounts[0]
         at_best_s = self._drain.seconds_at_best(told.lane)
         return now_s, min(now_s, at_best_s) if at_best_s else now_s
