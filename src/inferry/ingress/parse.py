@@ -117,10 +117,11 @@ def parse(
     if not caller.may_use(card.name):
         raise ModelNotAllowed(f"the model `{card.name}` is not for this key", param="model")
     asked = _check_ranges(wire)
-    for feature, param in features_of(wire):
+    features = features_of(wire)
+    for feature, param in features:
         if feature not in card.features:
             raise UnsupportedFeature(f"model `{card.name}` is served without support for `{param}`", param=param)
-    call = _Call(api, wire, asked, body, headers, card, gateway, caller, gateway.clock.now())
+    call = _Call(api, wire, asked, features, body, headers, card, gateway, caller, gateway.clock.now())
     prompt = _prompt(wire, body, card, gateway.tokenizer(card.name))
     if prompt is None:
         template_id = identifier(headers, b"x-inferry-template-id")
@@ -139,6 +140,7 @@ class _Call(NamedTuple):
     api: Api
     wire: ChatBody | CompletionBody
     asked: int | None
+    features: list[tuple[str, str]]
     body: bytes
     headers: Mapping[bytes, bytes]
     card: ModelCard
@@ -173,7 +175,7 @@ def _tokenised(call: _Call, ids: list[int]) -> InferenceJob:
 
 
 def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
-    api, wire, asked, body, headers, card, gateway, caller, now = call
+    api, wire, asked, features, body, headers, card, gateway, caller, now = call
     template_id = identifier(headers, b"x-inferry-template-id")
     budget = _budget(asked, prompt, card, api)
     lane = lane_of(headers, wire.service_tier, caller)
@@ -215,7 +217,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
         max_wait_s=(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
         stream=stream,
-        resume=_resume(wire, card, lane, gateway),
+        resume=_resume(wire, features, card, lane, gateway),
         repeat=repeat_of(headers, None if run_id == job_id else run_id, step_named),
         payload=Payload(
             api=api,
@@ -237,11 +239,13 @@ def isolation_of(caller: Caller) -> str | None:
     return tenant.name if tenant.isolation == "pool" else None
 
 
-def _resume(wire: ChatBody | CompletionBody, card: ModelCard, lane: Lane, gateway: Gateway) -> Resume:
+def _resume(
+    wire: ChatBody | CompletionBody, features: list[tuple[str, str]], card: ModelCard, lane: Lane, gateway: Gateway
+) -> Resume:
     """Whether the job can go on elsewhere once its client has seen some of it: where that is exact, and of use."""
     if not gateway.continues(card, lane):
         return Resume.RESTART
-    if any(feature not in _CONTINUED for feature, _ in features_of(wire)):
+    if features and any(feature not in _CONTINUED for feature, _ in features):
         return Resume.RESTART
     # An engine looks for them in what it writes itself: one that begins before the seam would be missed.
     return Resume.CONTINUE if not wire.stop or gateway.tokenizer(card.name) is not None else Resume.RESTART
@@ -461,7 +465,7 @@ def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
     found = crc32(wire.model.encode())
     if isinstance(wire, ChatBody):
         for message in wire.messages:
-            found = _checksum(message.content, crc32(message.role.encode(), found))
+            found = _checksum(message.content, found + len(message.role))
     else:
         found = _checksum(wire.prompt, found)
     return f"{found:08x}"
@@ -470,8 +474,8 @@ def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
 def _checksum(raw: Raw, so_far: int) -> int:
     view = memoryview(raw)
     if len(view) <= 2 * HASHED_END_BYTES:
-        return crc32(view, so_far)
-    so_far = crc32(b"%d" % len(view), so_far)
+        return crc32(view, so_far & 0xFFFFFFFF)
+    so_far = crc32(b"%d" % len(view), so_far & 0xFFFFFFFF)
     return crc32(view[-HASHED_END_BYTES:], crc32(view[:HASHED_END_BYTES], so_far))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import astuple
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import URL, make_url
@@ -120,9 +120,13 @@ def open_sqlite_queries(url: str) -> LedgerQueries:
     return LedgerQueries(engine)
 
 
+_OUTCOME = LedgerEntry.__struct_fields__.index("outcome")
+
+
 def _row(entry: LedgerEntry) -> tuple[Any, ...]:
     """The entry's fields, which are the table's columns in the same order."""
-    return tuple(msgspec.to_builtins(entry).values())
+    values = astuple(entry)  # a writer that is busy in Python keeps the event loop waiting
+    return (*values[:_OUTCOME], entry.outcome.value, *values[_OUTCOME + 1 :])
 
 
 def _parse(url: str) -> URL:
