@@ -181,6 +181,10 @@ class Flights:
             return self._replay(kept, job, caller)
         return self._board(job, caller)
 
+    def concerns(self, job_id: str) -> bool:
+        """Whether the job shares an execution, or others may share its own."""
+        return job_id in self._seats or job_id in self._by_leader
+
     def leave(self, job_id: str, error: GatewayError | None) -> bool:
         """A reader leaves, for its own reason. False where the job's execution is what is to be cancelled."""
         seat = self._seats.get(job_id)

@@ -1,7 +1,7 @@
 """The facade: what ingress knows of everything behind it."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from inferry.admission.budgets import Line
@@ -105,7 +105,7 @@ class Gateway:
             overrun_tokens=lambda: self.entrance.gate.overrun_tokens,
         )
         self._flights = Flights(sharing or Sharing(), self, clock)
-        self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._loop.attempt_of)
+        self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._take_out, self._loop.attempt_of)
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 
@@ -207,6 +207,10 @@ class Gateway:
         """End a job for a reason of its own. What it shares goes on for as long as somebody else wants it."""
         if not self._flights.leave(job_id, error):
             self.cancel_execution(job_id, error)
+
+    def _take_out(self, job_ids: Iterable[str]) -> set[str]:
+        """Take jobs that are queued out of the queue, but for those whose execution somebody else may share."""
+        return self._loop.take_out(job_id for job_id in job_ids if not self._flights.concerns(job_id))
 
     def attempt_of(self, job_id: str) -> Attempt | None:
         """The attempt that a job in flight is at; None for one that has ended or shares another's."""

@@ -11,13 +11,14 @@ worker breaks its word. An attempt that was lost or stopped is not the end of it
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
 
 from inferry.admission.door import Door
-from inferry.admission.waits import NOBODY, Told, WaitModel, infeasible
+from inferry.admission.waits import Told, WaitModel, infeasible
+from inferry.dispatch.asking import ask_at, predict
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
@@ -99,6 +100,7 @@ class DispatchLoop:
         self._cancels: dict[str, list[str]] = {}
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._stopped: set[str] = set()
+        self._taken_out: set[str] = set()
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,11 +126,11 @@ class DispatchLoop:
         Raises QueueFull, or DeadlineInfeasible where the deadline would pass in the queue: before it has waited.
         """
         now = self._now()
-        told = self._predict(job, job.tenant, now)
+        told = predict(self._scheduler, self.waits, job, job.tenant, now)
         if job.deadline is not None and (too_late := infeasible(self.waits, job, told, now)) is not None:
             raise too_late
         if not self.door.is_open(job):
-            self._ask_at_the_door(job, now)
+            ask_at(self.door, self.waits, job, predict(self._scheduler, self.waits, job, None, now), now)
         attempt = Attempt(job)
         attempt.grant(may_write)
         attempt.predicted = told
@@ -159,11 +161,21 @@ class DispatchLoop:
             self._resting.pop(job_id).cancel()
             self._end(stream, Failed(job_id, reason), self._now())
             return
-        if self._scheduler.cancel(job_id) is Whereabouts.QUEUED:
+        if job_id in self._taken_out or self._scheduler.cancel(job_id) is Whereabouts.QUEUED:
+            self._taken_out.discard(job_id)
             self._end(stream, Failed(job_id, reason), self._now())
             self._ask_for_tick()
             return
         self._stop(stream.attempt, reason)
+
+    def take_out(self, job_ids: Iterable[str]) -> set[str]:
+        """Take jobs out that are queued, and say which: none of them runs any more. Until each is cancelled, which is to
+        be soon, its client waits.
+        """
+        found = {job_id for job_id in job_ids if self._scheduler.cancel(job_id) is Whereabouts.QUEUED}
+        self._taken_out |= found
+        self._ask_for_tick()
+        return found
 
     def _stop(self, attempt: Attempt, reason: GatewayError) -> None:
         """Have a running attempt ended by its worker, for this reason."""
@@ -208,24 +220,6 @@ class DispatchLoop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    # -- waits -------------------------------------------------------------------------------------------------------
-
-    def _predict(self, job: InferenceJob, tenant: str | None, now: float) -> Told:
-        lane, footprint = job.lane, job.footprint
-        ahead = self._scheduler.ahead(lane, tenant) if self.waits.is_behind_somebody(lane) else NOBODY
-        return self.waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
-
-    def _ask_at_the_door(self, job: InferenceJob, now: float) -> None:
-        """Raises QueueFull where the job may not be queued, with what is known of when it may."""
-        told = self._predict(job, None, now)
-        refusal = self.door.refusal(job, *self.waits.each_s(told), now)
-        if refusal is not None:
-            if told.middle_s > 0:
-                refusal.predicted_wait_s = told.p50_s
-                if refusal.retry_after_s is None:
-                    refusal.retry_after_s = self.waits.retry_after(told)
-            raise refusal
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -457,6 +451,7 @@ class DispatchLoop:
         job = attempt.job
         self._cancel_reasons.pop(job.job_id, None)
         self._stopped.discard(job.job_id)
+        self._taken_out.discard(job.job_id)
         if self._budget is not None and is_cut(job, end):
             end = replace(end, stopped=self._budget.why(job.job_id), by_engine=True)
         attempt.ended(end, now)

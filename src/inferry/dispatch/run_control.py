@@ -1,12 +1,12 @@
 """One cancel for a whole tree of runs: what is queued is gone at once, what runs is stopped at its worker.
 
 The tombstone comes first, so that nothing of the run enters any more, nor is tried again; then everything that is in
-flight is told to end: what runs first, so that its workers are at it meanwhile, then the queue in one go, so that
-nothing of it takes the place of what was stopped.
+flight is told to end: what runs first, so that its workers are at it meanwhile. The queue is emptied in one go, so that
+nothing of it takes the place of what was stopped; whoever waits for it is told afterwards, a few at a time.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -20,9 +20,8 @@ LOOK_S = 0.002
 """How often the ends of running jobs are looked for."""
 TURNS_TO_SEND = 3
 """Turns of the event loop until cancels are on their way: to gather them, to let plans begin, to send."""
-AT_ONCE = 2048
-"""How many jobs are ended before anybody else gets a turn: enough for most runs, since what is still queued then may
-take the places of what was stopped."""
+AT_ONCE = 64
+"""How many clients are told before anybody else gets a turn."""
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
@@ -51,11 +50,14 @@ class RunControl:
         runs: Runs,
         clock: Clock,
         cancel: Callable[[str, GatewayError], None],
+        take_out: Callable[[Iterable[str]], set[str]],
         attempt_of: Callable[[str], Attempt | None],
     ) -> None:
         self._runs = runs
         self._clock = clock
         self._cancel = cancel
+        self._take_out = take_out
+        self._telling: set[asyncio.Task[None]] = set()
         self._attempt_of = attempt_of
 
     async def cancel_run(
@@ -75,17 +77,26 @@ class RunControl:
         # These go out now, in one call to each worker: it is at it while the queue is cleared.
         for _ in range(TURNS_TO_SEND):
             await asyncio.sleep(0)
-        waiting = [job_id for job_id in jobs if job_id not in told]
-        for start in range(0, len(waiting), AT_ONCE):
-            for job_id in waiting[start : start + AT_ONCE]:
+        taken_out = self._take_out(job_id for job_id in jobs if job_id not in told)
+        for job_id in jobs:
+            if job_id not in told and job_id not in taken_out:
                 self._cancel(job_id, error)
-            await asyncio.sleep(0)
-        watched = [attempt for _, attempt in attempts if attempt is not None]
+        telling = asyncio.get_running_loop().create_task(self._tell(taken_out, error))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        watched = [attempt for job_id, attempt in attempts if attempt is not None and job_id not in taken_out]
         until = now + wait_s
         # To be told of every end would cost all jobs something; this costs the few that are cancelled.
         while (left := [one for one in watched if not one.is_ended]) and self._clock.now() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         return _report(attempts, left, now, self._clock.now())
+
+    async def _tell(self, job_ids: Iterable[str], error: GatewayError) -> None:
+        """Tell the clients of jobs that are dead already."""
+        for number, job_id in enumerate(job_ids):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self._cancel(job_id, error)
 
 
 def _report(attempts: list[tuple[str, Attempt | None]], left: list[Attempt], began: float, now: float) -> CancelReport:
