@@ -169,8 +169,8 @@ class DispatchLoop:
         self._stop(stream.attempt, reason)
 
     def take_out(self, job_ids: Iterable[str]) -> set[str]:
-        """Take jobs out that are queued, and say which: none of them runs any more. Until each is cancelled, which is to
-        be soon, its client waits.
+        """Take jobs out that are queued, and say which: none of them runs any more. Until each is cancelled, which is
+        to be soon, its client waits.
         """
         found = {job_id for job_id in job_ids if self._scheduler.cancel(job_id) is Whereabouts.QUEUED}
         self._taken_out |= found
