@@ -30,6 +30,7 @@ from inferry.config import (
     parse_workers,
     taken_names,
 )
+from inferry.dispatch.accounts import Accounts
 from inferry.dispatch.flights import Sharing
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.health import HealthPolicy
@@ -41,6 +42,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
+from inferry.domain.spending import Spent
 from inferry.ingress.app import App, Limits
 from inferry.ingress.auth import Auth
 from inferry.ledger.recorder import Recorder
@@ -58,6 +60,7 @@ class Service(NamedTuple):
     gateway: Gateway
     pool: Pool
     tenants: TenantWatch
+    accounts: Accounts
     watch: FleetWatch[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -71,6 +74,7 @@ class Service(NamedTuple):
         if self.watch is not None:
             await self.watch.close()
         await self.app.close()
+        await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
 
@@ -146,7 +150,18 @@ def assemble(
     )
     auth = Auth(tenants, off_for_all=config.auth.off_beyond_loopback, wall=clock.wall)
     app = App(gateway, metrics, limits, auth, admin_key=config.server.admin_key, tenants=tenants, book=book)
-    return Service(app, gateway, pool, tenants)
+    accounts = Accounts(gate, clock, lambda: _spent(config.ledger, clock.wall()))
+    tenants.on_change = accounts.catch_up
+    return Service(app, gateway, pool, tenants, accounts)
+
+
+def _spent(ledger: str, wall: float) -> list[Spent]:
+    """What everybody has spent, read with a connection of its own."""
+    book = _book(ledger)
+    if book is None:
+        return []
+    with book:
+        return book.spent(wall)
 
 
 def _book(ledger: str) -> LedgerQueries | None:

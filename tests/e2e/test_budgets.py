@@ -13,10 +13,11 @@ from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpW
 from inferry.adapters.workers.profiles import PROFILES
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import DEFAULT_LANES
+from inferry.domain.tenants import Limits, Tenant
 from support.serving import Serving
 from support.upstream import DONE, Upstream, begin, chunk, role, usage
 
-CEILING = 400
+CEILING = 1000
 
 
 async def talks_on(upstream: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -92,7 +93,7 @@ def test_a_stream_whose_run_is_exhausted_ends_cleanly_and_says_why(tmp_path: Pat
     assert spent is not None
     assert spent.leased_tokens == 0
     assert words < spent.spent_tokens <= CEILING
-    assert words > CEILING / 2
+    assert words > CEILING / 3
     assert gateway.upstream.disconnects == 2
 
 
@@ -154,3 +155,35 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
     assert set(statuses) <= {200, 402}
     assert spent.leased_tokens == 0
     assert 0.8 * ceiling < spent.spent_tokens <= ceiling
+
+
+def test_a_ceiling_that_comes_while_it_runs_counts_what_was_spent_before(tmp_path: Path) -> None:
+    with OverHttp(tmp_path, keeps_its_limit, {}) as gateway:
+        tenants = gateway.service.tenants
+
+        async def ask(most: int) -> int:
+            async with aiohttp.ClientSession() as http:
+                headers = {"x-inferry-tenant": "late"}
+                async with http.post(f"{gateway.url}/v1/chat/completions", json=call(most), headers=headers) as answer:
+                    await answer.read()
+                    return answer.status
+
+        assert asyncio.run(ask(590)) == 200
+
+        async def set_ceiling() -> None:
+            limits = Limits(day_token_ceiling=600)
+            await tenants.change(lambda book, _: book.put_tenant(Tenant(name="late", limits=limits)))
+
+        async def until_refused() -> None:
+            # The ledger is a moment behind.
+            async with asyncio.timeout(20):
+                while await asyncio.to_thread(lambda: asyncio.run(ask(1))) != 402:
+                    await set_ceiling()
+                    await asyncio.sleep(0.1)
+
+        gateway.run(set_ceiling())
+        gateway.run(until_refused())
+        spent = gateway.service.gateway.entrance.gate.report("late")
+    day = next(line for line in spent if line.kind == "day")
+    assert day.spent_tokens >= 590
+    assert day.leased_tokens == 0

@@ -147,7 +147,7 @@ class TenantWatch:
     """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
 
     `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
-    nobody in, rather than everybody.
+    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place.
     """
 
     def __init__(self, book: TenantBook, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time) -> None:
@@ -155,6 +155,7 @@ class TenantWatch:
         self._mode = mode
         self._wall = wall
         self._complaint = ""
+        self.on_change: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
         # One at a time, so that what was read first is not put in the place of what was read last.
         self._turn = asyncio.Lock()
@@ -229,6 +230,8 @@ class TenantWatch:
     def _take(self, found: tuple[int, Directory]) -> None:
         was_required = self.is_required
         self._version, self.directory = found
+        if self.on_change is not None:
+            self.on_change()
         if self.is_required and not was_required:
             log.warning("authentication is on from now on: a key was created, and calls without one are refused")
 
