@@ -236,7 +236,6 @@ def test_what_is_kept_of_the_contest_says_what_the_yardstick_printed() -> None:
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     from inferry.bench.harbor_plots import draw
 
     some = recorded([row for row in played() if row["run"] in ("run-1", "run-2", "digest-1")], "inferry", SEED)
