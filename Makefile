@@ -4,16 +4,19 @@ PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
 CONFIG ?=
+COMPILED ?= 1
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
+.DELETE_ON_ERROR:
 
 help:
-	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG)"
+	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG; COMPILED=0: plain Python)"
+	@echo "make compiled  the path of a call as C, into build/compiled; make serve and make test do it by themselves"
 	@echo "make test    lint, types, import rules and every test"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them)"
@@ -30,7 +33,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
 	@echo "installing inferry with the embedded engine into $(VENV) (a minute or two, once)"
-	$(PIP) install --editable '.[engine]'
+	$(PIP) install --editable '.[engine,compile]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-serve
@@ -40,6 +43,21 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-serve
 
 venv: $(VENV)/.installed-dev
 
+# Beside the source, not in it: what is edited is what runs as soon as this is older. Where nothing can be compiled
+# (no compiler, no Python.h), setup.py says so and what stands here is plain Python.
+build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py')
+	@echo "compiling the path of a call (a minute or two, once; COMPILED=0 does without)"
+	@rm -rf build && mkdir -p build/compiled
+	@$(BIN)/python setup.py --quiet build --build-lib build/compiled > build/log 2>&1 || { tail -20 build/log; exit 1; }
+	@grep "stays plain" build/log || true
+	@touch $@
+
+compiled: build/compiled/.built
+
+ifeq ($(COMPILED),1)
+serve: compiled
+serve: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHONPATH))
+endif
 serve: $(VENV)/.installed-serve
 	@exec $(BIN)/inferry serve --host $(HOST) --port $(PORT) $(if $(CONFIG),--config $(CONFIG))
 
@@ -49,8 +67,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_import_rules.py tests/test_repository.py
 
-test: check
-	$(BIN)/pytest -q
+# What is served is compiled, so that is tested: all of it that is not about plain Python. Then what only plain Python
+# allows, and the rooms on the path of a call once more as they are where nothing can be compiled.
+test: check compiled
+	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -m 'not vllm and not plain'
+	$(BIN)/pytest -q -m plain
+	$(BIN)/pytest -q tests/admission tests/ingress tests/scheduling tests/streams tests/e2e/test_openai_client.py
 
 # One that works is taken as it is, however it was made.
 venv-vllm:

@@ -135,6 +135,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     import uvloop
 
     from inferry import wiring
+    from inferry.dispatch import loop
     from inferry.ingress import server
 
     server.raise_file_limit()
@@ -143,7 +144,8 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     async def main() -> None:
         service = wiring.build(config)
         count = len(service.pool.names())
-        log.info("starting %d worker%s", count, "" if count == 1 else "s")
+        how = "plain Python" if loop.__file__.endswith(".py") else "compiled"
+        log.info("starting %d worker%s; the path of a call is %s", count, "" if count == 1 else "s", how)
         try:
             refusal = exposure(config.auth, host, service.tenants.is_required)
             if refusal is not None:

@@ -19,6 +19,7 @@ import typer.main
 from msgspec import Struct, UnsetType
 
 from inferry import cli, config, config_sharing, config_tenants, config_workers
+from inferry.checkout import ROOT
 from inferry.domain import errors, ledger, plans, settings
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane
@@ -26,7 +27,7 @@ from inferry.ingress import openapi
 from inferry.ingress.problems import error_body
 from inferry.observe.table import TABLE
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+REFERENCE = ROOT / "docs" / "reference"
 
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
 _EXAMPLE_WORKERS = [

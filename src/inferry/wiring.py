@@ -12,8 +12,9 @@ from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.adapters.workers.advice import Facts, advice
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.admission.door import Door
 from inferry.admission.gate import Gate
 from inferry.config import (
@@ -31,11 +32,10 @@ from inferry.config import (
     taken_names,
 )
 from inferry.dispatch.accounts import Accounts
-from inferry.dispatch.flights import Sharing
 from inferry.dispatch.gateway import Gateway
-from inferry.dispatch.health import HealthPolicy
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantBook, TenantWatch
+from inferry.dispatch.values import HealthPolicy, Sharing
 from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError

@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from inferry.adapters.workers import openai_http
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import TRTLLM
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import ManualClock
 from inferry.domain.errors import ClientClosed
 from inferry.domain.streams import Delta, Done, Failed, Item

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from inferry.adapters.workers.http1 import Client, Connection
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import Profile
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.plans import BatchPlan, ReleaseReason
 from inferry.domain.streams import Done, Failed, Item

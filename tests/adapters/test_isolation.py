@@ -7,9 +7,9 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import MOST_SALTS, Salts, streaming_body
-from inferry.adapters.workers.openai_http import HttpWorkerSettings
 from inferry.adapters.workers.profiles import PROFILES, SGLANG, TGI, TRTLLM, VLLM, Profile, Shown, narrowed
 from inferry.adapters.workers.refusals import refusal
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.adapters.workers.vllm_process import prompt_of
 from inferry.domain.jobs import Lane, Sampling
 from inferry.engine.messages import Request

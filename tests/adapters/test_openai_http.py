@@ -11,8 +11,9 @@ from aiohttp import web
 
 from inferry.adapters.workers.bodies import streaming_body
 from inferry.adapters.workers.http1 import REST_S
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.sse import EventScanner
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import Lane

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from inferry.admission.lengths import LengthModel, Question
+from inferry.admission.lengths import LengthModel
+from inferry.admission.values import Question
 
 
 def a_question(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from inferry.admission.waits import FLOOR_S, Told, WaitModel
+from inferry.admission.told import Told
+from inferry.admission.waits import FLOOR_S, WaitModel
 from inferry.domain.jobs import Lane
 from inferry.domain.plans import Ahead
 

@@ -12,7 +12,8 @@ from admission.queues import coverage
 from admission.scenarios import SCENARIOS
 from inferry.admission.calibration import MOST_CORRECTION, Correction, Errors
 from inferry.admission.rates import Drain
-from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, Told, WaitModel, _joined, infeasible
+from inferry.admission.told import Told
+from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, WaitModel, _joined, infeasible
 from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.jobs import Lane
 from inferry.domain.plans import Ahead

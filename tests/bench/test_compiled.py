@@ -1,20 +1,45 @@
-"""The scheduler may be installed compiled: whatever is written in it, mypyc must take."""
+"""The path of a call may run compiled: whatever is written in it, mypyc must take, and it must do the same."""
 
-import subprocess
-import sys
+import ast
+import importlib.util
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_module_of_scheduling_can_be_compiled(tmp_path: Path) -> None:
-    statement = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[2:], target_dir=sys.argv[1])"
-    modules = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "src/inferry/scheduling").rglob("*.py"))
-        if path.name != "__init__.py"
-    ]
-    command = [sys.executable, "-c", statement, str(tmp_path), *modules]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stdout[-2_000:] + done.stderr[-2_000:]
-    assert list(tmp_path.glob("*.c"))
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("inferry_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_decides_and_what_carries_calls_is_compiled(build: ModuleType) -> None:
+    modules = {path.removeprefix("src/inferry/") for path in build.modules()}
+    assert {
+        "scheduling/scheduler.py",
+        "dispatch/loop.py",
+        "ingress/connection.py",
+        "adapters/workers/sse.py",
+    } <= modules
+
+
+def test_no_compiled_module_defines_a_struct(build: ModuleType) -> None:
+    """mypyc would drop what stands beside the bases (`frozen`, `kw_only`) and not say so."""
+    for path in build.modules():
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ClassDef):
+                assert not node.keywords, f"{path}: {node.name} belongs into a module that is not compiled"
+                assert "Struct" not in [base.id for base in node.bases if isinstance(base, ast.Name)], path
+
+
+def test_every_module_that_stays_plain_is_there(build: ModuleType) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for path in build.tomllib.loads(text)["tool"]["inferry"]["compiled"]["plain"]:
+        assert (ROOT / "src/inferry" / path).exists(), f"{path} is named in pyproject.toml and is not there"

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from contracts.wordy import CONTEXT as WORDY_CONTEXT
 from contracts.wordy import words
 from inferry.adapters.workers.embedded import EmbeddedWorker
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.adapters.workers.vllm_inprocess import VllmEngine, VllmInProcessWorker
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Worker

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from inferry.dispatch.flights import Flights, Sharing
+from inferry.dispatch.flights import Flights
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.sameness import Question, digest
+from inferry.dispatch.values import Sharing
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import (
@@ -389,6 +390,7 @@ def test_followers_of_a_job_whose_budget_ended_run_again_where_they_can() -> Non
     run(scenario())
 
 
+@pytest.mark.plain
 def test_a_follower_that_is_refused_an_execution_of_its_own_gets_what_there_is() -> None:
     async def scenario() -> None:
         async with a_house() as house:

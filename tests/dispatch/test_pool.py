@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch.health import HealthPolicy
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, Draining, NotFound, WorkerLost, WorkerTimeout
 from inferry.domain.plans import BatchPlan, Phase, Room
 from inferry.domain.ports import Emit

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferry.dispatch.replays import ENTRY_BYTES, Kept, Replays
+from inferry.dispatch.replays import Replays
+from inferry.dispatch.values import ENTRY_BYTES, Kept
 from inferry.domain.streams import Delta, Done, FinishReason, Usage
 
 

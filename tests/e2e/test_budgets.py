@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import DEFAULT_LANES
 from inferry.domain.tenants import Limits, Tenant

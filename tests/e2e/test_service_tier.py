@@ -8,8 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import DEFAULT_LANES
 from support.serving import Serving, post

@@ -21,11 +21,11 @@ from inferry.domain.plans import (
     ReleaseReason,
     Room,
     Tick,
+    Use,
     Whereabouts,
     WorkerView,
 )
 from inferry.scheduling.lanes import PREPAID_TOKENS
-from inferry.scheduling.packing import Use
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view

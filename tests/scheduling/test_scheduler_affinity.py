@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from inferry.domain.jobs import Lane
-from inferry.domain.plans import Phase
-from inferry.scheduling.packing import Use, WorkerState
+from inferry.domain.plans import Phase, Use
+from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.placing.affinity import Circle
 from inferry.scheduling.placing.place import TOKENS_WORTH_A_SEQUENCE
 from inferry.scheduling.placing.warmth import Warmth

@@ -4,8 +4,7 @@ import pytest
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import Lane, RouteKey
-from inferry.domain.plans import Load, Phase, Whereabouts
-from inferry.scheduling.packing import Use
+from inferry.domain.plans import Load, Phase, Use, Whereabouts
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, sent
 from support.builders import a_job, a_policy, a_view

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from inferry.domain.streams import Delta, Done, End, FinishReason, Usage
 from inferry.streams.mailbox import JobStream, MergeTally
 from inferry.streams.shared import DELTA_BYTES, PAGE_BYTES, Memory, Reader, Shared
 from support.builders import a_job
+
+pytestmark = pytest.mark.plain
 
 DONE = Done("j", FinishReason.STOP, Usage(3, 0, 2))
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from msgspec import json
 from msgspec.structs import replace
 
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob, Payload, Resume, Sampling, SoFar

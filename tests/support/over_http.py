@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from inferry.adapters.workers.openai_http import HttpWorkerSettings, OpenAIHttpWorker
+from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
+from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import DEFAULT_LANES
 from support.tenanted import Tenanted

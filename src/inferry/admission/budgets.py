@@ -6,8 +6,7 @@ belongs to a run's tree, or to a tenant's or a key's day or month. Ceilings may 
 is leased from then on.
 """
 
-from msgspec import Struct
-
+from inferry.admission.values import Line
 from inferry.domain.tenants import NANO, Price
 
 UNBOUNDED = 2**63 - 1
@@ -215,20 +214,6 @@ def money(nanos: int) -> str:
 def nanos_of(amount: float | None) -> int:
     """A ceiling in money, as it is written, in billionths."""
     return UNBOUNDED if amount is None else round(amount * NANO)
-
-
-class Line(Struct, frozen=True, kw_only=True):
-    """One account, for people. Ceilings are None where there are none; `key_id` is None for the tenant's own."""
-
-    kind: str
-    spent_tokens: int
-    leased_tokens: int
-    token_ceiling: int | None
-    spent_nanos: int
-    leased_nanos: int
-    nano_ceiling: int | None
-    key_id: str | None = None
-    run_id: str | None = None
 
 
 def line(account: Account, *, key_id: str | None = None, run_id: str | None = None) -> Line:

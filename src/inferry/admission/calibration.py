@@ -11,8 +11,6 @@ since the outcome before: a backlog that goes in one piece is a few observations
 
 from math import exp
 
-from msgspec import Struct
-
 from inferry.domain.jobs import Lane
 
 _LOWEST, _STEP, _BINS = -3.0, 0.1, 70
@@ -77,7 +75,7 @@ class Errors:
 
     def _refresh(self) -> None:
         weights = self._weights
-        total = sum(weights)
+        total = sum(weights, 0.0)
         self.evidence = total / self._scale
         # A sixteenth of the evidence has to be new before the quantiles are computed again.
         self._fresh = max(1.0, total / self._scale / 16)
@@ -114,13 +112,6 @@ class Correction:
         self.factor = exp(self._value)
         self.jobs += 1
         self.within += max(1 / 1000, 1 / self.jobs) * (held - self.within)
-
-
-class Coverage(Struct, frozen=True, gc=False):
-    """How many statements were judged, and the part of them that held."""
-
-    jobs: int
-    within: float
 
 
 def lanes_of_errors(priors: tuple[tuple[float, float], ...]) -> list[list[Errors]]:

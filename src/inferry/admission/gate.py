@@ -14,7 +14,6 @@ from inferry.admission.budgets import (
     UNBOUNDED,
     Account,
     Calendar,
-    Line,
     Tariff,
     day_of,
     line,
@@ -25,6 +24,7 @@ from inferry.admission.budgets import (
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
 from inferry.admission.standing import Standing, standing
+from inferry.admission.values import Line
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.spending import Spent

@@ -19,9 +19,8 @@ from collections import OrderedDict
 from math import log
 from typing import TypeVar
 
-from msgspec import Struct
-
-from inferry.admission.sketch import LengthSketch, Spread, bucket_of, tokens_of
+from inferry.admission.sketch import LengthSketch, bucket_of, tokens_of
+from inferry.admission.values import Accuracy, Question, Spread
 from inferry.domain.jobs import Estimate, InferenceJob
 
 MOST_TENANTS = 512
@@ -40,28 +39,6 @@ _HINT_DOUBT = 1.0
 _ERROR_RATE = 1 / 500
 _WIDEST = 2.08
 """The prior's percentiles are this far (a factor of eight) from its mean."""
-
-
-class Question(Struct, frozen=True, gc=False):
-    """What is known of a job before it runs, as far as its length goes. `token_budget` is the most it may write."""
-
-    tenant: str
-    model: str
-    prompt_tokens: int
-    token_budget: int
-    template: str | None = None
-    hint: int | None = None
-
-
-class Accuracy(Struct, frozen=True, gc=False):
-    """How good predictions have been: 0.69 of mean absolute log error is a factor of two. Recent jobs count for more.
-
-    `coverage` is the part of jobs whose length was within [low, high]; 0.8 is what these mean. Caps only raise it.
-    """
-
-    jobs: int
-    mean_abs_log_error: float
-    coverage: float
 
 
 class _Hints:

@@ -180,7 +180,7 @@ class Drain:
     def shrinking(self, lane: Lane) -> float:
         """The part of what is sent at or above the lane that is not made up for by what comes there."""
         sent = self._sent_flows[lane][1].per_s(0)
-        came = sum(self._came_flows[upper][1].per_s(0) for upper in range(lane + 1))
+        came = sum([self._came_flows[upper][1].per_s(0) for upper in range(lane + 1)], 0.0)
         return 1.0 - came / sent if sent > 0 else 1.0
 
     def seconds_at_best(self, lane: Lane) -> float:
@@ -196,7 +196,7 @@ class Drain:
         sent = self._sent_flows[lane][memory].per_s(currency)
         if sent <= 0:
             return 0.0
-        came_above = sum(self._came_flows[upper][memory].per_s(currency) for upper in range(lane))
+        came_above = sum([self._came_flows[upper][memory].per_s(currency) for upper in range(lane)], 0.0)
         return 1.0 / max(sent - came_above, LEAST_NET * sent)
 
     def _own_seconds(self, lane: int, memory: int) -> Seconds:

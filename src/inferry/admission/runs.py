@@ -141,7 +141,7 @@ class Runs:
                 if node.spans:
                     if sent_at is not None:
                         node.ran(sent_at, now)
-                    node.running_s += sum([end - start for start, end in node.spans])
+                    node.running_s += sum([end - start for start, end in node.spans], 0.0)
                     node.spans.clear()
                 elif sent_at is not None:
                     node.running_s += now - sent_at

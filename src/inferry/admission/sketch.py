@@ -8,7 +8,7 @@ forgets by giving each observation a little more weight than the one before, and
 from array import array
 from math import exp, log, log2
 
-from msgspec import Struct
+from inferry.admission.values import Spread
 
 EXACT = 8
 """Lengths up to here have a bucket each; short answers (a label, a yes) are often always the same."""
@@ -40,23 +40,6 @@ def _bounds(bucket: int) -> tuple[float, float]:
 _LOWER = [_bounds(bucket)[0] for bucket in range(BUCKETS)]
 _UPPER = [_bounds(bucket)[1] for bucket in range(BUCKETS)]
 _MIDDLE = [(low * high) ** 0.5 for low, high in zip(_LOWER, _UPPER, strict=True)]
-
-
-class Spread(Struct, frozen=True, gc=False):
-    """Natural logarithms of a length's tenth percentile, mean and ninetieth percentile."""
-
-    low: float
-    mean: float
-    high: float
-
-    def towards(self, other: "Spread", weight: float) -> "Spread":
-        """This spread with `weight` of the other mixed in."""
-        kept = 1 - weight
-        return Spread(
-            kept * self.low + weight * other.low,
-            kept * self.mean + weight * other.mean,
-            kept * self.high + weight * other.high,
-        )
 
 
 class LengthSketch:
@@ -104,7 +87,7 @@ class LengthSketch:
         """The Kaplan-Meier estimate: a cut answer says nothing about lengths beyond its cut, so its weight goes to
         the longer answers seen. What nobody has outlived is put at twice the longest cut."""
         seen, cut = self._seen, self._cut
-        at_risk = sum(seen) + (sum(cut) if cut is not None else 0.0)
+        at_risk = sum(seen, 0.0) + (sum(cut, 0.0) if cut is not None else 0.0)
         if cut is None:
             return self._compute_uncut(at_risk)
         surviving, mean, longest = 1.0, 0.0, 0

@@ -18,13 +18,13 @@ from bisect import bisect_right
 from heapq import heappop, heappush
 from math import inf, log
 
-from msgspec import Struct
-
-from inferry.admission.calibration import Correction, Coverage, Errors, lanes_of_errors
+from inferry.admission.calibration import Correction, Errors, lanes_of_errors
 from inferry.admission.rates import NOTHING_KNOWN, Drain, Seconds
+from inferry.admission.told import Stretch, Told
+from inferry.admission.values import Coverage
 from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.jobs import InferenceJob, Lane
-from inferry.domain.plans import Ahead, PredictedWait
+from inferry.domain.plans import Ahead
 
 FLOOR_S = 0.05
 """Differences below this matter to nobody."""
@@ -44,42 +44,6 @@ _STILL_THERE = 0.35
 """Until it is known how long it takes, a wait beyond its P90 counts as longer by this much (of a logarithm)."""
 _ERROR_RATE = 0.03
 _LEAST_SHRINKING = 0.25
-
-
-class Told(PredictedWait, gc=False):
-    """A statement about one job, and what it takes to learn from what comes of it. Belongs to the model."""
-
-    p10_s: float
-    lane: Lane
-    at: float
-    middle_s: float
-    errors: Errors
-    ahead: Ahead
-    prompt_tokens: int
-    output_tokens: int
-    amounts: tuple[int, int, int]
-    """What the prediction was made of: jobs, prompt and output tokens before it, with its own; and what each takes."""
-    seconds: Seconds
-    waited_s: float | None = None
-    has_left: bool = False
-    counted: tuple[int, float] | None = None
-
-
-class _Stretch(Struct, frozen=True, gc=False):
-    """By what a predicted wait of one horizon is multiplied to get its quantiles, and what these are at least and at
-    most: where two horizons meet, the nearer never tells more than the farther.
-    """
-
-    errors: Errors
-    p10: float
-    p50: float
-    p90: float
-    least_p10: float = 0.0
-    least_p50: float = 0.0
-    least_p90: float = 0.0
-    most_p10: float = inf
-    most_p50: float = inf
-    most_p90: float = inf
 
 
 class WaitModel:
@@ -259,7 +223,7 @@ class WaitModel:
             for lane in self._judge_what_is_due(now):
                 self._stretches[lane] = self._stretches_of(lane)
 
-    def _stretches_of(self, lane: Lane) -> list[_Stretch]:
+    def _stretches_of(self, lane: Lane) -> list[Stretch]:
         return _stretches(self._errors[lane], self._corrections[lane].factor)
 
     def _judge_what_is_due(self, now: float) -> set[Lane]:
@@ -315,13 +279,13 @@ def _error(waited_s: float, told: Told) -> float:
     return log((waited_s + _SOFT_S) / (told.middle_s + _SOFT_S))
 
 
-def _stretches(horizons: list[Errors], correction: float) -> list[_Stretch]:
+def _stretches(horizons: list[Errors], correction: float) -> list[Stretch]:
     evidence = [errors.evidence for errors in horizons]
     p10s, p50s = [errors.p10 for errors in horizons], [errors.p50 for errors in horizons]
     p90s = [errors.p90 * correction for errors in horizons]
     ends = [_joined(factors, evidence) for factors in (p10s, p50s, p90s)]
     return [
-        _Stretch(
+        Stretch(
             errors,
             p10s[place],
             p50s[place],
@@ -358,7 +322,7 @@ def _all_mixed(of_lanes: list[list[Seconds]], squares: list[list[float]]) -> lis
 def _mixed(seconds: Seconds, squares: list[float]) -> Seconds:
     """What each unit adds to the prediction, when currencies count by how well they have predicted."""
     weights = [1.0 / (square + 0.01) ** 2 if each > 0 else 0.0 for each, square in zip(seconds, squares, strict=True)]
-    total = sum(weights)
+    total = sum(weights, 0.0)
     if total <= 0:
         return NOTHING_KNOWN
     jobs, prompt, output = (each * weight / total for each, weight in zip(seconds, weights, strict=True))

@@ -1,45 +1,30 @@
-"""The same package with its scheduler compiled, to be measured beside the one that runs here.
+"""The same package with the path of a call compiled, to be measured beside the plain one.
 
-Built from the checkout as `INFERRY_COMPILED=1 pip install .` builds it, but put aside.
+Built from the checkout as `pip install .` builds it, but put aside, where `make serve` looks for it too.
 """
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from inferry.checkout import ROOT
+
 BUILT = ROOT / "build" / "compiled"
 
 
 def build() -> Path | None:
-    """Compile into build/compiled, a minute or so where something has changed; None, and why, where that cannot be."""
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    lacking = [
-        what
-        for what, is_there in (
-            ("a checkout", (ROOT / "setup.py").exists()),
-            ("mypyc", importlib.util.find_spec("mypyc") is not None),
-            (f"the C compiler {compiler}", shutil.which(compiler) is not None),
-        )
-        if not is_there
-    ]
-    if lacking:
-        print(f"nothing is compiled without {' and '.join(lacking)}", flush=True)
+    """Compile into build/compiled, a minute or two where something has changed; None, and why, where that cannot be."""
+    if not (ROOT / "setup.py").exists():
+        print("nothing is compiled without a checkout", flush=True)
         return None
-    shutil.rmtree(BUILT, ignore_errors=True)  # or what is no longer in the source would still be there
-    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", str(BUILT)]
-    build = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"INFERRY_COMPILED": "1"}, capture_output=True, text=True
-    )
-    if build.returncode:
-        raise RuntimeError(f"the scheduler does not compile:\n{build.stdout[-2000:]}{build.stderr[-2000:]}")
-    return BUILT
+    done = subprocess.run(["make", "--no-print-directory", "compiled"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        raise RuntimeError("the path of a call does not compile")
+    return BUILT if list(BUILT.glob("*__mypyc*")) else None
 
 
 def call(built: Path, module: str, function: str) -> Any:

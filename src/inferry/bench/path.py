@@ -30,6 +30,7 @@ from inferry.bench.serving import (
     wait_for,
     wait_until_idle,
 )
+from inferry.checkout import ROOT
 
 ROUNDS = 5
 SECONDS = 1.2
@@ -74,7 +75,7 @@ class Arm:
 
 
 def measure() -> dict[str, Any]:
-    ruler = Path(os.environ.get("RULER", Path(__file__).parents[4] / "shared" / "ruler"))
+    ruler = Path(os.environ.get("RULER", ROOT.parent / "shared" / "ruler"))
     if not (ruler / "mockllm.c").is_file():
         raise SystemExit("set RULER to the directory that has the yardsticks mockllm.c and llmload.c")
     peers = installed()

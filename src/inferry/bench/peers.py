@@ -13,10 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from inferry.bench.serving import a_process, free_port, wait_for
+from inferry.checkout import ROOT
 
 VENV = "PEERS"
 """The environment variable that names their virtual environment, where it is not the usual one."""
-USUAL_VENV = Path(__file__).parents[3] / ".venv-peers"
+USUAL_VENV = ROOT / ".venv-peers"
 
 Started = tuple[int, subprocess.Popen[bytes], tuple[str, ...]]
 """The port it listens on, its process, and the headers a call needs."""

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results"
+from inferry.checkout import ROOT
+
+RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers", "uvicorn", "uvloop")
 
 

@@ -29,6 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from inferry.bench.results import RESULTS
+from inferry.checkout import ROOT
 from inferry.domain.jobs import DEFAULT_LANES, Lane
 from inferry.domain.plans import Room
 from inferry.sim.calls import Call, Run
@@ -42,7 +43,7 @@ from inferry.sim.prompts import length
 from inferry.sim.report import Report, report
 from inferry.sim.world import Door, HashMemo, World
 
-RULER = Path(os.environ.get("RULER", Path(__file__).parents[4] / "shared" / "ruler"))
+RULER = Path(os.environ.get("RULER", ROOT.parent / "shared" / "ruler"))
 RECORDED_MODEL = MODELS / "h200-vllm-8b-mute.json"
 """The recorded runs used random weights too, whose output no detokenizer can read."""
 USED_FOR_TURNS = ("live-only", "vllm-priority-x1.0", "cap-p2-32", "pace-8192,192,24")

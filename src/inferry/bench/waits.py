@@ -31,7 +31,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from inferry.admission.waits import FLOOR_S, NOBODY, Told, WaitModel
+from inferry.admission.told import Told
+from inferry.admission.waits import FLOOR_S, NOBODY, WaitModel
+from inferry.checkout import ROOT
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy
 from inferry.domain.plans import Ahead, Room, Tick
 from inferry.sim.arrivals import bursts, even_lengths, poisson
@@ -43,7 +45,7 @@ from inferry.sim.harbor import harbor
 from inferry.sim.traces import read_trace
 from inferry.sim.world import World
 
-TRACE = Path(os.environ.get("TRACES", Path(__file__).parents[4] / "shared" / "traces")) / "azure2023_code.csv.gz"
+TRACE = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces")) / "azure2023_code.csv.gz"
 SEEDS = (31, 32, 33)
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SECONDS = 220.0

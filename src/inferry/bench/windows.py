@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from inferry.checkout import ROOT
 from inferry.domain.jobs import (
     DEFAULT_LANES,
     BatchKey,
@@ -49,7 +50,7 @@ from inferry.sim.world import HashMemo, World
 
 Window = Literal["adaptive", "fixed", "off"]
 WINDOWS: tuple[Window, ...] = ("off", "adaptive", "fixed")
-TRACES = Path(os.environ.get("TRACES", Path(__file__).parents[4] / "shared" / "traces"))
+TRACES = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces"))
 SEEDS = tuple(range(1, 11))
 SLICE_CALLS = 320
 PROMPT_TOKENS_PER_S = 6000

@@ -1,7 +1,8 @@
 """What a job is told before it is queued: how long it would wait, or that it may not come in now."""
 
 from inferry.admission.door import Door
-from inferry.admission.waits import NOBODY, Told, WaitModel
+from inferry.admission.told import Told
+from inferry.admission.waits import NOBODY, WaitModel
 from inferry.domain.jobs import InferenceJob
 from inferry.scheduling.scheduler import Scheduler
 

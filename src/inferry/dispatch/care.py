@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from inferry.dispatch.health import Breaker, CircuitBreaker, HealthPolicy
+from inferry.dispatch.health import Breaker, CircuitBreaker
 from inferry.dispatch.probe import probe
+from inferry.dispatch.values import HealthPolicy
 from inferry.domain.clock import Clock
 from inferry.domain.errors import GatewayError
 from inferry.domain.plans import Phase, WorkerView

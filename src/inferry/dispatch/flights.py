@@ -15,11 +15,11 @@ Belongs to one event loop; nothing here waits.
 import asyncio
 from typing import Literal, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from inferry.dispatch.replays import Kept, Key, Replays
+from inferry.dispatch.replays import Key, Replays
 from inferry.dispatch.sameness import Question, digest, is_deterministic
+from inferry.dispatch.values import Kept, Sharing
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -55,20 +55,6 @@ _OWN_MATTERS = (
     RunCancelled,
     TenantBudgetExhausted,
 )
-
-
-class Sharing(Struct, frozen=True, kw_only=True):
-    """What may be shared, for how long, and how much memory that may take.
-
-    `linger_s` is how long a call that can be made again goes on after its client has left, where it does not say.
-    """
-
-    identical: bool = True
-    linger_s: float = 0.0
-    keep_s: float = 300.0
-    keep_bytes: int = 64 << 20
-    history_bytes: int = 64 << 20
-    history_bytes_of_one: int = 1 << 20
 
 
 class Ticket(Protocol):

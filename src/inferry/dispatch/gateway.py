@@ -4,21 +4,21 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from inferry.admission.budgets import Line
-from inferry.admission.calibration import Coverage
 from inferry.admission.comebacks import Comebacks
 from inferry.admission.door import Door
 from inferry.admission.gate import Gate
-from inferry.admission.lengths import Accuracy, LengthModel, Question
+from inferry.admission.lengths import LengthModel
 from inferry.admission.runs import Run, RunFacts, Runs, RunStatus, Totals
 from inferry.admission.standing import Standing
+from inferry.admission.values import Accuracy, Coverage, Line, Question
 from inferry.dispatch.entrance import Entrance, FreeTicket
-from inferry.dispatch.flights import Flights, Kind, Sharing
+from inferry.dispatch.flights import Flights, Kind
 from inferry.dispatch.loop import DispatchLoop
-from inferry.dispatch.pool import Pool, WorkerReport
+from inferry.dispatch.pool import Pool
 from inferry.dispatch.prefixes import NEW, PrefixMemory
-from inferry.dispatch.run_control import CancelReport, RunControl
+from inferry.dispatch.run_control import RunControl
 from inferry.dispatch.tokens import TokenRatios
+from inferry.dispatch.values import CancelReport, Sharing, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NoWorker

@@ -9,9 +9,9 @@ import enum
 from collections import deque
 from random import Random
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from inferry.dispatch.values import HealthPolicy
 from inferry.domain.plans import Room
 
 
@@ -19,24 +19,6 @@ class Breaker(enum.Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
-
-
-class HealthPolicy(Struct, frozen=True, kw_only=True):
-    """When to take a worker out, when to ask it again, how fast to trust it again.
-
-    `losses` different jobs lost with none served in between open the breaker; so do at least that many lost within
-    `window_s` where they are `loss_share` of all that ended there. `jitter` is the part by which a pause may differ,
-    so that workers that fell together are not asked together.
-    """
-
-    losses: int = 3
-    window_s: float = 30.0
-    loss_share: float = 0.5
-    first_pause_s: float = 0.25
-    longest_pause_s: float = 10.0
-    jitter: float = 0.2
-    first_share: float = 0.1
-    double_every_s: float = 1.0
 
 
 class CircuitBreaker:

@@ -17,7 +17,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from inferry.admission.door import Door
-from inferry.admission.waits import Told, WaitModel, infeasible
+from inferry.admission.told import Told
+from inferry.admission.waits import WaitModel, infeasible
 from inferry.dispatch.asking import ask_at, predict
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms

@@ -10,14 +10,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from inferry.dispatch.care import Care
-from inferry.dispatch.health import HealthPolicy
+from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
-from inferry.domain.plans import Load, Phase, Room, WorkerView
+from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import ModelCard, Worker
 from inferry.observe.metrics import WorkerHealth
 
@@ -25,23 +24,6 @@ log = logging.getLogger(__name__)
 
 REMOVE_GRACE_S = 30.0
 IDLE_POLL_S = 0.05
-
-
-class WorkerReport(Struct, frozen=True, kw_only=True):
-    """A worker as an operator sees it. `since` is when its phase began; `share` is the part of its room in use."""
-
-    name: str
-    kind: str
-    group: str
-    phase: str
-    since: float
-    drained: bool
-    breaker: str
-    opens: int
-    share: float
-    room: Room
-    load: Load
-    models: tuple[str, ...]
 
 
 class Pool:

@@ -9,7 +9,7 @@ all prompts together had in common with earlier ones.
 
 from collections.abc import Sequence
 
-from msgspec import Struct
+from inferry.dispatch.values import Beginning
 
 SLICE_BYTES = 1024
 LONG_SLICE_BYTES = 16_384
@@ -27,13 +27,6 @@ TOTALS_KEPT = 0.97
 LEAST_KNOWN_TOKENS = 2000
 """Totals say nothing while fewer tokens than this should have been found."""
 _STARTS = (b'"messages"', b'"prompt"')
-
-
-class Beginning(Struct, frozen=True, gc=False):
-    """How much of a prompt came before, as a part of it; and its chain, thinned out: short beginnings, then longer."""
-
-    share: float = 0.0
-    chain: tuple[str, ...] = ()
 
 
 NEW = Beginning()

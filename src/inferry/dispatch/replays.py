@@ -6,34 +6,10 @@ Bounded in time and in bytes. Where there is not room for all, the tenant that h
 import heapq
 from collections import OrderedDict
 
-from msgspec import Struct
-
-from inferry.domain.streams import Delta, Done
-
-ENTRY_BYTES = 1000
-"""What a kept answer takes besides what it says."""
+from inferry.dispatch.values import Kept
 
 Key = tuple[str, str]
 """The tenant, and what the call goes by there."""
-
-
-class Kept(Struct, frozen=True):
-    """One answer. `digest` is of the call that it answers; `was_continued`: more than one worker wrote it."""
-
-    job_id: str
-    digest: bytes
-    delta: Delta | None
-    done: Done
-    was_continued: bool
-    until: float
-
-    @property
-    def size(self) -> int:
-        said = 0 if self.delta is None else len(self.delta.raw) + len(self.delta.text) + 8 * len(self.delta.token_ids)
-        return ENTRY_BYTES + said + len(self.done.raw)
-
-    def __repr__(self) -> str:
-        return f"Kept({self.job_id!r}, {self.size} bytes)"
 
 
 class Replays:

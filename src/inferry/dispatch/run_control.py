@@ -8,9 +8,8 @@ nothing of it takes the place of what was stopped; whoever waits for it is told 
 import asyncio
 from collections.abc import Callable, Iterable
 
-from msgspec import Struct
-
 from inferry.admission.runs import Runs
+from inferry.dispatch.values import CancelReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import GatewayError, RunCancelled
@@ -22,24 +21,6 @@ TURNS_TO_SEND = 3
 """Turns of the event loop until cancels are on their way: to gather them, to let plans begin, to send."""
 AT_ONCE = 64
 """How many clients are told before anybody else gets a turn."""
-
-
-class CancelReport(Struct, frozen=True, kw_only=True):
-    """What a cancel found and did, in jobs of the whole tree.
-
-    queued: had not been sent to a worker, and never will be. running: were on one. freed: of these, those whose worker
-    has confirmed that they hold nothing any more. wasted_tokens and wasted_ms: what those that ran had written, and
-    how long each had been there. unconfirmed: those that had not ended when the time to wait was over. took_ms: from
-    the tombstone to this report.
-    """
-
-    queued: int
-    running: int
-    freed: int
-    wasted_tokens: int
-    wasted_ms: float
-    unconfirmed: int
-    took_ms: float
 
 
 class RunControl:

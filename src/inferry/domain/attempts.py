@@ -24,7 +24,7 @@ class AttemptState(enum.Enum):
     ENDED = "ended"
 
 
-class IllegalTransition(RuntimeError):
+class IllegalTransition(Exception):
     """The driver of an attempt broke its law."""
 
 

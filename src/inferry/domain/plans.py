@@ -158,3 +158,11 @@ class Whereabouts(enum.Enum):
     QUEUED = "queued"
     PLANNED = "planned"
     UNKNOWN = "unknown"
+
+
+class Use(Struct, frozen=True, gc=False):
+    """How much of a worker the jobs in flight take up."""
+
+    sequences: int = 0
+    kv_tokens: int = 0
+    prefill_tokens: int = 0

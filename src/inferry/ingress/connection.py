@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         house.connections.discard(self)
         self._is_shut = True
         self._waiting.clear()
-        del self._parser  # it holds this connection in turn, and the collector comes seldom
+        self._parser = None  # it holds this connection in turn, and the collector comes seldom
         reply, self._reply = self._reply, None
         if reply is not None:
             house.answering -= 1

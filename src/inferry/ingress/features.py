@@ -32,9 +32,9 @@ def features_of(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
         raw: Raw | UnsetType = getattr(wire, param)
         if raw is not UNSET and is_given(raw):
             found.append(("structured_outputs", param))
-    if wire.logprobs is not None and wire.logprobs is not False:
-        found.append(("logprobs", "logprobs"))
     if isinstance(wire, ChatBody):
+        if wire.logprobs:
+            found.append(("logprobs", "logprobs"))
         if wire.top_logprobs is not None and not wire.logprobs:
             found.append(("logprobs", "top_logprobs"))
         if wire.tools is not UNSET and is_given(wire.tools):
@@ -47,6 +47,8 @@ def features_of(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
             if raw is not UNSET and is_given(raw) and bytes(raw) != b'["text"]':
                 found.append(("audio", param))
     else:
+        if wire.logprobs is not None:
+            found.append(("logprobs", "logprobs"))
         if wire.echo:
             found.append(("echo", "echo"))
         if wire.suffix:

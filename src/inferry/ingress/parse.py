@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import (
@@ -40,7 +40,7 @@ from inferry.ingress.features import features_of, is_given
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
 from inferry.ingress.repeats import IDEMPOTENCY_KEY, repeat_of
-from inferry.ingress.wire import Body, ChatBody, CompletionBody, StreamOptions
+from inferry.ingress.wire import Body, ChatBody, CompletionBody, Message, RawMessages, StreamOptions
 
 Api = Literal["chat", "completions"]
 
@@ -71,30 +71,11 @@ _PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _tokenising = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
+_messages_decoder = msgspec.json.Decoder(list[Message])
+_raw_messages_decoder = msgspec.json.Decoder(RawMessages)
 # Job ids are the ledger's key, so they must differ between gateways and between lives of one gateway.
 _id_prefix = f"{int(time.time()):x}{os.urandom(3).hex()}"
 _id_counter = itertools.count(1)
-
-
-class TextPart(Struct):
-    type: str
-    text: str | UnsetType = UNSET
-
-
-class Message(Struct):
-    role: str
-    content: str | list[TextPart] | None = None
-    tool_calls: Raw | UnsetType = UNSET
-
-
-_messages_decoder = msgspec.json.Decoder(list[Message])
-
-
-class _RawMessages(Struct):
-    messages: Raw
-
-
-_raw_messages_decoder = msgspec.json.Decoder(_RawMessages)
 
 
 def new_job_id() -> str:

@@ -24,6 +24,21 @@ class MessageShape(Struct):
     content: Raw = field(default_factory=lambda: Raw(b"null"))
 
 
+class TextPart(Struct):
+    type: str
+    text: str | UnsetType = UNSET
+
+
+class Message(Struct):
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: Raw | UnsetType = UNSET
+
+
+class RawMessages(Struct):
+    messages: Raw
+
+
 class Body(Struct, kw_only=True):
     """What the chat and the completions API have in common."""
 

@@ -14,7 +14,7 @@ class FastCounter:
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value: float = 0
+        self.value = 0.0
 
     def add(self, amount: float = 1) -> None:
         self.value += amount

@@ -7,10 +7,8 @@ prompt tokens in prefill. The fourth, prompt tokens per second, is `pacing`'s.
 from math import inf
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from inferry.domain.jobs import InferenceJob, Lane
-from inferry.domain.plans import BatchPlan, ReleaseReason, WorkerView
+from inferry.domain.plans import BatchPlan, ReleaseReason, Use, WorkerView
 from inferry.scheduling.pacing import LIVE, NOBODY, Beat, Pace
 from inferry.scheduling.tickets import Ticket
 
@@ -23,14 +21,6 @@ _MAX_WAIT = ReleaseReason.MAX_WAIT
 
 ALMOST_FULL = 0.999
 """The load of a worker that is full of what keeps no better job out."""
-
-
-class Use(Struct, frozen=True, gc=False):
-    """How much of a worker the jobs in flight take up."""
-
-    sequences: int = 0
-    kv_tokens: int = 0
-    prefill_tokens: int = 0
 
 
 class WorkerState:

@@ -19,6 +19,7 @@ from inferry.domain.plans import (
     Produced,
     ReleaseReason,
     Tick,
+    Use,
     Whereabouts,
     WorkerView,
 )
@@ -30,7 +31,7 @@ from inferry.scheduling.express import send_alone
 from inferry.scheduling.fairness import LaneAccounts, Weights, jain, weigher
 from inferry.scheduling.lanes import Hall, Line, Queue
 from inferry.scheduling.pacing import Beat
-from inferry.scheduling.packing import Use, WorkerState
+from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.placing.fleets import Fleets
 from inferry.scheduling.placing.place import Placement
 from inferry.scheduling.placing.routes import Route, changes_routes, serves

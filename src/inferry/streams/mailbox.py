@@ -16,7 +16,7 @@ MERGED_AT = 64
 reader leaves; all together when it comes back, they would stop everybody on the event loop for that long."""
 
 
-class OutOfOrder(RuntimeError):
+class OutOfOrder(Exception):
     """A worker broke the law of its stream: a gap in the indexes, or something after the end."""
 
 

@@ -3,9 +3,8 @@
 import math
 from collections import deque
 
-from msgspec import Struct
-
 from inferry.adapters.workers.readings import Reading
+from inferry.adapters.workers.values import EngineSteps
 from inferry.domain.plans import EngineCounts, Load
 
 LOOKS = 4
@@ -19,13 +18,6 @@ CROWDED = 6
 """So many readings in a row with calls waiting, cache to spare and the same number running show how many sequences an
 engine runs at most. A number that changes shows nothing: calls wait inside for their prompts too."""
 SPARE = 0.9
-
-
-class EngineSteps(Struct, frozen=True):
-    """The engine's pace between the last two readings."""
-
-    per_s: float = 0.0
-    tokens_each: float = 0.0
 
 
 class Beliefs:

@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Set
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
+from inferry.adapters.workers.values import AsksForIds, Choices
 from inferry.domain.jobs import InferenceJob, Lane, SoFar
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
@@ -31,16 +32,8 @@ _USAGE = b',"stream_options":{"include_usage":true}}'
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
-class _AsksForIds(Struct):
-    return_token_ids: bool | None = None
-
-
-class _Choices(Struct):
-    n: int | None = None
-
-
-_asks_decoder = msgspec.json.Decoder(_AsksForIds)
-_choices_decoder = msgspec.json.Decoder(_Choices)
+_asks_decoder = msgspec.json.Decoder(AsksForIds)
+_choices_decoder = msgspec.json.Decoder(Choices)
 
 
 class Salts:

@@ -58,7 +58,7 @@ class _Left:
 
     def said(self, left: int | None, reset_s: float | None, now: float) -> None:
         if left is not None:
-            self.left, self.until = left, now + (FIRST_PAUSE_S if reset_s is None else reset_s)
+            self.left, self.until = float(left), now + (FIRST_PAUSE_S if reset_s is None else reset_s)
 
     def at(self, now: float) -> float:
         return self.left if now < self.until else math.inf

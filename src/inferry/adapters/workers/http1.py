@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.closed(self)
         self._stop_waiting()
-        del self._parser  # it holds this connection in turn, and the collector comes seldom
+        self._parser = None  # it holds this connection in turn, and the collector comes seldom
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

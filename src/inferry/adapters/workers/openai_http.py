@@ -10,22 +10,21 @@ import logging
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from inferry.adapters.workers.abilities import PATHS, ServedModel, ServerQuestions
 from inferry.adapters.workers.advice import Facts, advice
-from inferry.adapters.workers.beliefs import EngineSteps
 from inferry.adapters.workers.bodies import PRIORITIES, RETURN_IDS, Salts, continued_body, streaming_body, tokens_left
 from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords
 from inferry.adapters.workers.cancelling import abort_and_listen, is_gone
 from inferry.adapters.workers.engine_watch import EngineWatch
 from inferry.adapters.workers.hosted import Limits, Pacer, read_limits
 from inferry.adapters.workers.http1 import Client, Request
-from inferry.adapters.workers.profiles import VLLM, Profile, narrowed
+from inferry.adapters.workers.profiles import Profile, narrowed
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.refusals import refusal
 from inferry.adapters.workers.seams import Seams
+from inferry.adapters.workers.values import EngineSteps, HttpWorkerSettings
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost, WorkerTimeout
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
@@ -37,32 +36,6 @@ log = logging.getLogger(__name__)
 
 CANCELLED_AT_ONCE = 50
 """To end a call takes some fifty microseconds, with all that hangs on it."""
-
-
-class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
-    """One server. `salts` keeps tenants' prefix caches apart where the server can, with hashes keyed by `salt_secret`;
-    None draws one. Of several `api_keys`, the one with most left is used.
-    """
-
-    url: str
-    profile: Profile = VLLM
-    models: tuple[str, ...] = ()
-    group: str = "default"
-    pool: str | None = None
-    api_key: str | None = None
-    api_keys: tuple[str, ...] = ()
-    room: Room = Room(sequences=256)
-    asks_for_priorities: bool = False
-    salts: bool = True
-    salt_secret: str | None = None
-    controlled: bool = False
-    chunk_tokens: int | None = None
-    connect_timeout_s: float = 5.0
-    silence_timeout_s: float = 120.0
-    gap_timeout_s: float = 30.0
-
-    def __repr__(self) -> str:
-        return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # keys and secrets are nobody's to print
 
 
 class OpenAIHttpWorker:

@@ -6,9 +6,9 @@ that stands for what cannot be read.
 """
 
 import msgspec
-from msgspec import Struct
 
 from inferry.adapters.workers.questions import Questions
+from inferry.adapters.workers.values import PromptText
 from inferry.domain.errors import WorkerLost
 
 LOOKED_AT = 8
@@ -16,10 +16,6 @@ LONGEST_CHARACTER = 4
 """A character has at most four bytes, so no more than three tokens of it can have come without the last."""
 TIMEOUT_S = 2.0
 _UNREADABLE = "\ufffd"
-
-
-class _Text(Struct):
-    prompt: str
 
 
 class Seams:
@@ -45,6 +41,6 @@ class Seams:
         body = msgspec.json.encode({"model": model, "tokens": ids})
         try:
             status, answer = await self._questions.post(self._path, self._headers, body, TIMEOUT_S)
-            return msgspec.json.decode(answer, type=_Text).prompt if status == 200 else None
+            return msgspec.json.decode(answer, type=PromptText).prompt if status == 200 else None
         except (WorkerLost, msgspec.MsgspecError):
             return None

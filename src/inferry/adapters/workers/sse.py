@@ -7,8 +7,9 @@ quotes inside strings, so `"finish_reason":null` cannot be part of what a model 
 import re
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from inferry.adapters.workers.said import ReportedUsage, SaidChoice, SaidEvent
 from inferry.domain.streams import FinishReason, Usage
 
 MOST_TOKENS = 10**9
@@ -27,37 +28,6 @@ _FINISHES = {
     "function_call": FinishReason.TOOL_CALLS,
     "content_filter": FinishReason.CONTENT_FILTER,
 }
-
-
-class _CachedTokens(Struct):
-    cached_tokens: int | None = None
-
-
-class ReportedUsage(Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _CachedTokens | None = None
-
-
-class SaidDelta(Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Raw | UnsetType = UNSET
-
-
-class SaidChoice(Struct):
-    finish_reason: str | None = None
-    delta: SaidDelta | None = None
-    text: str | None = None
-
-
-class SaidEvent(Struct):
-    """What an event of a stream can say, as far as anybody here asks."""
-
-    choices: list[SaidChoice] = []
-    usage: ReportedUsage | None = None
-    error: Raw | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(SaidEvent)

@@ -8,9 +8,9 @@ import re
 from array import array
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
 
-from inferry.adapters.workers.sse import EventScanner, ReportedUsage, data_of, finish_of, is_there, usage_of
+from inferry.adapters.workers.said import TracedDelta, TracedEvent
+from inferry.adapters.workers.sse import EventScanner, data_of, finish_of, is_there, usage_of
 from inferry.domain.jobs import SoFar
 
 # A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
@@ -28,32 +28,7 @@ _QUOTE = 0x22
 _IDS = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
 
 
-class _Delta(Struct):
-    content: str | None = None
-    reasoning: Raw | UnsetType = UNSET
-    reasoning_content: Raw | UnsetType = UNSET
-    tool_calls: Raw | UnsetType = UNSET
-    function_call: Raw | UnsetType = UNSET
-    refusal: Raw | UnsetType = UNSET
-
-
-class _Choice(Struct):
-    index: int = 0
-    finish_reason: str | None = None
-    delta: _Delta | None = None
-    text: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: Raw | UnsetType = UNSET
-
-
-class _Event(Struct):
-    choices: list[_Choice] = []
-    prompt_token_ids: Raw | UnsetType = UNSET
-    usage: ReportedUsage | None = None
-    error: Raw | UnsetType = UNSET
-
-
-_decoder = msgspec.json.Decoder(_Event)
+_decoder = msgspec.json.Decoder(TracedEvent)
 _ids_decoder = msgspec.json.Decoder(tuple[int, ...])
 
 
@@ -152,7 +127,7 @@ class Trail:
             self._note(said)
         return without_ids(events)
 
-    def _note(self, said: _Event) -> None:
+    def _note(self, said: TracedEvent) -> None:
         if is_there(said.prompt_token_ids):
             self.began(bytes(said.prompt_token_ids))  # type: ignore[arg-type]
         for choice in said.choices:
@@ -255,7 +230,7 @@ def without_ids(events: bytes) -> bytes:
     return _IDS.sub(lambda match: b'"prompt_token_ids":null' if match[1] else b'"token_ids":null', events)
 
 
-def _says_more_than_text(delta: _Delta) -> bool:
+def _says_more_than_text(delta: TracedDelta) -> bool:
     return any(
         is_there(raw)
         for raw in (delta.reasoning, delta.reasoning_content, delta.tool_calls, delta.function_call, delta.refusal)

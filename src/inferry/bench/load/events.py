@@ -7,7 +7,8 @@ inside strings, so neither `"finish_reason":null` nor `:""` can be part of what 
 import msgspec
 from msgspec import Raw, Struct
 
-from inferry.adapters.workers.sse import SaidEvent, data_of, is_there, says_something
+from inferry.adapters.workers.said import SaidEvent
+from inferry.adapters.workers.sse import data_of, is_there, says_something
 
 _MORE = b'"finish_reason":null'
 _ROLE = b'"role"'
