@@ -13,6 +13,8 @@ from inferry.bench.harbor_costs import Counts, counts, learned
 from inferry.bench.harbor_figures import differences, figures, kept
 from inferry.bench.harbor_misses import BATCH, FREE, LEFT_OVER, LIVE, NOT_KNOWN, misses, summary
 from inferry.bench.harbor_record import Belief, Call, Recording, beliefs, read, recorded, write
+from inferry.bench.harbor_twin import MeetsPrompts
+from inferry.bench.harbor_twin import played as played_in_twin
 from inferry.bench.results import RESULTS
 from inferry.dispatch.rooms import Rooms
 from inferry.domain.jobs import DEFAULT_LANES, Lane
@@ -233,6 +235,27 @@ def test_what_is_kept_of_the_contest_says_what_the_yardstick_printed() -> None:
     assert names == sorted(path.name for path in harbor_h200.RECORDINGS.glob("*.json.xz"))
     row = next(row for row in printed if row["label"] == "inferry")
     assert differences(figures(read(harbor_h200.RECORDINGS / f"inferry_{row['seed']}.json.xz")), row) == []
+
+
+def test_the_contest_before_is_kept_beside_it() -> None:
+    kept = json.loads((RESULTS / "harbor-h200.json").read_text())["before"]
+    assert kept["commit"] == harbor_h200.BEFORE.name
+    printed = {(row["label"], row["seed"], row["attempt"]): row for row in kept["result"]}
+    row = printed["inferry", 23, 1]
+    assert differences(figures(read(harbor_h200.BEFORE / "inferry_23.json.xz")), row) == []
+    names = {harbor_h200.file_name(*of) for of in printed if of[0] == "inferry"}
+    assert names == {path.name for path in harbor_h200.BEFORE.glob("*.json.xz")}
+
+
+def test_the_twin_meets_prompts_as_the_gateway_does() -> None:
+    """What the memory of prompts expects is about what the engine then computes. The scheduler may deduct what
+    it takes to be warm from that, and never adds to it.
+    """
+    door = MeetsPrompts()
+    told = played_in_twin(SEED, door)
+    assert told["kept"].keys() == {"P0", "P1", "P2"}
+    assert all(0.8 <= part <= 1.02 for part in told["computed_of_expected"].values())
+    assert all(0 < door.charged[lane] <= door.expected[lane] for lane in Lane)
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """`python -m inferry.bench.harbor_h200`: the contest on the H200 again, from the recordings that are kept of it.
 
 It computes every figure from the times of the tokens, says where that differs from what the yardstick printed then
-(which is in bench/results/harbor-h200.json), and why the gateway's calls missed. No GPU is needed. `--plots` draws the
-pictures beside the recordings; `--costs` says what the cost model of today would learn from them; `--keep ROWS ARM SEED
+(which is in bench/results/harbor-h200.json), and why the gateway's calls missed. Of the contest before, the gateway's
+arms are told as well. No GPU is needed. `--plots` draws the pictures beside the recordings; `--costs` says what the
+cost model of today would learn from them; `--twin` plays their seeds with the scheduler of today; `--keep ROWS ARM SEED
 [ATTEMPT] [LOG]` makes a recording of what the yardstick wrote with `--rows` and of the gateway's debug log.
 """
 
@@ -17,9 +18,14 @@ from inferry.bench.harbor_costs import UNTIL_S, trapped
 from inferry.bench.harbor_figures import PROMISES_MS, differences, figures
 from inferry.bench.harbor_misses import summary
 from inferry.bench.harbor_record import Recording, read, recorded, write
+from inferry.bench.harbor_twin import MeetsPrompts, played
 from inferry.bench.results import RESULTS
+from inferry.domain.jobs import DEFAULT_LANES
+from inferry.sim.controlled import ControlledDoor
 
 RECORDINGS = RESULTS / "harbor-h200"
+BEFORE = RECORDINGS / "e6d0335"
+"""The gateway's arms of the contest before, by the commit that was measured: another start of the engine."""
 GATEWAY = "inferry"
 DIRECT = ("direct", "priority")
 ARMS = (*DIRECT, "sketch", GATEWAY)
@@ -88,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "--keep":
         print(f"kept in {_keep(*arguments[1:])}")
         return 0
-    found = recordings()
+    found, before = recordings(), recordings(BEFORE)
     rows = [figures(one) for one in found]
     print(table(rows))
     for verdict in verdicts(rows):
@@ -98,27 +104,16 @@ def main(arguments: Sequence[str]) -> int:
             f"of the faster direct arm, {100 * verdict['p2_minus_priority']:+.1f} points of P2, "
             + (f"missed: {', '.join(missed)}" if missed else "every target met")
         )
-    for one in found:
-        if one.arm == GATEWAY:
-            of = summary(one)
-            causes = ", ".join(f"{count} {cause}" for cause, count in of["causes"].items())
-            print(f"seed {one.seed}, attempt {one.attempt}: {of['missed']} of {of['calls']} P0 calls missed: {causes}")
+    _tell_misses(found)
+    rows_before = [figures(one) for one in before]
+    print(f"\nbefore, at {BEFORE.name}:\n{table(rows_before)}")
+    _tell_misses(before)
     if "--costs" in arguments:
-        for one in found:
-            of = trapped(one)
-            print(
-                f"{one.arm} {one.seed} #{one.attempt}: prompts look free for {of['mean_s']} of {UNTIL_S:.0f} s "
-                f"({of['seconds']}), a prompt token {of['least_prompt_us']} us at least"
-            )
-    printed = {
-        (row["label"], row["seed"], row["attempt"]): row
-        for row in json.loads((RESULTS / "harbor-h200.json").read_text())["result"]
-    }
-    wrong = [
-        f"{row['label']} {row['seed']} #{row['attempt']} {difference}"
-        for row in rows
-        for difference in differences(row, printed[row["label"], row["seed"], row["attempt"]])
-    ]
+        _tell_costs([*found, *before])
+    if "--twin" in arguments:
+        _tell_twin(sorted({one.seed for one in found}))
+    kept = json.loads((RESULTS / "harbor-h200.json").read_text())
+    wrong = [*_unlike(rows, kept["result"]), *_unlike(rows_before, kept["before"]["result"])]
     print("\n".join(wrong) if wrong else "all as the yardstick printed it")
     if "--plots" in arguments:
         from inferry.bench.harbor_plots import draw
@@ -126,6 +121,39 @@ def main(arguments: Sequence[str]) -> int:
         for path in draw(RECORDINGS, found):
             print(f"drawn {path}")
     return 1 if wrong else 0
+
+
+def _tell_misses(found: Sequence[Recording]) -> None:
+    for one in found:
+        if one.arm == GATEWAY:
+            of = summary(one)
+            causes = ", ".join(f"{count} {cause}" for cause, count in of["causes"].items())
+            print(f"seed {one.seed}, attempt {one.attempt}: {of['missed']} of {of['calls']} P0 calls missed: {causes}")
+
+
+def _tell_costs(found: Sequence[Recording]) -> None:
+    for one in found:
+        of = trapped(one)
+        print(
+            f"{one.arm} {one.seed} #{one.attempt}: prompts look free for {of['mean_s']} of {UNTIL_S:.0f} s "
+            f"({of['seconds']}), a prompt token {of['least_prompt_us']} us at least"
+        )
+
+
+def _tell_twin(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        for what, door in (("knows what is cached", ControlledDoor(DEFAULT_LANES)), ("meets prompts", MeetsPrompts())):
+            print(f"twin, {what}: {played(seed, door)}")
+
+
+def _unlike(rows: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> list[str]:
+    """Where rows are not what the yardstick printed."""
+    printed = {(row["label"], row["seed"], row["attempt"]): row for row in kept}
+    return [
+        f"{row['label']} {row['seed']} #{row['attempt']} {difference}"
+        for row in rows
+        for difference in differences(row, printed[row["label"], row["seed"], row["attempt"]])
+    ]
 
 
 def _keep(rows: str, arm: str, seed: str, attempt: str = "1", log: str | None = None) -> Path:
