@@ -56,7 +56,7 @@ def extensions() -> list[Extension]:
 
     os.chdir(ROOT)
     options = ["--config-file", "pyproject.toml", *modules()]
-    return mypycify(options, opt_level="2", debug_level="0", multi_file=True)
+    return mypycify(options, opt_level="1", debug_level="0", multi_file=True)
 
 
 class EveryCore(build_ext):

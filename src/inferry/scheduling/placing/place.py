@@ -166,8 +166,14 @@ def _where_it_is_warm(
 
 
 def _discounted(ticket: Ticket, depth: int) -> int:
-    """The prompt tokens still to compute when that many slices of the prefix are warm; never more than was expected."""
+    """The prompt tokens still to compute when that many slices of the prefix are warm; never more than was expected.
+
+    Where the footprint knows of something cached that is all there is: it was counted in bytes and corrected by what
+    engines report, and slices are not equally long.
+    """
     job = ticket.job
+    if job.footprint.cached.high > 0:
+        return ticket.prefill_tokens
     prompt = job.footprint.prompt.expected
     tokens = prompt - prompt * depth // len(job.prefix)
     if tokens > ticket.prefill_tokens:
