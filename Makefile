@@ -19,7 +19,7 @@ help:
 	@echo "make compiled  the path of a call as C, into build/compiled; make serve and make test do it by themselves"
 	@echo "make test    lint, types, import rules and every test"
 	@echo "make check   lint, types and import rules only"
-	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them)"
+	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
 	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
 	@echo "make fuzz    broken bytes and made-up calls at the HTTP surface, for minutes (FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
@@ -89,6 +89,11 @@ venv-peers:
 	  echo "installing LiteLLM and SMG into $(PEERS) (a minute or two, once)"; \
 	  $(PYTHON) -m venv $(PEERS) && $(PEERS)/bin/pip --disable-pip-version-check --quiet install 'litellm[proxy]' smg; }
 
+# It measures what is served.
+ifeq ($(COMPILED),1)
+bench: compiled
+bench: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHONPATH))
+endif
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
 

@@ -17,6 +17,7 @@ from inferry import config as configuration
 from inferry._version import __version__
 from inferry.bench_cli import bench
 from inferry.calibrate_cli import calibrate
+from inferry.checkout import is_compiled
 from inferry.config_secrets import unset
 from inferry.config_tenants import AuthConfig, advise_callers, exposure, impossible_pools
 from inferry.keys_cli import keys_app, tenants_app
@@ -135,7 +136,6 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     import uvloop
 
     from inferry import wiring
-    from inferry.dispatch import loop
     from inferry.ingress import server
 
     server.raise_file_limit()
@@ -144,7 +144,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     async def main() -> None:
         service = wiring.build(config)
         count = len(service.pool.names())
-        how = "plain Python" if loop.__file__.endswith(".py") else "compiled"
+        how = "compiled" if is_compiled() else "plain Python"
         log.info("starting %d worker%s; the path of a call is %s", count, "" if count == 1 else "s", how)
         try:
             refusal = exposure(config.auth, host, service.tenants.is_required)

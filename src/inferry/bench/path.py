@@ -3,7 +3,8 @@
 All stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
 test has one core, backend and load share the other. The work is not the same: ours streams every call upstream, also
 where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Other gateways
-take part where they are installed (`inferry.bench.peers`). Needs the yardsticks `mockllm.c` and `llmload.c`, found in
+take part where they are installed (`inferry.bench.peers`), ours also as plain Python, and as it was in the commit that
+BEFORE names. The bare one is plain Python. Needs the yardsticks `mockllm.c` and `llmload.c`, found in
 the directory that RULER names, or in ../shared/ruler beside the repository.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from inferry.bench.peers import a_peer, installed
+from inferry.bench.plain import SOURCE, source_of
 from inferry.bench.serving import (
     a_gateway,
     a_gateway_with_a_key,
@@ -30,7 +32,7 @@ from inferry.bench.serving import (
     wait_for,
     wait_until_idle,
 )
-from inferry.checkout import ROOT
+from inferry.checkout import ROOT, is_compiled
 
 ROUNDS = 5
 SECONDS = 1.2
@@ -43,6 +45,8 @@ TOO_SLOW_FOR_STREAMS = ("litellm",)
 """What passes on fewer events in a second than these streams have in a fiftieth of one tells nothing there."""
 
 WITH_LIMITS = "inferry, key and every limit"
+PLAIN = "inferry, plain Python"
+BEFORE = "inferry, commit before"
 TENANT = "acme"
 LIMITS = {
     "requests_per_minute": 10**9,
@@ -88,7 +92,14 @@ def measure() -> dict[str, Any]:
         bodies = _bodies(tools)
         instant = _instant(tools, bodies, list(peers))
         paced = _paced(tools, bodies, [peer for peer in peers if peer not in TOO_SLOW_FOR_STREAMS])
-    return {"targets": _targets(instant, paced), "peers": peers, "instant": instant, "paced": paced}
+    before = os.environ.get("BEFORE")
+    return {
+        "targets": _targets(instant, paced),
+        "peers": peers,
+        **({"before": before} if before else {}),
+        "instant": instant,
+        "paced": paced,
+    }
 
 
 def _targets(instant: dict[str, Any], paced: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -103,6 +114,11 @@ def _targets(instant: dict[str, Any], paced: dict[str, Any]) -> dict[str, dict[s
     }
     if "litellm" in c32["ratio_to"]:
         targets["requests_of_litellm"] = (c32["ratio_to"]["litellm"], ">=", 30)
+    if BEFORE in c32["ratio_to"]:
+        for case in ("c32", "c32_stream", "c8_400kB"):
+            targets[f"{case}_with_limits_of_before"] = (instant[case]["with_limits_ratio_to"][BEFORE], ">=", 0.9)
+        cost = paced["with_limits_cpu_per_event_ratio_to"][BEFORE]
+        targets["cpu_per_event_with_limits_of_before"] = (cost, "<=", 1.1)
     return {
         name: {"is": found, "target": f"{sign} {bound}", "met": found >= bound if sign == ">=" else found <= bound}
         for name, (found, sign, bound) in targets.items()
@@ -124,7 +140,7 @@ def _instant(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str
         found = _rounds(
             arms, {case: _load(tools, bodies[body], count) for case, (body, count) in cases.items()}, ROUNDS
         )
-        profile = _profile(next(arm for arm in arms if arm.name == "inferry"), tools, bodies["whole"], 32)
+        profile = _profile(_seen_through(arms), tools, bodies["whole"], 32)
     out: dict[str, Any] = {}
     for case in cases:
         by_arm = {arm.name: found[arm.name, case] for arm in arms}
@@ -139,7 +155,9 @@ def _instant(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str
             }
             for name, runs in by_arm.items()
         }
-        out[case]["ratio_to"] = _ratios({name: [run["rps"] for run in runs] for name, runs in by_arm.items()})
+        rates = {name: [run["rps"] for run in runs] for name, runs in by_arm.items()}
+        out[case]["ratio_to"] = _ratios(rates)
+        out[case]["with_limits_ratio_to"] = _ratios(rates, WITH_LIMITS)
         print(f"{case}: " + _line(out[case]), flush=True)
     return out | {"profile_c32": profile}
 
@@ -149,7 +167,7 @@ def _paced(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, 
     with _arms(tools, gap_us=GAP_US, peers=peers) as arms:
         load = _load(tools, bodies["stream"], STREAMS, seconds=PACED_SECONDS)
         found = _rounds(arms, {"streams": load}, PACED_ROUNDS)
-        profile = _profile(next(arm for arm in arms if arm.name == "inferry"), tools, bodies["stream"], STREAMS)
+        profile = _profile(_seen_through(arms), tools, bodies["stream"], STREAMS)
     out: dict[str, Any] = {}
     costs: dict[str, list[float]] = {}
     for arm in arms:
@@ -163,6 +181,7 @@ def _paced(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, 
         }
         print(f"512 streams, {arm.name}: {out[arm.name]}", flush=True)
     out["cpu_per_event_ratio_to"] = _ratios(costs)
+    out["with_limits_cpu_per_event_ratio_to"] = _ratios(costs, WITH_LIMITS)
     print(f"512 streams: CPU per event, against others: {out['cpu_per_event_ratio_to']}", flush=True)
     for where, share in list(profile["by_room"].items())[:12]:
         print(f"  {share:5.1f} %  {where}")
@@ -186,6 +205,13 @@ def _arms(tools: Path, gap_us: int, peers: list[str]) -> Iterator[list[Arm]]:
         config = {"workers": [worker | {"max_sequences": 4096}], "sharing": {"identical": False}}
         port, process = stack.enter_context(a_gateway(config, core=GATEWAY_CORE))
         arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
+        if is_compiled():
+            served = a_gateway(config, core=GATEWAY_CORE, package=SOURCE)
+            arms.append(Arm(PLAIN, *stack.enter_context(served)))
+        if commit := os.environ.get("BEFORE"):
+            package = source_of(commit, tools)
+            served = a_gateway({"workers": config["workers"]}, core=GATEWAY_CORE, package=package)
+            arms.append(Arm(BEFORE, *stack.enter_context(served)))
         limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
         port, process, key = stack.enter_context(a_gateway_with_a_key(limited, TENANT, core=GATEWAY_CORE))
         headers = (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17")
@@ -224,14 +250,19 @@ def _rounds(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int
     return found
 
 
-def _ratios(figures: dict[str, list[float]]) -> dict[str, float]:
+def _ratios(figures: dict[str, list[float]], of: str = "inferry") -> dict[str, float]:
     """Ours over each other's, round by round; the median of those."""
-    ours = figures["inferry"]
+    ours = figures[of]
     return {
         name: round(statistics.median(a / b if b else 0.0 for a, b in zip(ours, others, strict=True)), 3)
         for name, others in figures.items()
-        if name != "inferry"
+        if name != of
     }
+
+
+def _seen_through(arms: list[Arm]) -> Arm:
+    """The one of ours to profile: what is compiled has no frames that a profiler of Python sees."""
+    return next(arm for name in (PLAIN, "inferry") for arm in arms if arm.name == name)
 
 
 def _profile(arm: Arm, tools: Path, body: Path, connections: int) -> dict[str, Any]:
@@ -282,9 +313,9 @@ def _line(case: dict[str, Any]) -> str:
     arms = [
         f"{name} {figures['requests_per_s']:.0f}/s p50 {figures['p50_ms']:.2f} ms"
         for name, figures in case.items()
-        if name != "ratio_to"
+        if not name.endswith("ratio_to")
     ]
-    return ", ".join(arms) + f"; ratios {case['ratio_to']}"
+    return ", ".join(arms) + f"; ratios {case['ratio_to']}, with limits {case['with_limits_ratio_to']}"
 
 
 if __name__ == "__main__":

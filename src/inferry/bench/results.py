@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inferry.checkout import ROOT
+from inferry.checkout import ROOT, is_compiled
 
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers", "uvicorn", "uvloop")
@@ -23,6 +23,7 @@ def keep(name: str, result: dict[str, Any]) -> Path:
         "bench": name,
         "command": f"make bench BENCH={name}",
         "commit": _commit(),
+        "compiled": is_compiled(),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
         "versions": {package: _version(package) for package in PACKAGES},

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from inferry.bench import compiled
+from inferry.bench import plain
+from inferry.checkout import is_compiled
 from inferry.domain.jobs import (
     BatchKey,
     Estimate,
@@ -75,12 +76,11 @@ Key = TypeVar("Key")
 
 def measure() -> dict[str, Any]:
     """Fastest and median over many rounds, on whatever machine this is, beside what is asked for; then the same with
-    the scheduler compiled, where it can be.
+    the scheduler as plain Python, if this one is compiled.
     """
-    built = compiled.build()
     sections = figures()
-    if built is not None:
-        sections["compiled"] = compiled.call(built, "inferry.bench.scheduler", "figures")
+    if is_compiled():
+        sections["plain"] = plain.call("inferry.bench.scheduler", "figures")
     return sections
 
 
@@ -339,14 +339,14 @@ def _quiet() -> Iterator[None]:
 def main() -> None:
     numbers = measure()
     _print(numbers)
-    if "compiled" in numbers:
-        print("\nwith the scheduler compiled")
-        _print(numbers["compiled"])
+    if "plain" in numbers:
+        print("\nas plain Python")
+        _print(numbers["plain"])
 
 
 def _print(numbers: dict[str, Any]) -> None:
     for title, rows in numbers.items():
-        if title == "compiled":
+        if title == "plain":
             continue
         print(f"\n{title}")
         for name, value in rows.items():

@@ -47,9 +47,12 @@ def a_process(
 
 
 @contextlib.contextmanager
-def a_gateway(config: dict[str, Any], *, core: int | None = None) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """`inferry serve` with this configuration, ready: its port and its process."""
-    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core) as served:
+def a_gateway(
+    config: dict[str, Any], *, core: int | None = None, package: Path | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """`inferry serve` with this configuration, ready: its port and its process. `package` is where to find the package,
+    if not where this one was found."""
+    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package) as served:
         yield served
 
 
@@ -68,12 +71,13 @@ def a_gateway_with_a_key(
 
 @contextlib.contextmanager
 def _serving(
-    config: dict[str, Any], directory: Path, core: int | None
+    config: dict[str, Any], directory: Path, core: int | None, package: Path | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = free_port()
     (directory / "inferry.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
-    with a_process([*command, "--log-level", "warning"], core=core, cwd=directory) as process:
+    env = None if package is None else {"PYTHONPATH": str(package)}
+    with a_process([*command, "--log-level", "warning"], core=core, cwd=directory, more_env=env) as process:
         wait_for(f"http://127.0.0.1:{port}/ready", process)
         yield port, process
 

@@ -1,0 +1,32 @@
+"""The same package as plain Python, to be measured beside the compiled one that `make bench` runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from inferry.checkout import ROOT
+
+SOURCE = ROOT / "src"
+
+
+def call(module: str, function: str) -> Any:
+    """What a function of the source returns, as JSON, from a process of its own."""
+    statement = (
+        "import json; from inferry.checkout import is_compiled; assert not is_compiled()\n"
+        f"from {module} import {function} as f; print(json.dumps(f()))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, "-c", statement], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def source_of(commit: str, into: Path) -> Path:
+    """The package as it was in a commit: what to put before everything else on the path of modules."""
+    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    subprocess.run(["tar", "-x", "-C", str(into)], input=archive.stdout, check=True)
+    return into / "src"
