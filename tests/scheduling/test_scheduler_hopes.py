@@ -28,7 +28,9 @@ def drain_at(scheduler: Scheduler, now: float) -> list[str]:
 
 def test_a_job_that_is_late_lets_those_go_first_who_can_be_in_time() -> None:
     scheduler = a_full_worker()
-    offer(scheduler, a_job("late", run_id="1"), a_job("fresh", run_id="2", at=0.9), a_job("fresher", run_id="3", at=1.0))
+    offer(
+        scheduler, a_job("late", run_id="1"), a_job("fresh", run_id="2", at=0.9), a_job("fresher", run_id="3", at=1.0)
+    )
     assert drain_at(scheduler, 1.2) == ["fresh", "fresher", "late"]
 
 

@@ -120,13 +120,17 @@ class Boarding:
 
     def _serve_queue(self, queue: Queue, kept_for: Queue | None) -> bool:
         """Send from the only queue of a lane; say whether another lower lane is owed a turn for it."""
-        fill = queue.line.fill
-        while (ticket := queue.head()) is not None:
+        fill, now = queue.line.fill, self._beat.now
+        while (head := queue.head()) is not None:
+            ticket = queue.goes_now(head, now)
             worker = None if queue is kept_for else self._place(ticket, fill)
             if worker is None:
                 self._block(ticket)
                 return False
-            if worker.pads or ticket.kin is not None:
+            if ticket is not head:
+                if self._send(ticket, worker, in_turn=False) and self._shares.turn() is not kept_for:
+                    return True
+            elif worker.pads or ticket.kin is not None:
                 if self._send_with_company(ticket, worker) and self._shares.turn() is not kept_for:
                     return True
             elif self._send(ticket, worker) and self._shares.turn() is not kept_for:
@@ -138,18 +142,23 @@ class Boarding:
         heads = [(order(head), head) for queue in line.waiting if (head := queue.head()) is not None]
         heapify(heads)
         while heads:
-            key, ticket = heads[0]
-            queue = ticket.queue
+            key, first = heads[0]
+            queue = first.queue
             if queue.route.is_closed(self._walk):
                 heappop(heads)
                 continue
-            if ticket.run.tenant.at == key[0]:
+            if first.run.tenant.at == key[0]:
+                ticket = queue.goes_now(first, self._beat.now)
                 worker = None if queue is kept_for else self._place(ticket, line.fill)
                 if worker is None:
                     self._block(ticket)
                     heappop(heads)
                     continue
-                if self._send_with_company(ticket, worker) and self._shares.turn() is not kept_for:
+                if ticket is not first:
+                    due = self._send(ticket, worker, in_turn=False)
+                else:
+                    due = self._send_with_company(ticket, worker)
+                if due and self._shares.turn() is not kept_for:
                     return True
             # The queue has another head, or its tenant was served elsewhere.
             head = queue.head()

@@ -9,7 +9,7 @@ gap that prompts may stretch a step to follows from the least slack of all live 
 that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
 wrong estimate narrows the next answer, slack that was gained widens it.
 
-Work that promises nothing may use what keeps the slack of live streams at eighteen gaps. Live prompts of a lower lane
+Work that promises nothing may use what keeps the slack of live streams at fourteen gaps. Live prompts of a lower lane
 may eat into it down to twelve, and to nothing as their own first tokens come due: they have a promise of their own to
 keep, and for such moments it is saved.
 """
@@ -25,15 +25,16 @@ BEAT_S = 0.1
 """Costs are learned once in a beat: long enough for several steps of most engines, short against a promise."""
 QUIET_S = 1.0
 """A lane that has had nothing in flight for this long is quiet. Agents pause less between two steps."""
-AHEAD = 0.4
+AHEAD = 0.5
 """The part of a first-token promise that prompts ahead may use; waiting in the gateway and surprises have the rest."""
-AHEAD_WHEN_QUIET = 0.8
+AHEAD_WHEN_QUIET = 1.0
+"""All of it: work without promises leaves its lane's reserve of that, and nobody is there yet who could be late."""
 SPEND_S = 1.0
 EARN_S = 0.4
 """Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
 long step, and costs are estimates.
 """
-KEEP = 18
+KEEP = 14
 """How many gaps' worth of slack streams keep while only work without promises comes."""
 KEEP_FROM_LIVE = 12
 """How many they keep while prompts of a lower live lane come."""
@@ -43,7 +44,7 @@ higher lanes keep less and less from it."""
 MOST_SPENT = 0.8
 MOST_EARNED = 0.8
 """How much slower or faster than promised tokens may be wanted, as parts of these."""
-DECODE_PART = 0.45
+DECODE_PART = 0.5
 """The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
 LEAST_PREFILL = 0.15
 """The part of engine time that prompts get when the gap promise cannot be kept whatever is done."""

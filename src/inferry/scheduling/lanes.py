@@ -9,6 +9,7 @@ from inferry.scheduling.company import Company
 from inferry.scheduling.drain import DrainRate
 from inferry.scheduling.fairness import LaneAccounts
 from inferry.scheduling.flows import Division, Flow, order
+from inferry.scheduling.hopes import Hopes
 from inferry.scheduling.kin import Families
 from inferry.scheduling.placing.routes import Route
 from inferry.scheduling.quantum import QUANTUM_TOKENS
@@ -42,6 +43,7 @@ class Queue:
     __slots__ = (
         "_division",
         "_families",
+        "_hopes",
         "_only",
         "blocked_in",
         "blocked_since",
@@ -73,6 +75,7 @@ class Queue:
         self._only: Flow | None = None
         self._division: Division | None = None
         self._families = Families()
+        self._hopes = Hopes()
         self.size = 0
 
     def hold(self, ticket: Ticket) -> None:
@@ -92,6 +95,13 @@ class Queue:
             return division.head()
         return None if self._only is None else self._only.first()
 
+    def goes_now(self, head: Ticket, now: float) -> Ticket:
+        """The head, or whoever it gives way to because its own promise is lost and theirs is not."""
+        ttft_s = self.line.ttft_s
+        if ttft_s is None or self.size == 1 or self.route.some_pad:
+            return head
+        return self._hopes.instead_of(head, ttft_s, now)
+
     def behind(self, head: Ticket, count: int) -> list[Ticket]:
         """A few of those who stand next behind the head, in order."""
         if self._division is not None:
@@ -110,6 +120,8 @@ class Queue:
         if ticket.job.prefix:
             self._families.add(ticket)
         self.size += 1
+        if line.ttft_s is not None:
+            self._hopes.add(ticket, self.size)
         if self.size == 1:
             self._only = Flow(run)
             self._only.add(ticket)
@@ -159,8 +171,8 @@ class Line:
     for every prompt token of a better lane, and `price` what its first job costs, until somebody comes or goes.
     `below` are the lower lanes that own a share, `above` all better ones. `fill` is the part of a worker's room it may
     fill. `groups` are the worker groups it may use, best first, or None for any. `accounts` holds what its tenants were
-    served. `depth` counts the jobs held or ready, and the tokens beside it are theirs. `is_batch` says that it promises
-    no first token.
+    served. `depth` counts the jobs held or ready, and the tokens beside it are theirs. `ttft_s` is its first-token
+    promise; `is_batch` says that there is none.
     """
 
     __slots__ = (
@@ -189,6 +201,7 @@ class Line:
         "queues",
         "ready",
         "routes",
+        "ttft_s",
         "waiting",
         "warmth_of",
         "window",
@@ -214,7 +227,8 @@ class Line:
         self.max_wait_s = policy.max_wait_ms / 1000
         self.queue_limit = policy.queue_limit
         self.preemptible = policy.preemptible
-        self.is_batch = policy.ttft_ms is None
+        self.ttft_s = None if policy.ttft_ms is None else policy.ttft_ms / 1000
+        self.is_batch = self.ttft_s is None
         self.fill = 1.0 - policy.reserve
         self.accounts = accounts
         self.queues: dict[RouteKey | BatchKey, Queue] = {}
