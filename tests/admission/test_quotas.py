@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from admission.callers import NOON, a_call, a_caller, used
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
-from inferry.admission.standing import Standing
+from inferry.admission.values import Standing
 from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Caller, Limits, Tenant

@@ -23,8 +23,8 @@ from inferry.admission.budgets import (
 )
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
-from inferry.admission.standing import Standing, standing
-from inferry.admission.values import Line
+from inferry.admission.standing import standing
+from inferry.admission.values import Line, Standing
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.spending import Spent

@@ -1,9 +1,6 @@
 """One run: what is in flight in it, what it used, when something ran in it, and how it stands."""
 
-import enum
 from collections.abc import Iterator
-
-from msgspec import Struct, field
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, QueueTimeout, RunCancelled
@@ -18,28 +15,74 @@ Key = tuple[str, str]
 """Tenant and run."""
 
 
-class RunStatus(enum.Enum):
-    ACTIVE = "active"
-    IDLE = "idle"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-
-
-class Totals(Struct, eq=True):
+class Totals:
     """Sums over jobs that have ended."""
 
-    jobs: int = 0
-    done: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    expired: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    cost_nanos: int = 0
-    waits: int = 0
-    wait_ms: float = 0.0
-    max_wait_ms: float = 0.0
+    __slots__ = (
+        "cached_tokens",
+        "cancelled",
+        "cost_nanos",
+        "done",
+        "expired",
+        "failed",
+        "jobs",
+        "max_wait_ms",
+        "output_tokens",
+        "prompt_tokens",
+        "wait_ms",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        *,
+        jobs: int = 0,
+        done: int = 0,
+        failed: int = 0,
+        cancelled: int = 0,
+        expired: int = 0,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        output_tokens: int = 0,
+        cost_nanos: int = 0,
+        waits: int = 0,
+        wait_ms: float = 0.0,
+        max_wait_ms: float = 0.0,
+    ) -> None:
+        self.jobs = jobs
+        self.done = done
+        self.failed = failed
+        self.cancelled = cancelled
+        self.expired = expired
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.output_tokens = output_tokens
+        self.cost_nanos = cost_nanos
+        self.waits = waits
+        self.wait_ms = wait_ms
+        self.max_wait_ms = max_wait_ms
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Totals) and self._all() == other._all()
+
+    def __repr__(self) -> str:
+        return f"Totals{self._all()}"
+
+    def _all(self) -> tuple[float, ...]:
+        return (
+            self.jobs,
+            self.done,
+            self.failed,
+            self.cancelled,
+            self.expired,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            self.cost_nanos,
+            self.waits,
+            self.wait_ms,
+            self.max_wait_ms,
+        )
 
     def count(self, attempt: Attempt, usage: Usage, cost_nanos: int | None) -> None:
         self.jobs += 1
@@ -81,7 +124,7 @@ class Totals(Struct, eq=True):
         self.max_wait_ms = max(self.max_wait_ms, other.max_wait_ms)
 
 
-class Run(Struct, eq=False):
+class Run:
     """One run while it is known. Only `Runs` changes it.
 
     `lineage` is (run, parent, …, root). `called_at` is when its last call came, or that of a run below it. Times and
@@ -89,33 +132,71 @@ class Run(Struct, eq=False):
     `forgotten` sums what sub-runs used that are no longer known.
     """
 
-    key: Key
-    lineage: tuple[str, ...]
-    first_at: float
-    last_at: float
-    called_at: float
-    parent: "Run | None" = None
-    is_nameless: bool = False
-    children: dict[str, "Run"] = field(default_factory=dict)
-    in_flight: dict[str, InferenceJob] = field(default_factory=dict)
-    tree_in_flight: int = 0
-    totals: Totals = field(default_factory=Totals)
-    forgotten: Totals | None = None
-    forgotten_runs: int = 0
-    refused: int = 0
-    steps: set[int] = field(default_factory=set)
-    further_steps: int = 0
-    finished_at: float | None = None
-    cancelled_at: float | None = None
-    # Time: in flight (own, tree), on a worker (tree), and between calls (tree).
-    own_since: float = 0.0
-    own_active_s: float = 0.0
-    active_since: float = 0.0
-    active_s: float = 0.0
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    running_s: float = 0.0
-    idle_since: float | None = None
-    tool_s: float = 0.0
+    __slots__ = (
+        "active_s",
+        "active_since",
+        "called_at",
+        "cancelled_at",
+        "children",
+        "finished_at",
+        "first_at",
+        "forgotten",
+        "forgotten_runs",
+        "further_steps",
+        "idle_since",
+        "in_flight",
+        "is_nameless",
+        "key",
+        "last_at",
+        "lineage",
+        "own_active_s",
+        "own_since",
+        "parent",
+        "refused",
+        "running_s",
+        "spans",
+        "steps",
+        "tool_s",
+        "totals",
+        "tree_in_flight",
+    )
+
+    def __init__(
+        self,
+        key: Key,
+        lineage: tuple[str, ...],
+        now: float,
+        parent: "Run | None" = None,
+        is_nameless: bool = False,
+        tree_in_flight: int = 0,
+    ) -> None:
+        self.key = key
+        self.lineage = lineage
+        self.first_at = now
+        self.last_at = now
+        self.called_at = now
+        self.parent = parent
+        self.is_nameless = is_nameless
+        self.children: dict[str, Run] = {}
+        self.in_flight: dict[str, InferenceJob] = {}
+        self.tree_in_flight = tree_in_flight
+        self.totals = Totals()
+        self.forgotten: Totals | None = None
+        self.forgotten_runs = 0
+        self.refused = 0
+        self.steps: set[int] = set()
+        self.further_steps = 0
+        self.finished_at: float | None = None
+        self.cancelled_at: float | None = None
+        # Time: in flight (own, tree), on a worker (tree), and between calls (tree).
+        self.own_since = 0.0
+        self.own_active_s = 0.0
+        self.active_since = 0.0
+        self.active_s = 0.0
+        self.spans: list[tuple[float, float]] = []
+        self.running_s = 0.0
+        self.idle_since: float | None = None
+        self.tool_s = 0.0
 
     @property
     def tenant(self) -> str:
@@ -139,37 +220,6 @@ class Run(Struct, eq=False):
         spans.append((start, now))
         if len(spans) > MOST_SPANS:
             spans[0:2] = [(spans[0][0], spans[1][1])]
-
-
-class RunFacts(Struct, frozen=True, kw_only=True):
-    """A run as it stands. Own figures, and those of the whole tree below it; times in seconds, of the tree.
-
-    active_s: at least one call was in flight; running_s: of these, at least one was on a worker, as far as calls in
-    flight have been told of; tool_s: nothing was in flight between two calls, or between the last call and the end of
-    the run; idle_s: since the last call, where nobody knows whether there will be another.
-    """
-
-    tenant: str
-    run_id: str
-    lineage: tuple[str, ...]
-    status: RunStatus
-    cancelled_with: str | None
-    first_at: float
-    last_at: float
-    finished_at: float | None
-    in_flight: tuple[InferenceJob, ...]
-    tree_in_flight: int
-    refused: int
-    steps: int
-    totals: Totals
-    tree_totals: Totals
-    tree_runs: int
-    children: tuple[str, ...]
-    own_active_s: float
-    active_s: float
-    running_s: float
-    tool_s: float
-    idle_s: float
 
 
 def covered(spans: list[tuple[float, float]]) -> float:

@@ -14,7 +14,8 @@ Pure: whoever drives it owns it, and time is an argument (seconds on the gateway
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from inferry.admission.run import Key, Run, RunFacts, RunStatus, Totals, covered, height, tree_of, upwards
+from inferry.admission.facts import RunFacts, RunStatus
+from inferry.admission.run import Key, Run, Totals, covered, height, tree_of, upwards
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
 from inferry.domain.jobs import InferenceJob
@@ -65,7 +66,7 @@ class Runs:
         run = self._runs.get(key)
         if run is None and job.parent_run is None and job.run_id == job.job_id:
             # Most calls of clients that know nothing of runs come here: no tree, and nothing to remember.
-            run = self._nameless[key] = Run(key, (job.run_id,), now, now, now, is_nameless=True, tree_in_flight=1)
+            run = self._nameless[key] = Run(key, (job.run_id,), now, is_nameless=True, tree_in_flight=1)
             run.in_flight[job.job_id] = job
             run.own_since = run.active_since = now
             return run
@@ -191,7 +192,7 @@ class Runs:
     def _made(self, tenant: str, run_id: str, parent: Run | None, now: float, *, is_nameless: bool = False) -> Run:
         lineage = (run_id,) if parent is None else (run_id, *parent.lineage)
         key = (tenant, run_id)
-        run = Run(key, lineage, now, now, now, parent, is_nameless)
+        run = Run(key, lineage, now, parent, is_nameless)
         if parent is not None:
             parent.children[run_id] = run
         (self._nameless if is_nameless else self._runs)[key] = run

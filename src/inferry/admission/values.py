@@ -64,3 +64,17 @@ class Line(Struct, frozen=True, kw_only=True):
     nano_ceiling: int | None
     key_id: str | None = None
     run_id: str | None = None
+
+
+class Standing(Struct, frozen=True):
+    """Where a caller stands with its requests and tokens per minute: the tighter one of tenant and key.
+
+    `reset_s` is how long until the bucket is full again. None where there is no such limit.
+    """
+
+    request_limit: int | None = None
+    requests_left: int | None = None
+    request_reset_s: float | None = None
+    token_limit: int | None = None
+    tokens_left: int | None = None
+    token_reset_s: float | None = None

@@ -9,8 +9,7 @@ from inferry.admission.door import Door
 from inferry.admission.gate import Gate
 from inferry.admission.lengths import LengthModel
 from inferry.admission.runs import Run, RunFacts, Runs, RunStatus, Totals
-from inferry.admission.standing import Standing
-from inferry.admission.values import Accuracy, Coverage, Line, Question
+from inferry.admission.values import Accuracy, Coverage, Line, Question, Standing
 from inferry.dispatch.entrance import Entrance, FreeTicket
 from inferry.dispatch.flights import Flights, Kind
 from inferry.dispatch.loop import DispatchLoop
