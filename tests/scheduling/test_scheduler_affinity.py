@@ -106,6 +106,16 @@ def test_a_warm_prefix_is_charged_as_little_as_it_should_cost() -> None:
     assert scheduler.use("w") == Use(2, 2_020, 1_250)
 
 
+def test_what_the_gateway_knows_to_be_cached_is_deducted_once() -> None:
+    """Its slices may be of any length: three of four are warm, and they are a tenth of the prompt."""
+    scheduler = a_scheduler(a_view("w", sequences=8))
+    offer(scheduler, a_job("1", tokens=1_000, prefix=("p1", "p2", "p4", "p8")))
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("2", tokens=1_000, cached=100, tenant="b", prefix=("p1", "p2", "p4", "x")))
+    scheduler.tick(0.0)
+    assert scheduler.service() == {"a": 1_000, "b": 900}
+
+
 def test_a_forgotten_worker_is_cold_when_it_comes_back() -> None:
     scheduler = a_scheduler(a_view("w"))
     where(scheduler, tokens=100, prefix=("p",))
