@@ -38,6 +38,14 @@ def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_at_a_time() -
     assert isinstance(refusal(gate, caller, at=10.0), RateLimited)
 
 
+def test_an_hour_of_silence_saves_a_minutes_worth_and_no_more() -> None:
+    gate, caller = Gate({}), a_caller(requests_per_minute=6)
+    admit(gate, caller)
+    for _ in range(6):
+        admit(gate, caller, at=3600.0)
+    assert isinstance(refusal(gate, caller, at=3600.0), RateLimited)
+
+
 def test_tokens_are_reserved_as_prompt_and_all_that_may_be_written() -> None:
     gate, caller = Gate({}), a_caller(tokens_per_minute=100)
     admit(gate, caller, a_call(20, 30))
