@@ -34,7 +34,7 @@ from inferry.bench.serving import (
 )
 from inferry.checkout import ROOT, is_compiled
 
-ROUNDS = 5
+ROUNDS = 9
 SECONDS = 1.2
 PACED_ROUNDS = 3
 PACED_SECONDS = 4.0
