@@ -12,6 +12,7 @@ from inferry.domain.jobs import DEFAULT_LANES, Lane
 from inferry.domain.plans import EngineCounts, Load, Room
 from inferry.scheduling.controller import (
     COLD_PREFILL_TOKENS,
+    KEEP_AT_LEAST,
     LEAST_PREFILL,
     QUIET_S,
     RoomController,
@@ -164,6 +165,49 @@ def test_what_is_kept_from_live_prompts_melts_as_they_come_due() -> None:
     rate = controller.room(engine.now).prefill_tokens_per_s
     assert rate is not None
     assert rate <= rates[0]
+
+
+def test_streams_of_a_paced_lane_keep_less_from_their_own_lane_too() -> None:
+    """A P1 stream whose first token was nearly late must not keep the next ones of P1 from being in time."""
+    engine = an_engine(streams=1)
+    controller = engine.controller
+    engine.start(P1, waited_s=1.7)
+    rates = []
+    for waiting_since in (None, engine.now - 1.9):
+        controller.waiting(P1, waiting_since)
+        rate = controller.room(engine.now).prefill_tokens_per_s
+        assert rate is not None
+        rates.append(rate)
+    assert rates[1] > 1.1 * rates[0]
+
+
+def test_a_little_slack_is_kept_whoever_comes_due() -> None:
+    engine = an_engine(streams=0)
+    controller = engine.controller
+    engine.start(P0, waited_s=0.39)
+    controller.waiting(P1, engine.now - 1.99)
+    rate = controller.room(engine.now).prefill_tokens_per_s
+    assert 0 < controller.slack_s(P0) < KEEP_AT_LEAST * 0.03
+    assert rate is not None
+    assert rate < controller.costs.prompt_tokens_per_s * (1 - controller.costs.step_s(1) / 0.03)
+
+
+def test_counts_are_as_old_as_when_they_were_read() -> None:
+    """They come to the controller some time later, with what has happened since."""
+    dice = random.Random(1)
+    controller = RoomController(DEFAULT_LANES, Room())
+    now, counts = 100.0, EngineCounts(0, 0, 0)
+    controller.sent(P1, 100, now)
+    for _ in range(60):
+        steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.choice((0, 2_000, 20_000))
+        now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
+        counts = EngineCounts(
+            counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
+        )
+        controller.sent(P1, 1, now + dice.uniform(0.0, 0.05))
+        controller.count(counts, now)
+    assert controller.costs.base_s == pytest.approx(0.004, rel=0.1)
+    assert controller.costs.prompt_s == pytest.approx(0.00002, rel=0.1)
 
 
 def test_better_lanes_prompts_do_not_open_the_room_of_those_below() -> None:

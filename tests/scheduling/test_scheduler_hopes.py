@@ -1,4 +1,4 @@
-"""Who goes before a job that has lost its first-token promise, and for how long."""
+"""Who goes first where not everybody can be in time, and for how long."""
 
 from inferry.domain.jobs import Lane
 from inferry.scheduling.scheduler import Scheduler
@@ -89,6 +89,58 @@ def test_queues_of_one_lane_give_way_each_in_its_own_place() -> None:
     offer(scheduler, a_job("late", run_id="1"), a_job("other", run_id="2", model="n", at=0.9))
     offer(scheduler, a_job("fresh", run_id="3", at=1.0))
     assert drain_at(scheduler, 1.2) == ["fresh", "late", "other"]
+
+
+def one_every_tenth(scheduler: Scheduler, running: str, start: float, jobs: int) -> list[str]:
+    """A worker that is done with whatever it has every tenth of a second, from then on."""
+    order: list[str] = []
+    for n in range(jobs):
+        end(scheduler, running, now=start + n / 10)
+        (running,) = sent(scheduler.tick(start + n / 10))
+        order.append(running)
+    return order
+
+
+def test_where_not_all_can_be_in_time_the_longest_gives_way() -> None:
+    """A thousand tokens a second go. At 0.6 s there is time for 350 tokens more, and the first in order has 600."""
+    scheduler = a_full_worker()
+    offer(scheduler, *(a_job(f"early-{n}", run_id=f"early-{n}", tokens=100, at=0.001 * n) for n in range(5)))
+    offer(scheduler, a_job("long", run_id="long", tokens=600, at=0.01))
+    offer(scheduler, *(a_job(f"short-{n}", run_id=f"short-{n}", tokens=100, at=0.02) for n in range(3)))
+    went = one_every_tenth(scheduler, "running", 0.1, 9)
+    assert went == [*(f"early-{n}" for n in range(5)), "short-0", "short-1", "short-2", "long"]
+
+
+def test_where_all_can_be_in_time_a_long_one_has_its_turn() -> None:
+    scheduler = a_full_worker()
+    offer(scheduler, *(a_job(f"early-{n}", run_id=f"early-{n}", tokens=100, at=0.001 * n) for n in range(5)))
+    offer(scheduler, a_job("long", run_id="long", tokens=250, at=0.01))
+    offer(scheduler, a_job("short", run_id="short", tokens=50, at=0.02))
+    assert one_every_tenth(scheduler, "running", 0.1, 7)[5:] == ["long", "short"]
+
+
+def test_nobody_is_given_up_for_what_was_seen_before_the_distress() -> None:
+    """A worker that was slow once is not taken to be slow when the next burst has hardly waited."""
+    scheduler = a_full_worker()
+    offer(scheduler, *(a_job(f"slow-{n}", run_id=f"slow-{n}", tokens=10, at=0.001 * n) for n in range(8)))
+    running = one_every_tenth(scheduler, "running", 0.1, 8)[-1]
+    offer(scheduler, a_job("long", run_id="long", tokens=5000, at=5.0), a_job("short", run_id="short", at=5.01))
+    assert one_every_tenth(scheduler, running, 5.1, 2) == ["long", "short"]
+
+
+def test_who_was_given_up_has_its_turn_again_after_twice_its_promise() -> None:
+    scheduler = a_full_worker()
+    offer(scheduler, *(a_job(f"early-{n}", run_id=f"early-{n}", tokens=100, at=0.001 * n) for n in range(5)))
+    offer(scheduler, a_job("long", run_id="long", tokens=900, at=0.01))
+    running = one_every_tenth(scheduler, "running", 0.1, 5)[-1]
+    went: list[str] = []
+    for n in range(6, 30):
+        now = n / 10
+        offer(scheduler, a_job(f"{n}", run_id=f"{n}", tokens=100, at=now - 0.05))
+        end(scheduler, running, now=now)
+        (running,) = sent(scheduler.tick(now))
+        went.append(running)
+    assert 1.9 <= 0.6 + went.index("long") / 10 <= 2.3
 
 
 def test_under_lasting_overload_giving_way_starves_nobody() -> None:

@@ -9,9 +9,9 @@ gap that prompts may stretch a step to follows from the least slack of all live 
 that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
 wrong estimate narrows the next answer, slack that was gained widens it.
 
-Work that promises nothing may use what keeps the slack of live streams at fourteen gaps. Live prompts of a lower lane
-may eat into it down to twelve, and to nothing as their own first tokens come due: they have a promise of their own to
-keep, and for such moments it is saved.
+Work that promises nothing may use what keeps the slack of live streams at fourteen gaps. Live prompts that are paced
+may eat into it down to twelve, and to five as their own first tokens come due: they have a promise of their own to
+keep, and for such moments it is saved. That holds for the streams of better lanes and for those of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,17 @@ EARN_S = 0.4
 """Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
 long step, and costs are estimates.
 """
+SPEND_AT_LEAST = 0.3
+"""As live prompts come due, slack is spent for them in less and less time, down to this part of it."""
 KEEP = 14
 """How many gaps' worth of slack streams keep while only work without promises comes."""
 KEEP_FROM_LIVE = 12
-"""How many they keep while prompts of a lower live lane come."""
+"""How many they keep while live prompts that are paced come."""
+KEEP_AT_LEAST = 5
+"""How many they keep whatever comes: steps are not equally long, and prompts are sent before it is known."""
 URGENT = 0.7
-"""When the job of a lower live lane that has waited longest has less than this part of its first-token promise left,
-higher lanes keep less and less from it."""
+"""When the live job that has waited longest for the pace has less than this part of its first-token promise left, less
+and less is kept from it."""
 MOST_SPENT = 0.8
 MOST_EARNED = 0.8
 """How much slower or faster than promised tokens may be wanted, as parts of these."""
@@ -113,13 +117,13 @@ class _Live(_Flow):
             return 1.0
         return max(0.0, 1.0 - (now - self.waiting_since) / self.ttft_s)
 
-    def gap_wanted_s(self, keep: float) -> float:
+    def gap_wanted_s(self, keep: float, spend_s: float = SPEND_S) -> float:
         """How far apart tokens may come for the next moment, if slack is to come to `keep` gaps."""
         if self.slack_s == inf:
             return self.gap_s
         spare_s = self.slack_s - keep * self.gap_s
         if spare_s > 0:
-            return self.gap_s / (1.0 - min(MOST_SPENT, spare_s / SPEND_S))
+            return self.gap_s / (1.0 - min(MOST_SPENT, spare_s / spend_s))
         return self.gap_s / (1.0 + min(MOST_EARNED, -spare_s / EARN_S))
 
 
@@ -137,6 +141,7 @@ class RoomController:
         self._counts: EngineCounts | None = None
         self._counted_at = -inf
         self._believed_tokens = self._real_tokens = 0.0
+        self._elapsed_s = self._busy_s = 0.0
         self._start_beat()
         self.costs = StepCosts()
 
@@ -185,6 +190,7 @@ class RoomController:
         if counts == last:
             return
         self._pass(now)
+        since_s, busy_since_s = self._cut_beat(now)
         fresh = last is not None and now - self._counted_at <= COUNTS_LAST_S
         self._counted_at = now
         if last is not None and fresh and counts.steps >= last.steps:
@@ -195,6 +201,7 @@ class RoomController:
             self._believed_tokens = self._believed_tokens * keep + self._prompt_tokens
             self._real_tokens = self._real_tokens * keep + prompt_tokens
         self._start_beat()
+        self._elapsed_s, self._busy_s = since_s, busy_since_s
 
     def limit(self, limits: Room, chunk_tokens: int | None = None) -> None:
         """What the worker can hold is another by now, or known better."""
@@ -233,12 +240,14 @@ class RoomController:
         gap_s = inf
         live_prompts = False
         patience = 1.0
+        best = next((flow for flow in awake if flow.streams), None)
         for flow in reversed(awake):
-            gap_s = min(
-                gap_s, flow.gap_wanted_s(KEEP_FROM_LIVE * min(1.0, patience / URGENT) if live_prompts else KEEP)
-            )
-            live_prompts = live_prompts or flow.prefilling > 0 or flow.waiting_since is not None
-            patience = min(patience, flow.patience(now))
+            if flow is not best:  # whose own prompts are not paced
+                live_prompts = live_prompts or flow.prefilling > 0 or flow.waiting_since is not None
+                patience = min(patience, flow.patience(now))
+            urgency = min(1.0, patience / URGENT)
+            keep = max(KEEP_AT_LEAST, KEEP_FROM_LIVE * urgency) if live_prompts else KEEP
+            gap_s = min(gap_s, flow.gap_wanted_s(keep, SPEND_S * max(SPEND_AT_LEAST, urgency)))
         if gap_s == inf:
             return limit
         part = max(LEAST_PREFILL, 1 - step_s / gap_s)
@@ -308,6 +317,16 @@ class RoomController:
             if decoding:
                 self._decoding_s += passed
                 self._stream_s += passed * decoding
+
+    def _cut_beat(self, at: float) -> tuple[float, float]:
+        """Counts are as old as when they were read: take from the beat what passed since, and return it."""
+        since_s = min(self._elapsed_s, max(0.0, (at if self._at is None else self._at) - at))
+        if since_s <= 0:
+            return 0.0, 0.0
+        busy_since_s = self._busy_s * since_s / self._elapsed_s
+        self._elapsed_s -= since_s
+        self._busy_s -= busy_since_s
+        return since_s, busy_since_s
 
     def _start_beat(self) -> None:
         self._elapsed_s = self._busy_s = self._decoding_s = self._stream_s = self._prompt_tokens = 0.0

@@ -152,6 +152,7 @@ class Queue:
         line.ready -= 1
         line.price = None
         self.size -= 1
+        self._hopes.sent_tokens += ticket.charged
         if was_head:
             self.overtaken = 0
         if not self.size:
