@@ -45,7 +45,7 @@ class ControlledDoor(GatewayDoor):
 
     `limits` are what a worker can hold at most, all alike or one for each; without them the engine's KV and the default
     number of sequences. Workers in `fixed` always have all of it. `counts` says whether engines tell what they have
-    done, as vLLM does in its metrics.
+    done, as vLLM does in its metrics: a prompt counts there, all of it, when its first token comes.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ControlledDoor(GatewayDoor):
         self._limits = limits
         self._counts = counts
         self._count_at: list[float] = []
+        self._prompt_tokens: list[int] = []
         self._fixed: dict[int, Room] = dict.fromkeys(fixed, Room())
         self.controllers: list[RoomController] = []
         self.looks: list[tuple[float, int, float, Room]] = []
@@ -81,6 +82,7 @@ class ControlledDoor(GatewayDoor):
             self.controllers.append(RoomController(self._lanes, limits, flags.max_num_batched_tokens))
             self._streams.append({})
             self._count_at.append(0.0)
+            self._prompt_tokens.append(0)
         self._room = [
             self._fixed.get(worker, controller.room(0.0)) for worker, controller in enumerate(self.controllers)
         ]
@@ -97,6 +99,8 @@ class ControlledDoor(GatewayDoor):
         prefill_tokens = job.footprint.prefill_tokens
         stream = self.controllers[worker].first_token(job.lane, prefill_tokens, job.arrived_at, now)
         self._streams[worker][call] = stream
+        if isinstance(call.sequence, EngineSequence):
+            self._prompt_tokens[worker] += call.sequence.prompt - call.sequence.cached_tokens
         super().first(call, now)
 
     def ended(self, call: Call, now: float) -> None:
@@ -124,7 +128,7 @@ class ControlledDoor(GatewayDoor):
         controller.observe(Load(engine.running, engine.waiting, engine.kv_tokens))
         if self._counts and now >= self._count_at[worker]:
             self._count_at[worker] = now + COUNT_S
-            controller.count(EngineCounts(engine.steps, engine.prompt_tokens, engine.output_tokens), now)
+            controller.count(EngineCounts(engine.steps, self._prompt_tokens[worker], engine.output_tokens), now)
         room = self._fixed.get(worker) or controller.room(now)
         self.looks.append((now, engine.steps, engine.busy_s, room))
         return room
