@@ -100,14 +100,26 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the late give way to the late",
         "hopes.py",
-        "row[0].stage is not READY or row[0].job.arrived_at < late_since",
-        "row[0].stage is not READY",
+        "row, late_since = self._row, now - LOST * ttft_s",
+        "row, late_since = self._row, now - YIELDS * ttft_s",
     ),
     Mutant(
         "the shortest is given up",
         "hopes.py",
         "heappush(longest, (-needs_s,",
         "heappush(longest, (needs_s,",
+    ),
+    Mutant(
+        "slack is spent to nothing",
+        "controller.py",
+        "max(KEEP_AT_LEAST, KEEP_FROM_LIVE * urgency)",
+        "KEEP_FROM_LIVE * urgency",
+    ),
+    Mutant(
+        "counts are as old as when they are looked at",
+        "controller.py",
+        "        if since_s <= 0:\n            return 0.0, 0.0\n        busy",
+        "        if since_s >= 0:\n            return 0.0, 0.0\n        busy",
     ),
     Mutant(
         "nobody is given up",
