@@ -3,10 +3,11 @@
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.adapters.workers.sse import EventScanner
+from inferry.adapters.workers.sse import EventScanner, plain_run
 from inferry.domain.streams import FinishReason
 
 
@@ -41,3 +42,25 @@ def test_nothing_counts_that_comes_after_the_end() -> None:
     scanner = EventScanner()
     passed, tokens = scanner.scan(DONE + ROLE + event({"content": "more"}))
     assert (passed, tokens, scanner.is_done) == (b"", 0, True)
+
+
+pieces = st.one_of(middles, st.sampled_from([END, DONE, b"data: {}\n\n", b"data: ", b"\n", b'"finish_reason":null']))
+
+
+@given(st.lists(pieces, max_size=8), st.integers(0, 40))
+def test_runs_of_plain_events_are_as_long_in_c_as_in_python(some: list[bytes], left_out: int) -> None:
+    in_c = pytest.importorskip("inferry.adapters.workers._runs", reason="nothing is compiled here").plain_run
+    events = b"".join(some)
+    events = events[: len(events) - left_out]
+    end, said = in_c(events)
+    assert end == 0 or events[:end].endswith(b"\n\n")
+    assert plain_run(events[:end]) == (end, said)  # what is a run there is one here
+    if b'"role":"assistant"' not in events:
+        assert plain_run(events) == (end, said)
+
+
+def test_what_is_paced_comes_as_runs_of_one() -> None:
+    one = event({"content": "a"})
+    assert plain_run(one) == (len(one), 1)
+    assert plain_run(one + END) == (len(one), 1)
+    assert plain_run(ROLE) == plain_run(END) == plain_run(COMMENT) == plain_run(TWO_LINES) == plain_run(b"") == (0, 0)

@@ -1,5 +1,10 @@
 """Predicted waits beside the real scheduler, in virtual time: a little of what `make bench BENCH=waits` measures."""
 
+from pathlib import Path
+
+import pytest
+
+from inferry.bench import waits
 from inferry.bench.waits import QUEUE_LIMITS, TellingDoor, agent_runs, burst_mix, cells, play
 from inferry.domain.jobs import Lane
 
@@ -27,3 +32,13 @@ def test_every_job_that_is_queued_is_accounted_for_until_it_goes() -> None:
     assert door.scheduler.queued == 0
     assert not door._told
     assert not any(door.waits.is_behind_somebody(lane) for lane in Lane)
+
+
+def test_a_trace_that_ends_begins_again_with_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("t_ms,input_tokens,output_tokens\n0,10,5\n4000,20,5\n10000,30,5\n")
+    monkeypatch.setattr(waits, "TRACE", trace)
+    runs = waits.trace_calls(1, 2.0, 12.0)
+    assert [run.at for run in runs] == [0, 2, 5, 5, 7, 10, 10]
+    assert len({run.run_id for run in runs}) == len(runs)
+    assert len(waits.trace_calls(1, 2.0, 4.0)) < 3, "what is shorter than the trace has a piece of it"

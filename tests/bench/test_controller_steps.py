@@ -4,6 +4,9 @@ from inferry.bench.controller import (
     SETTLED,
     STEPS,
     Oracle,
+    _emptied_s,
+    _first_without,
+    _play,
     _settling,
     _stepped,
     _when_at_rest,
@@ -13,6 +16,7 @@ from inferry.bench.controller import (
     load_steps,
 )
 from inferry.domain.plans import Room
+from inferry.sim.controlled import ControlledDoor
 from inferry.sim.costs import load_model
 from inferry.sim.world import World
 
@@ -29,6 +33,8 @@ def test_one_and_a_half_of_what_an_engine_can_do_leaves_a_backlog_that_is_served
     _, high, after = cells.values()
     assert high["backlog_gone_s"] is None, "it only grows"
     assert 5 < after["backlog_gone_s"] < 35
+    assert after["after_backlog"]["gone_s"] <= after["backlog_gone_s"]
+    assert high["after_backlog"] is None
     assert min(cell["attainment"] for cell in cells.values()) > 0.95
 
 
@@ -48,6 +54,31 @@ def test_the_oracle_has_from_the_beginning_what_was_granted_in_the_end() -> None
     world = World(oracle, COSTS, load_model().flags)
     assert oracle._look(0, world.engines[0], 1.0) == Room(2)
     assert oracle._look(0, world.engines[0], length_s + 35.0) == Room(3)
+
+
+def test_an_oracle_that_takes_over_later_finds_the_engine_as_the_controller_left_it() -> None:
+    lanes, since, wide = _with_promises(1.0), 22.0, Room(sequences=256)
+    runs = [run for run in _stepped(COSTS, full_load(COSTS), 1) if run.at < 30]
+    ours = _play([runs], lanes, COSTS, [ControlledDoor(lanes)])
+    after = _play([runs], lanes, COSTS, [Oracle(lanes, [(0.0, 0, 0.0, wide)], since)])
+    ended_before = [[row for row in one.rows[0] if row.at + row.end_s < since] for one in (ours, after)]
+    assert len(ended_before[0]) > 20
+    assert ended_before[0] == ended_before[1]
+    assert ours.rows != after.rows, "from then on it is another"
+
+
+def test_a_backlog_is_gone_at_the_first_moment_at_which_nobody_of_it_waits() -> None:
+    queue = [(1.0, 12.0), (11.0, 15.0), (14.0, 14.0), (16.0, 18.0)]
+    assert _first_without(queue, 10.0) == 15.0
+    assert _first_without(queue, 15.5) == 15.5
+
+
+def test_an_engine_is_empty_of_what_was_sent_by_then_and_not_of_what_came_later() -> None:
+    lanes = _with_promises(1.0)
+    runs = [run for run in _stepped(COSTS, 1.0, 1) if run.at < 20]
+    [rows] = _play([runs], lanes, COSTS, [ControlledDoor(lanes)]).rows
+    before = [row for row in rows if row.sent_s is not None and row.at + row.sent_s <= 10.0]
+    assert _emptied_s(rows, 10.0) == _emptied_s(before, 10.0) < max(row.at + row.end_s for row in rows) - 10.0
 
 
 def test_what_an_engine_can_do_is_more_than_one_small_batch_after_the_other() -> None:

@@ -18,8 +18,8 @@ from inferry.domain.keys import hash_of
 from inferry.domain.tenants import Limits, Tenant
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import PATHS, AdminTenants, WrongMethod
-from inferry.ingress.connection import Reply, Request
 from inferry.ingress.problems import error_body, error_headers
+from inferry.ingress.reply import Reply, Request
 
 ADMIN_KEY = "correct-horse-battery-staple"
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferry.domain.errors import WorkerLost
-from inferry.ingress.collect import collect_events
+from inferry.ingress.collect import _ONE_MORE_TEXT, collect_events, texts_joined
 from support.upstream import chunk, event, role, usage
 
 
@@ -110,3 +110,32 @@ def test_characters_split_between_events_are_one_again() -> None:
         b'data: {"choices":[{"index":0,"delta":{"content":"\\ude00"},"finish_reason":null}]}\n\n',
     ]
     assert collected(*halves)["choices"][0]["message"]["content"] == "\U0001f600"
+
+
+# -- the same in C ---------------------------------------------------------------------------------------------------
+
+
+@given(TEXTS, st.sampled_from([b"", chunk("end", "stop"), event({"choices": []}), b": comment\n\n", b"data: {"]))
+def test_texts_are_joined_in_c_as_they_are_in_python(texts: list[str], behind: bytes) -> None:
+    join_texts = pytest.importorskip("inferry.ingress._joining", reason="nothing is compiled here").join_texts
+    raw = b"".join(map(a_text, ["first", *texts])) + behind
+    first = _ONE_MORE_TEXT.match(raw)
+    assert first is not None
+    joined = join_texts(raw, 0, first.end("before"), first.start("after"), first.end("after"))
+    assert joined == texts_joined(raw, 0, first)
+    assert joined.count(b"data: ") - behind.count(b"data: ") == 1
+
+
+def test_texts_are_joined_wherever_the_bytes_end() -> None:
+    join_texts = pytest.importorskip("inferry.ingress._joining", reason="nothing is compiled here").join_texts
+    raw = b"".join(map(a_text, ["first", 'a "quote"', "a \\ slash", "a\nline"]))
+    first = _ONE_MORE_TEXT.match(raw)
+    assert first is not None
+    places = first.end("before"), first.start("after"), first.end("after")
+    for size in range(places[-1], len(raw) + 1):
+        joined = join_texts(raw[:size], 0, *places)
+        assert joined.startswith(raw[: places[1]])
+        assert len(joined) <= size
+    for wrong in [(-1, *places), (0, places[1], places[0], places[2]), (0, *places[:2], len(raw) + 1)]:
+        with pytest.raises(ValueError):
+            join_texts(raw, *wrong)

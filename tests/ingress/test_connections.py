@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from inferry.ingress.connection import Connection, House, Reply, Request
+from inferry.ingress.connection import Connection, House
+from inferry.ingress.reply import Reply, Request
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, get, post
@@ -235,9 +236,45 @@ def test_an_upgrade_that_is_not_spoken_here_is_answered_as_if_not_asked_for(scri
     assert b"one two three" in answer
 
 
-@pytest.mark.parametrize("piece", [1_000, 70_001, 10_000_000])
+def test_an_upgrade_with_a_long_body_is_answered_as_if_not_asked_for(scripted: ScriptedGateway) -> None:
+    long = {**HELLO, "user": "u" * 300_000}
+    answer = ask(scripted, request(long, "connection: upgrade, close", "upgrade: h2c"))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_body_may_come_in_long_chunks(scripted: ScriptedGateway) -> None:
+    body = json.dumps({**HELLO, "user": "u" * 400_000}).encode()
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:200_000], body[200_000:])) + b"0\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    answer = ask(
+        scripted, head + chunks + request({**HELLO, "user": "u" * 200_000}) + request(HELLO, "connection: close")
+    )
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"200"]
+
+
+def test_what_follows_a_long_body_has_to_be_http(scripted: ScriptedGateway) -> None:
+    answer = ask(scripted, request({**HELLO, "user": "u" * 200_000}), b"u" * 100_000)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_says_how_long_a_body_is_in_two_ways_is_refused(scripted: ScriptedGateway) -> None:
+    with connected(scripted) as sock:
+        head = "content-length: 200000\r\ntransfer-encoding: chunked\r\n\r\n"
+        sock.sendall(f"POST {CHAT} HTTP/1.1\r\n{head}".encode() + b"x" * 200_000)
+        assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("piece", [1_000, 65_600, 70_001, 256_000, 10_000_000])
 def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
-    bodies = [bytes(range(256)) * 2_000, b"short", b"x" * 65_537, b"y" * 300_000]
+    bodies = [
+        bytes(range(256)) * 2_000,
+        b"short",
+        b"x" * 65_537,
+        b"\r\n\r\n" * 50_000,
+        b"y" * 300_000,
+        b"",
+        b"z" * 99_999,
+    ]
     sent = b"".join(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
 
     async def scenario() -> list[bytes]:

@@ -193,21 +193,26 @@ def test_a_little_slack_is_kept_whoever_comes_due() -> None:
 
 
 def test_counts_are_as_old_as_when_they_were_read() -> None:
-    """They come to the controller some time later, with what has happened since."""
-    dice = random.Random(1)
-    controller = RoomController(DEFAULT_LANES, Room())
-    now, counts = 100.0, EngineCounts(0, 0, 0)
-    controller.sent(P1, 100, now)
-    for _ in range(60):
-        steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.choice((0, 2_000, 20_000))
-        now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
-        counts = EngineCounts(
-            counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
-        )
-        controller.sent(P1, 1, now + dice.uniform(0.0, 0.05))
-        controller.count(counts, now)
-    assert controller.costs.base_s == pytest.approx(0.004, rel=0.1)
-    assert controller.costs.prompt_s == pytest.approx(0.00002, rel=0.1)
+    """They come to the controller some time later, with what has happened since: it learns the same from them."""
+
+    def learned(most_delay_s: float) -> StepCosts:
+        dice, delays = random.Random(1), random.Random(2)
+        controller = RoomController(DEFAULT_LANES, Room())
+        now, counts = 100.0, EngineCounts(0, 0, 0)
+        controller.sent(P1, 100, now)
+        for _ in range(60):
+            steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.choice((0, 2_000, 20_000))
+            now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
+            counts = EngineCounts(
+                counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
+            )
+            controller.sent(P1, 1, now + delays.uniform(0.0, most_delay_s))
+            controller.count(counts, now)
+        return controller.costs
+
+    at_once, later = learned(0.0), learned(0.04)
+    assert later.base_s == pytest.approx(at_once.base_s, rel=1e-6)
+    assert later.prompt_s == pytest.approx(at_once.prompt_s, rel=1e-6)
 
 
 def test_better_lanes_prompts_do_not_open_the_room_of_those_below() -> None:
