@@ -45,7 +45,7 @@ venv: $(VENV)/.installed-dev
 
 # Beside the source, not in it: what is edited is what runs as soon as this is older. Where nothing can be compiled
 # (no compiler, no Python.h), setup.py says so and what stands here is plain Python.
-build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py')
+build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
 	@echo "compiling the path of a call (a minute or two, once; COMPILED=0 does without)"
 	@rm -rf build && mkdir -p build/compiled
 	@$(BIN)/python setup.py --quiet build --build-lib build/compiled > build/log 2>&1 || { tail -20 build/log; exit 1; }

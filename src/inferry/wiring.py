@@ -43,8 +43,9 @@ from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spent
-from inferry.ingress.app import App, Limits
+from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
+from inferry.ingress.values import Limits
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 

@@ -8,14 +8,25 @@ whose empty step takes 25.
 Not all of the time that takes is the controller's. Sequences that were let in stay until they are done, so an engine is
 filling for as long as a call stays in it, whatever the room; and what was queued under overload has to be served before
 a load of 0.3 looks like one. So the same arrivals are played again before an oracle, which has from the first moment of
-a step of load the rooms that the controller came to in its last seconds. What both take is the engine's. The figures:
+a step of load the rooms that the controller came to in its last seconds, and before a door that keeps no promise and
+always lets in all that the engine holds. What all take is the engine's. The figures:
 
 - `settles_in_s`: from the step of load until steps stay as long as they are in the end.
 - `oracle_settles_in_s`: the same with the oracle.
 - `apart_from_oracle_s`: until steps stay as long as the oracle's. That is the controller's own part.
-- `backlog_gone_s`: until no batch job has to wait any more, where one did; `settles_after_backlog_s`: from then on.
-  While there is a backlog the oracle is reckless: it has the wide rooms of a quiet engine.
+- `open_settles_in_s`: the same as the first without any room: as soon as this engine can be rid of what has come.
+- `backlog_gone_s`: until on average over seeds less than one batch job waits, where one did. While there is a backlog
+  the oracle is reckless: it has the wide rooms of a quiet engine. `settles_after_backlog_s`: from then on.
 - `stays_s`: how long a P1 call is in the engine, in the end.
+
+Backlogs of different seeds are gone at different moments, seconds apart, so a mean over seeds at one moment after the
+step mixes engines that still serve theirs with others that are at rest. `after_backlog` looks at every seed from its
+own moment on, the first at which no batch job waits, and beside it stands an oracle that takes over from the controller
+at that moment: until then both are one and the same, so it finds the same engine, with the same sequences in it.
+
+- `gone_s`: when that moment is, after the step; the middle one of the seeds.
+- `settles_in_s`, `oracle_settles_in_s`, `apart_from_oracle_s`: as above, from that moment on.
+- `empties_in_s`: until the last sequence has ended that was in the engine then; the middle one of the seeds.
 """
 
 import json
@@ -53,6 +64,8 @@ MIX = {
 }
 TYPICAL = {Lane.P0: (700, 70), Lane.P1: (900, 110), Lane.P2: (3000, 200)}
 TOO_MUCH = 4.0
+Look = tuple[float, int, float, Room]
+"""When a door looked at the engine, what steps and busy seconds that had behind it, and what room it was given."""
 Second = tuple[float, float]
 """The mean length of the engine's steps in one second, over seeds, and what may be chance in it."""
 Lanes = dict[Lane, LanePolicy]
@@ -75,26 +88,35 @@ def engines() -> dict[str, tuple[CostModel, float]]:
 
 
 class Oracle(ControlledDoor):
-    """Has what a controller granted in the end of each step of load, from its beginning on."""
+    """Has what a controller granted in the end of each step of load, from its beginning on; before `since` it is that
+    controller itself.
+    """
 
-    def __init__(self, lanes: Lanes, granted: Sequence[tuple[float, int, float, Room]]) -> None:
+    def __init__(self, lanes: Lanes, granted: Sequence[Look], since: float = 0.0) -> None:
         super().__init__(lanes)
         self._granted = granted
         self._times = [at for at, *_ in granted]
+        self._since = since
 
     def _look(self, worker: int, engine: Engine, now: float) -> Room:
-        super()._look(worker, engine, now)
+        room = super()._look(worker, engine, now)
+        if now < self._since:
+            return room
         place = bisect_right(self._times, _when_at_rest(now)) - 1
         return self._granted[max(0, place)][3]
 
 
 class Played(Struct):
-    """What came of the seeds with one kind of door."""
+    """What came of each seed with one kind of door."""
 
-    rows: list[CallRow]
-    looks: list[list[tuple[float, int, float, Room]]]
+    rows: list[list[CallRow]]
+    looks: list[list[Look]]
     queued: list[list[tuple[float, float]]]
     """When each batch job came and when it was sent."""
+
+    def of_lane(self, lane: Lane, begin: float, end: float) -> list[CallRow]:
+        """Calls of all seeds that came in that time."""
+        return [row for rows in self.rows for row in rows if row.lane is lane and begin <= row.at < end]
 
 
 def full_load(costs: CostModel) -> float:
@@ -113,11 +135,15 @@ def load_steps(costs: CostModel, promise_factor: float, seeds: Sequence[int] = S
     workloads = [list(_stepped(costs, full, seed)) for seed in seeds]
     ours = _play(workloads, lanes, costs, [ControlledDoor(lanes) for _ in seeds])
     oracle = _play(workloads, lanes, costs, [Oracle(lanes, granted) for granted in ours.looks])
+    # All that the engine holds, always: what limits the gateway has, and nothing computed.
+    without_room = _play(workloads, lanes, costs, [ControlledDoor(lanes, fixed=(0,)) for _ in seeds])
     result: dict[str, dict[str, Any]] = {}
     for load, start, seconds in _spans():
-        part = [row for row in ours.rows if row.lane is Lane.P0 and start <= row.at < start + seconds]
-        with_ours, with_oracle = (_trajectory(one.looks, start, seconds) for one in (ours, oracle))
-        late = [row for row in ours.rows if row.lane is Lane.P1 and 0 <= start + seconds - row.at < AT_REST_S]
+        part = ours.of_lane(Lane.P0, start, start + seconds)
+        late = ours.of_lane(Lane.P1, start + seconds - AT_REST_S, start + seconds)
+        with_ours, with_oracle, with_all = (
+            _trajectory(one.looks, [start] * len(seeds), seconds) for one in (ours, oracle, without_room)
+        )
         settles_in_s = _settling(with_ours, [_rest(with_ours)] * len(with_ours))
         backlog_gone_s = _backlog_gone(ours.queued, start, seconds)
         result[f"{load}x, from {start:.0f} s"] = {
@@ -127,13 +153,40 @@ def load_steps(costs: CostModel, promise_factor: float, seeds: Sequence[int] = S
             "settles_in_s": settles_in_s,
             "oracle_settles_in_s": _settling(with_oracle, [_rest(with_oracle)] * len(with_oracle)),
             "apart_from_oracle_s": _settling(with_ours, with_oracle),
+            "open_settles_in_s": _settling(with_all, [_rest(with_all)] * len(with_all)),
             "backlog_gone_s": backlog_gone_s,
             "settles_after_backlog_s": None if backlog_gone_s is None else max(0.0, settles_in_s - backlog_gone_s),
+            "after_backlog": None
+            if backlog_gone_s is None
+            else _after_backlog(workloads, lanes, costs, ours, (start, seconds)),
             "stays_s": round(statistics.median(row.end_s - (row.sent_s or 0.0) for row in late), 1),
             "step_ms": [round(1000 * mean, 1) for mean, _ in with_ours],
             "oracle_step_ms": [round(1000 * mean, 1) for mean, _ in with_oracle],
+            "open_step_ms": [round(1000 * mean, 1) for mean, _ in with_all],
         }
     return result
+
+
+def _after_backlog(
+    workloads: Sequence[Sequence[Run]], lanes: Lanes, costs: CostModel, ours: Played, span: tuple[float, float]
+) -> dict[str, Any]:
+    """Every seed from the moment on at which its own backlog was gone, beside an oracle that takes over there."""
+    start, seconds = span
+    gone = [_first_without(queue, start) for queue in ours.queued]
+    doors = [Oracle(lanes, granted, since) for granted, since in zip(ours.looks, gone, strict=True)]
+    oracle = _play(workloads, lanes, costs, doors)
+    left_s = float(int(start + seconds - max(gone)))
+    with_ours, with_oracle = (_trajectory(one.looks, gone, left_s) for one in (ours, oracle))
+    rest, oracle_rest = (_rest(_trajectory(one.looks, [start] * len(gone), seconds)) for one in (ours, oracle))
+    return {
+        "gone_s": round(statistics.median(gone) - start, 1),
+        "settles_in_s": _settling(with_ours, [rest] * len(with_ours)),
+        "oracle_settles_in_s": _settling(with_oracle, [oracle_rest] * len(with_oracle)),
+        "apart_from_oracle_s": _settling(with_ours, with_oracle),
+        "empties_in_s": round(statistics.median(map(_emptied_s, ours.rows, gone)), 1),
+        "step_ms": [round(1000 * mean, 1) for mean, _ in with_ours],
+        "oracle_step_ms": [round(1000 * mean, 1) for mean, _ in with_oracle],
+    }
 
 
 def _play(
@@ -144,7 +197,7 @@ def _play(
     for runs, door in zip(workloads, doors, strict=True):
         world = World(door, costs, _flags(), gaps_s=gaps_s)
         world.play(runs)
-        played.rows += world.rows
+        played.rows.append(world.rows)
         played.looks.append(door.looks)
         batch = [row for row in world.rows if row.lane is Lane.P2]
         played.queued.append([(row.at, row.at + (row.sent_s or 0.0)) for row in batch])
@@ -207,16 +260,13 @@ def _attainment(rows: Sequence[CallRow], ttft_s: float) -> float:
     return round(kept / len(rows), 4) if rows else 1.0
 
 
-def _trajectory(
-    looks: Sequence[Sequence[tuple[float, int, float, Room]]], start: float, seconds: float
-) -> list[Second]:
-    """How long steps are, second by second."""
+def _trajectory(looks: Sequence[Sequence[Look]], starts: Sequence[float], seconds: float) -> list[Second]:
+    """How long steps are, second by second, each seed from its own start on."""
     found = []
     for second in range(int(seconds)):
-        begin = start + second
         done: list[tuple[int, float]] = []
-        for one in looks:
-            part = [look for look in one if begin <= look[0] < begin + 1]
+        for one, start in zip(looks, starts, strict=True):
+            part = [look for look in one if second <= look[0] - start < second + 1]
             if len(part) > 1 and part[-1][1] > part[0][1]:
                 done.append((part[-1][1] - part[0][1], part[-1][2] - part[0][2]))
         steps = sum(count for count, _ in done)
@@ -253,14 +303,34 @@ def _backlog_gone(queued: Sequence[Sequence[tuple[float, float]]], start: float,
     return None if not some or some[-1] == int(seconds) else float(some[-1] + 1)
 
 
+def _first_without(queue: Sequence[tuple[float, float]], start: float) -> float:
+    """The first moment from `start` on at which nobody of the queue waits."""
+    at = start
+    for came, sent in sorted(queue):
+        if came > at:
+            break
+        at = max(at, sent)
+    return at
+
+
+def _emptied_s(rows: Sequence[CallRow], at: float) -> float:
+    """From that moment until the last call has ended that had been sent by then."""
+    ends = [row.at + row.end_s for row in rows if row.sent_s is not None and row.at + row.sent_s <= at]
+    return max([at, *ends]) - at
+
+
 def measure() -> dict[str, Any]:
     table = {}
     for name, (costs, factor) in engines().items():
         table[name] = load_steps(costs, factor)
         for step, cells in table[name].items():
-            shown = {key: value for key, value in cells.items() if not key.endswith("step_ms")}
-            print(f"{name:<18} {step:<16}" + "  ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+            print(f"{name:<18} {step:<16}" + _line(cells), flush=True)
     return {"seeds": list(SEEDS), "settled_within": SETTLED, "load_steps": table}
+
+
+def _line(cells: dict[str, Any]) -> str:
+    shown = {key: value for key, value in cells.items() if not key.endswith("step_ms")}
+    return "  ".join(f"{key} {_line(value) if isinstance(value, dict) else value}" for key, value in shown.items())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ Jobs that stand in one queue share their fate, so the number of jobs says little
 is the time that was judged, in typical waits of the cell's judged jobs. Where that is less than thirty, nine in ten
 cannot be told from eight or ten; such cells are counted with the others, and once more apart.
 
+Three and a half minutes are a gateway that has just started, in front of queues that take one or two of them. What it
+says once it has seen more is in `long_runs`: arrivals and loads of which some counted cell has seen fewer than thirty
+waits are played once more, for forty minutes and with one seed; a trace begins again where it ends. Both are given;
+neither stands for the other.
+
 The trace is read from the directory named in TRACES, or from ../shared/traces beside the repository, and left out where
 there is none.
 """
@@ -24,7 +29,7 @@ there is none.
 import os
 import statistics
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +56,10 @@ LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SECONDS = 220.0
 JUDGED_S = (30.0, 180.0)
 """Arrivals in this time are judged: a gateway that has just started knows nothing, and the last ones have no end."""
+SHORT_S = len(SEEDS) * (JUDGED_S[1] - JUDGED_S[0])
+LONG_SEEDS = (31,)
+LONG_SECONDS = 2400.0
+LONG_JUDGED_S = (60.0, 2240.0)
 QUEUE_LIMITS = {Lane.P0: 64, Lane.P1: 128, Lane.P2: 128}
 FEWEST_JUDGED = 200
 FEWEST_WAITS = 30
@@ -163,15 +172,26 @@ def agent_runs(seed: int, scale: float, seconds: float) -> list[Run]:
 
 
 def trace_calls(seed: int, speed: float, seconds: float) -> list[Run]:
-    """A recorded trace from some moment on, so many times as fast, over the lanes and tenants of the mix."""
+    """A recorded trace from some moment on, so many times as fast, over the lanes and tenants of the mix; what lasts
+    longer than the trace has all of it again.
+    """
     draw = stream(seed, "trace")
     runs = read_trace(TRACE)
-    begin = draw.uniform(0, max(0.0, runs[-1].at - seconds * speed))
+    length_s = runs[-1].at
+    begin = draw.uniform(0, max(0.0, length_s - seconds * speed))
+    end = begin + seconds * speed
     lanes, parts = list(MIX), [part for part, _ in MIX.values()]
     return [
-        replace(run, at=(run.at - begin) / speed, lane=draw.choices(lanes, parts)[0], tenant=draw.choice(TENANTS))
+        replace(
+            run,
+            run_id=f"{run.run_id}-{again}" if again else run.run_id,
+            at=(again * length_s + run.at - begin) / speed,
+            lane=draw.choices(lanes, parts)[0],
+            tenant=draw.choice(TENANTS),
+        )
+        for again in range(1 + int(end / length_s))
         for run in runs
-        if begin <= run.at < begin + seconds * speed
+        if begin <= again * length_s + run.at < end
     ]
 
 
@@ -201,9 +221,16 @@ def play(runs: Sequence[Run], limits: dict[Lane, int] | None = None, until: floa
     return door
 
 
-def judged_outcomes(make: Arrivals, intensity: float, seed: int, limits: dict[Lane, int] | None) -> list[Outcome]:
-    door = play(make(seed, intensity, SECONDS), limits, SECONDS)
-    return [one for one in door.all_outcomes(SECONDS) if JUDGED_S[0] <= one.told.at < JUDGED_S[1]]
+def judged_outcomes(
+    make: Arrivals,
+    intensity: float,
+    seed: int,
+    limits: dict[Lane, int] | None,
+    seconds: float = SECONDS,
+    judged_s: tuple[float, float] = JUDGED_S,
+) -> list[Outcome]:
+    door = play(make(seed, intensity, seconds), limits, seconds)
+    return [one for one in door.all_outcomes(seconds) if judged_s[0] <= one.told.at < judged_s[1]]
 
 
 def full_load(make: Arrivals, too_much: float, seconds: float = 20.0) -> float:
@@ -224,7 +251,7 @@ def full_load(make: Arrivals, too_much: float, seconds: float = 20.0) -> float:
 # -- figures ---------------------------------------------------------------------------------------------------------
 
 
-def cell(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def cell(outcomes: Sequence[Outcome], judged_s: float = SHORT_S) -> dict[str, Any]:
     judged = [one for one in outcomes if one.is_judged]
     behind = [one for one in outcomes if one.told.ahead.jobs]
     beyond_floor = _part(judged, lambda one: one.waited_s > FLOOR_S)
@@ -239,7 +266,7 @@ def cell(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "median_covers": _part(judged, lambda one: one.waited_s <= one.told.p50_s),
         "p90_over_p50": _median([(one.told.p90_s + FLOOR_S) / (one.told.p50_s + FLOOR_S) for one in judged]),
         "waited_s_p50": _median([one.waited_s for one in outcomes]),
-        "waits_seen": _waits_seen(judged),
+        "waits_seen": _waits_seen(judged, judged_s),
         "holds": None,
     }
     if len(judged) >= FEWEST_JUDGED and held is not None and beyond_floor is not None:
@@ -247,14 +274,14 @@ def cell(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return figures
 
 
-def _waits_seen(judged: Sequence[Outcome]) -> int | None:
+def _waits_seen(judged: Sequence[Outcome], judged_s: float) -> int | None:
     typical_s = _median([max(FLOOR_S, one.waited_s) for one in judged])
-    return None if typical_s is None else round(len(SEEDS) * (JUDGED_S[1] - JUDGED_S[0]) / typical_s)
+    return None if typical_s is None else round(judged_s / typical_s)
 
 
-def cells(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    lanes = {lane.name: cell([one for one in outcomes if one.told.lane is lane]) for lane in Lane}
-    return {**lanes, "all": cell(outcomes)}
+def cells(outcomes: Sequence[Outcome], judged_s: float = SHORT_S) -> dict[str, dict[str, Any]]:
+    lanes = {lane.name: cell([one for one in outcomes if one.told.lane is lane], judged_s) for lane in Lane}
+    return {**lanes, "all": cell(outcomes, judged_s)}
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -333,7 +360,6 @@ def measure() -> dict[str, Any]:
         growing[name] = cells(outcomes)
         print(f"{name:8s} 1.5 {_line(growing[name])}  without limits", flush=True)
     over_all = cells(pooled)
-    tellable = [one for one in counted if one["waits_seen"] >= FEWEST_WAITS]
     print(f"pooled       {_line(over_all)}", flush=True)
     return {
         "seeds": list(SEEDS),
@@ -342,13 +368,52 @@ def measure() -> dict[str, Any]:
         "queue_limits": {lane.name: limit for lane, limit in QUEUE_LIMITS.items()},
         "floor_s": FLOOR_S,
         "cells": _held(counted),
-        "cells_of_thirty_waits_or_more": _held(tellable),
+        "cells_of_thirty_waits_or_more": _held(_tellable(counted)),
         "pooled": over_all,
+        "long_runs": long_runs(table),
         "arrivals": table,
         "without_queue_limits_at_1.5": growing,
         "deadlines": refusals(pooled),
         "microseconds": costs(),
     }
+
+
+def long_runs(short: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrivals and loads that the short runs could tell too little of, for so long that their queues come and go."""
+    judged_s = len(LONG_SEEDS) * (LONG_JUDGED_S[1] - LONG_JUDGED_S[0])
+    table: dict[str, Any] = {}
+    pooled: list[Outcome] = []
+    counted: list[dict[str, Any]] = []
+    for name, (make, _) in arrivals().items():
+        table[name] = {}
+        for load in LOADS:
+            by_lane = [short[name]["loads"][f"{load:g}"][lane.name] for lane in Lane]
+            if all(one["holds"] is None or one["waits_seen"] >= FEWEST_WAITS for one in by_lane):
+                continue
+            intensity = load * short[name]["full_load"]
+            outcomes = [
+                one
+                for seed in LONG_SEEDS
+                for one in judged_outcomes(make, intensity, seed, QUEUE_LIMITS, LONG_SECONDS, LONG_JUDGED_S)
+            ]
+            table[name][f"{load:g}"] = found = cells(outcomes, judged_s)
+            pooled += outcomes
+            counted += [found[lane.name] for lane in Lane if found[lane.name]["holds"] is not None]
+            print(f"{name:8s} {load:3.1f} {_line(found)}  long", flush=True)
+    return {
+        "seeds": list(LONG_SEEDS),
+        "seconds": LONG_SECONDS,
+        "judged_s": list(LONG_JUDGED_S),
+        "cells": _held(counted),
+        "cells_of_thirty_waits_or_more": _held(_tellable(counted)),
+        "pooled": cells(pooled, judged_s),
+        "arrivals": table,
+        "deadlines": refusals(pooled),
+    }
+
+
+def _tellable(counted: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in counted if one["waits_seen"] >= FEWEST_WAITS]
 
 
 def _held(counted: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
-from inferry.ingress.connection import Reply, Request
+from inferry.ingress.reply import Reply, Request
 
 PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),

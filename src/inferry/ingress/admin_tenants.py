@@ -18,7 +18,7 @@ from inferry.domain.errors import Conflict, GatewayError, InternalError, Invalid
 from inferry.domain.keys import NewKey, shown_key
 from inferry.domain.settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
-from inferry.ingress.connection import Reply, Request
+from inferry.ingress.reply import Reply, Request
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import Struct
 
 from inferry._version import __version__
 from inferry.dispatch.gateway import Gateway
@@ -28,14 +27,15 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, Keeper
 from inferry.ingress.auth import Auth
-from inferry.ingress.connection import Reply, Request
 from inferry.ingress.parse import Api, LongPrompt, isolation_of, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
 from inferry.ingress.rates import limited, rate_headers
+from inferry.ingress.reply import Reply, Request
 from inferry.ingress.respond import Heartbeats, StreamedAnswer, WholeAnswer
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
+from inferry.ingress.values import Limits
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,6 @@ Handler = Callable[[str, Reply, Caller], None]
 
 _JSON = b"content-type: application/json\r\n"
 _MODELS = "/v1/models/"
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """What one request may ask of the HTTP surface."""
-
-    max_body_bytes: int
-    body_timeout_s: float
-    heartbeat_s: float
-    max_unread_bytes: int
 
 
 class App:

@@ -6,6 +6,7 @@ concatenated, everything else as last seen.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,16 @@ _ONE_MORE_TEXT = re.compile(
     rb'(?P<after>"(?(chat)\})[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*)(?=\n\n)'
 )
 
+
+def _compiled() -> Callable[[bytes, int, int, int, int], bytes] | None:
+    try:
+        from inferry.ingress import _joining
+    except ImportError:
+        return None
+    return _joining.join_texts
+
+
+_join_texts = _compiled()
 _WHOLE_NAMES = {"chat.completion.chunk": "chat.completion"}
 
 
@@ -76,6 +87,13 @@ def _with_texts_joined(raw: bytes) -> bytes:
         at = raw.find(b"\n\n", at) + 2
     else:
         return raw
+    if _join_texts is not None:
+        return _join_texts(raw, at, found.end("before"), found.start("after"), found.end("after"))
+    return texts_joined(raw, at, found)
+
+
+def texts_joined(raw: bytes, at: int, found: re.Match[bytes]) -> bytes:
+    """The same where the first such event stands at `at`, in Python. `_joining.c` goes from one text to the next."""
     texts = raw[at:].split(found["after"] + b"\n\n" + found["before"])
     last = texts.pop()
     joined = b"".join(texts)

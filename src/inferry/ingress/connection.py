@@ -8,7 +8,6 @@ headers and bodies, the time for either, what is pipelined, and how long it may 
 
 import asyncio
 import enum
-import http
 import math
 import socket
 import struct
@@ -20,11 +19,14 @@ import httptools
 
 from inferry.domain.errors import BodyTooLarge, GatewayError, InvalidRequest
 from inferry.ingress.problems import error_body
+from inferry.ingress.reply import CONTINUE, STATUS_LINES, Reply, Request
 
 LARGEST_HEADERS = 65_536
 MOST_PIPELINED = 16
 MOST_PARTS = 1024
 """A body that comes in more pieces than this is put together as it comes: small pieces cost more than they hold."""
+WORTH_A_LOOK = 65_536
+"""What comes in one piece of this size may begin a body that is not worth copying once more."""
 MOST_DISCARDED = 8
 """A body this many times over the limit is not read to its end before it is refused."""
 LINGER_S = 2.0
@@ -33,110 +35,6 @@ PROBES_S = (0.05, 0.25, 1.0, 4.0)
 """When a client that has finished writing is written to again, to learn whether it still reads."""
 
 _RESET = struct.pack("ii", 1, 0)
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus
-}
-
-
-class Request:
-    """One request, whole. `problem` says why its body could not be had; the body is empty then."""
-
-    __slots__ = ("body", "headers", "is_http10", "keeps_alive", "method", "problem", "target")
-
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = b""
-        self.problem: GatewayError | None = None
-        self.is_http10 = False
-        self.keeps_alive = True
-
-
-class Reply:
-    """The answer to one request: `whole`, or `begin`, then any number of `write`, then `end`.
-
-    `on_gone` is called when the client leaves before the end, and from then on nothing is written. While `is_paused`
-    the client reads more slowly than it is written to, and what is written waits in memory; `on_writable` tells when
-    that is over. `heartbeat` is what may be put into a begun answer at any time without a meaning of its own.
-    """
-
-    __slots__ = ("_begun", "_connection", "_head", "_request", "heartbeat", "is_gone", "on_gone", "on_writable")
-
-    def __init__(self, connection: "Connection", request: Request) -> None:
-        self._connection = connection
-        self._request = request
-        self._head = b""
-        self._begun = False
-        self.is_gone = False
-        self.heartbeat = b""
-        self.on_gone: Callable[[], None] | None = None
-        self.on_writable: Callable[[], None] | None = None
-
-    @property
-    def is_paused(self) -> bool:
-        return self._connection.is_paused
-
-    @property
-    def peer(self) -> str:
-        """The address at the other end of the connection; empty where it is not known any more."""
-        return self._connection.peer
-
-    def whole(self, status: int, headers: bytes, body: bytes) -> None:
-        """The answer in one piece; `headers` are complete lines."""
-        connection = self._connection
-        close = b"" if connection.is_kept_after(self._request) else b"connection: close\r\n"
-        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (_STATUS_LINES[status], headers, len(body), close)
-        connection.answered(self, head if self._request.method == b"HEAD" else head + body)
-
-    def begin(self, headers: bytes) -> None:
-        """Head of a streamed answer; it leaves together with the first piece."""
-        framing = b"transfer-encoding: chunked\r\n"
-        if self._request.is_http10:
-            framing = b"connection: close\r\n"  # chunks are unknown there: the end of the connection is the end
-        elif not self._connection.is_kept_after(self._request):
-            framing += b"connection: close\r\n"
-        self._head = b"%b%b%b\r\n" % (_STATUS_LINES[200], headers, framing)
-        self._begun = True
-
-    def write(self, piece: bytes) -> None:
-        if not piece:
-            return
-        head = self._head
-        if head:
-            self._head = b""
-        if self._request.is_http10:
-            self._connection.send(head + piece)
-        else:
-            self._connection.send(b"%b%x\r\n%b\r\n" % (head, len(piece), piece))
-
-    def end(self, piece: bytes) -> None:
-        """The last piece."""
-        head, self._head = self._head, b""
-        if self._request.is_http10:
-            self._connection.answered(self, head + piece)
-        elif piece:
-            self._connection.answered(self, b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(piece), piece))
-        else:
-            self._connection.answered(self, head + b"0\r\n\r\n")
-
-    def abort(self) -> None:
-        """Break the connection off, which cannot be taken for a good end."""
-        self._connection.abort()
-
-    def forget(self) -> None:
-        """It is over: let go of whoever listened, and with it of the request, without waiting for the collector."""
-        self.on_gone = self.on_writable = None
-
-    def probe(self) -> bool:
-        """Write something that means nothing to the client; False where nothing would."""
-        if self._begun:
-            self.write(self.heartbeat)
-            return bool(self.heartbeat)
-        if not self._request.is_http10:
-            self._connection.send(_CONTINUE)
-        return not self._request.is_http10
 
 
 class _Phase(enum.Enum):
@@ -211,6 +109,7 @@ class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
+        "_announced",
         "_at_eof",
         "_head_bytes",
         "_house",
@@ -241,8 +140,9 @@ class Connection(asyncio.Protocol):
         self._timed: _Phase | None = None
         self._head_bytes = 0
         self._reading = Request(b"", b"", {})
-        self._parts: list[bytes | bytearray] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._size = 0
+        self._announced = 0  # of a long body, which is read past the parser
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._reply: Reply | None = None
@@ -313,13 +213,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_shut or self._is_last:
             return  # the rest of something that was refused
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._read_without_upgrade(data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError:
-            self._refuse_head(400, "this is not HTTP")
+        is_long = self._announced or len(data) > WORTH_A_LOOK
+        if not (self._read_long(data) if is_long else self._read(data, data)):
             return
         if self._phase is _Phase.HEAD:
             self._head_bytes += len(data)
@@ -393,8 +288,10 @@ class Connection(asyncio.Protocol):
             announced, limit = int(request.headers[b"content-length"]), self._house.max_body_bytes
             if announced > limit * (1 if b"expect" in request.headers else MOST_DISCARDED):
                 self._refuse_rest(self._too_large())
+            elif announced <= limit and b"upgrade" not in request.headers:
+                self._announced = announced
 
-    def on_body(self, body: bytes) -> None:
+    def on_body(self, body: bytes | memoryview) -> None:
         self._size += len(body)
         limit = self._house.max_body_bytes
         if self._size <= limit:
@@ -422,11 +319,43 @@ class Connection(asyncio.Protocol):
             first = self._parts[0] if len(self._parts) == 1 else None
             request.body = first if isinstance(first, bytes) else b"".join(self._parts)
         self._parts = []
+        self._announced = 0
         self._phase = _Phase.BETWEEN
         self._waiting.append(request)
         self._waiting_bytes += len(request.body)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _read(self, piece: bytes | memoryview, data: bytes | memoryview) -> bool:
+        """Have the parser read a piece, with which `data` begins. False where that has led elsewhere."""
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade(bytes(data[upgrade.args[0] :]))
+            return False
+        except httptools.HttpParserError:
+            self._refuse_head(400, "this is not HTTP")
+            return False
+        return True
+
+    def _read_long(self, data: bytes) -> bool:
+        """The same for what is, or begins, a long body: that is kept as it came, where the parser would copy it."""
+        rest = memoryview(data)
+        if self._phase is _Phase.BETWEEN:
+            head = data.find(b"\r\n\r\n", 0, LARGEST_HEADERS) + 4
+            if head > 3:
+                if not self._read(data[:head], data):
+                    return False
+                rest = rest[head:]
+        if self._announced:
+            part = rest[: self._announced - self._size]
+            self.on_body(part)
+            if self._size < self._announced:
+                return True
+            self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self.on_message_complete()
+            rest = rest[len(part) :]
+        return not len(rest) or self._read(rest, rest)
 
     def _serve_next(self) -> None:
         if self._waiting and self._reply is None:
@@ -446,7 +375,7 @@ class Connection(asyncio.Protocol):
         is_body = self._phase is _Phase.BODY
         self.due_at = self._loop.time() + (self._house.body_timeout_s if is_body else self._house.idle_timeout_s)
         if is_body and self._reading.headers.get(b"expect", b"").lower() == b"100-continue":
-            self.send(_CONTINUE)
+            self.send(CONTINUE)
 
     def _read_without_upgrade(self, rest: bytes) -> None:
         """Read the last request again as if it had not asked for a protocol that is not spoken here.
@@ -477,7 +406,7 @@ class Connection(asyncio.Protocol):
         if self._reply is None and not self._waiting:
             body = error_body(InvalidRequest(why))
             head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.send(head % (_STATUS_LINES[status], len(body)) + body)
+            self.send(head % (STATUS_LINES[status], len(body)) + body)
             self._shut()
         elif self._reply is None:
             self._serve_next()

@@ -193,7 +193,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
         prefix=prefix,
         output_hint=hint,
         token_budget=budget,
-        prompt_hash=_prompt_hash(wire),
+        prompt_hash=_prompt_hash(wire, len(body)),
         arrived_at=now,
         max_wait_s=(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
@@ -438,17 +438,20 @@ def _output_limit(asked: int | None, choices: int | None, card: ModelCard) -> in
     return LARGEST_OUTPUT if most is None else most * (choices or 1)
 
 
-def _prompt_hash(wire: ChatBody | CompletionBody) -> str:
-    """Equal for equal prompts to one model, however the rest of the bodies differs.
+def _prompt_hash(wire: ChatBody | CompletionBody, size: int) -> str:
+    """Equal for equal prompts to one model, however the rest of the bodies differs. `size` is that of the whole body.
 
     A hint for grouping, not a proof of identity: a checksum, and of something long only of its ends and its length.
     """
     found = crc32(wire.model.encode())
-    if isinstance(wire, ChatBody):
+    if isinstance(wire, CompletionBody):
+        found = _checksum(wire.prompt, found)
+    elif size <= 2 * HASHED_END_BYTES:  # and so is all that is in it
+        for message in wire.messages:
+            found = crc32(message.content, (found + len(message.role)) & 0xFFFFFFFF)
+    else:
         for message in wire.messages:
             found = _checksum(message.content, found + len(message.role))
-    else:
-        found = _checksum(wire.prompt, found)
     return f"{found:08x}"
 
 

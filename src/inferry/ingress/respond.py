@@ -16,9 +16,9 @@ from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.streams import Done, Failed
 from inferry.domain.tenants import Caller
 from inferry.ingress.collect import collect_events
-from inferry.ingress.connection import Reply
 from inferry.ingress.problems import error_body, error_event, error_headers
 from inferry.ingress.rates import rate_headers
+from inferry.ingress.reply import Reply
 from inferry.ingress.shapes import (
     ChunkWriter,
     ContinuedWriter,
@@ -35,7 +35,7 @@ _SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cac
 _JSON = b"content-type: application/json\r\n"
 _HEARTBEAT = b": waiting\n\n"
 _LOOKS_PER_HEARTBEAT = 4
-_LANE_NAMES = {lane: lane.name for lane in Lane}
+_LANE_NAMES = {lane: lane.name.encode() for lane in Lane}
 
 _pass_through = PassThrough()
 
@@ -92,21 +92,20 @@ class _Answer(ABC):
         return 0 if is_told else self._job.payload.choices
 
     def _job_headers(self) -> bytes:
-        job, attempt = self._job, self._stream.attempt
-        headers = f"x-request-id: {job.request_id}\r\nx-inferry-lane: {_LANE_NAMES[job.lane]}\r\n"
-        plan, sent_at = attempt.plan, attempt.sent_at
+        job, stream = self._job, self._stream
+        plan, sent_at = stream.attempt.plan, stream.attempt.sent_at
+        headers = b"x-request-id: %b\r\nx-inferry-lane: %b\r\n" % (job.request_id.encode(), _LANE_NAMES[job.lane])
         if plan is not None and sent_at is not None:
-            headers += (
-                f"x-inferry-queue-ms: {max(0.0, sent_at - job.arrived_at) * 1000:.1f}\r\n"
-                f"x-inferry-batch-size: {len(plan.jobs)}\r\nx-inferry-worker: {plan.worker}\r\n"
+            headers += b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
+                max(0.0, sent_at - job.arrived_at) * 1000,
+                len(plan.jobs),
+                plan.worker.encode(),
             )
-        if self._stream.shared_with is not None:
-            headers += f"x-inferry-shared-with: {self._stream.shared_with}\r\n"
-            if self._stream.is_replay:
-                headers += "x-inferry-replayed: true\r\n"
-        if self._limited is not None:
-            return headers.encode() + rate_headers(self._gateway, self._limited)
-        return headers.encode()
+        if stream.shared_with is not None:
+            headers += b"x-inferry-shared-with: %b\r\n" % stream.shared_with.encode()
+            if stream.is_replay:
+                headers += b"x-inferry-replayed: true\r\n"
+        return headers if self._limited is None else headers + rate_headers(self._gateway, self._limited)
 
 
 class WholeAnswer(_Answer):

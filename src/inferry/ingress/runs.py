@@ -20,7 +20,7 @@ from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNot
 from inferry.domain.runs import RunBook, RunSummary
 from inferry.domain.tenants import Caller
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.connection import Reply, Request
+from inferry.ingress.reply import Reply, Request
 from inferry.ingress.run_pages import listed_live, listed_past, page
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ quotes inside strings, so `"finish_reason":null` cannot be part of what a model 
 """
 
 import re
+from collections.abc import Callable
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -33,6 +34,31 @@ _FINISHES = {
 _decoder = msgspec.json.Decoder(SaidEvent)
 
 
+def plain_run(events: bytes) -> tuple[int, int]:
+    """Where the events end that each say in one line that there is more to come, and name no role; and how often they
+    say so. `_runs.c` says the same, and less of it where roles come in between: those are looked at one by one.
+    """
+    last = events.rfind(_MORE)
+    if last < 0:
+        return 0, 0
+    end = events.find(b"\n\n", last) + 2  # what comes behind is looked at one by one in any case
+    if events.find(_ROLE, 0, end) >= 0:
+        return 0, 0
+    found = _MORE_EVENTS.match(events, 0, end)
+    return (0, 0) if found is None else (found.end(), events.count(_MORE, 0, found.end()))
+
+
+def _fastest() -> Callable[[bytes], tuple[int, int]]:
+    try:
+        from inferry.adapters.workers import _runs
+    except ImportError:
+        return plain_run  # nothing could be compiled
+    return _runs.plain_run
+
+
+_plain_run = _fastest()
+
+
 class EventScanner:
     """Follows one stream: which bytes to pass on, how many tokens they are, how it ended.
 
@@ -53,36 +79,29 @@ class EventScanner:
 
     def scan(self, events: bytes) -> tuple[bytes, int]:
         """Complete events in; the bytes the client is to get and the tokens in them out."""
-        if _MORE not in events:
-            passed, tokens = self._scan_one_by_one(events)
+        end, tokens = _plain_run(events)
+        if end == len(events):
+            self.events += tokens
             self.tokens += tokens
-            return passed, tokens
-        passed, tokens = b"", 0
-        if _ROLE in events:
-            # It stands in the first event, if anywhere; those behind it are like any other.
+            return events, tokens
+        passed, more_tokens = b"", 0
+        if end == 0:
+            # Nothing but the end, or the role: that stands in the first event, and those behind it are like any other.
             first = events.find(b"\n\n") + 2
-            passed, tokens = self._scan_one_by_one(events[:first])
+            passed, more_tokens = self._scan_one_by_one(events[:first])
             events = b"" if self.is_done else events[first:]
-        elif events.find(b"\n") == len(events) - 2 and events.startswith(b"data: "):
-            # One event of one line: what a stream mostly has when it is paced.
-            self.events += 1
-            self.tokens += 1
-            return events, 1
-        if _ROLE not in events:
-            plain = _MORE_EVENTS.match(events)
-            if plain is not None:
-                end = plain.end()
-                more_tokens = events.count(_MORE, 0, end)
-                self.events += more_tokens
-                tokens += more_tokens
-                if end == len(events):
-                    self.tokens += tokens
-                    return (passed + events if passed else events), tokens
-                passed, events = passed + events[:end], events[end:]
-        more, more_tokens = self._scan_one_by_one(events)
+            end, tokens = _plain_run(events)
+        self.events += tokens
         tokens += more_tokens
+        if end:
+            passed += events[:end]
+            events = events[end:]
+        if events:
+            more, more_tokens = self._scan_one_by_one(events)
+            tokens += more_tokens
+            passed += more
         self.tokens += tokens
-        return passed + more, tokens
+        return passed, tokens
 
     def _scan_one_by_one(self, events: bytes) -> tuple[bytes, int]:
         passed: list[bytes] = []
