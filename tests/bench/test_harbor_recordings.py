@@ -237,14 +237,20 @@ def test_what_is_kept_of_the_contest_says_what_the_yardstick_printed() -> None:
     assert differences(figures(read(harbor_h200.RECORDINGS / f"inferry_{row['seed']}.json.xz")), row) == []
 
 
-def test_the_contest_before_is_kept_beside_it() -> None:
+def test_the_contests_before_are_kept_beside_it() -> None:
     kept = json.loads((RESULTS / "harbor-h200.json").read_text())["before"]
-    assert kept["commit"] == harbor_h200.BEFORE.name
-    printed = {(row["label"], row["seed"], row["attempt"]): row for row in kept["result"]}
-    row = printed["inferry", 23, 1]
-    assert differences(figures(read(harbor_h200.BEFORE / "inferry_23.json.xz")), row) == []
-    names = {harbor_h200.file_name(*of) for of in printed if of[0] == "inferry"}
-    assert names == {path.name for path in harbor_h200.BEFORE.glob("*.json.xz")}
+    assert [contest["commit"] for contest in kept] == [directory.name for directory in harbor_h200.BEFORE]
+    for contest, directory in zip(kept, harbor_h200.BEFORE, strict=True):
+        printed = {(row["label"], row["seed"], row["attempt"]): row for row in contest["result"]}
+        row = printed["inferry", 23, 1]
+        assert differences(figures(read(directory / "inferry_23.json.xz")), row) == []
+        names = {harbor_h200.file_name(*of) for of in printed if of[0] == "inferry"}
+        assert names == {path.name for path in directory.glob("*.json.xz")}
+
+
+def test_a_row_without_direct_ones_beside_it_has_no_verdict() -> None:
+    gateway = {**figures(recorded(played(), "direct", SEED)), "label": "inferry"}
+    assert harbor_h200.verdicts([gateway]) == []
 
 
 def test_the_twin_meets_prompts_as_the_gateway_does() -> None:

@@ -1,7 +1,7 @@
 """`python -m inferry.bench.harbor_h200`: the contest on the H200 again, from the recordings that are kept of it.
 
 It computes every figure from the times of the tokens, says where that differs from what the yardstick printed then
-(which is in bench/results/harbor-h200.json), and why the gateway's calls missed. Of the contest before, the gateway's
+(which is in bench/results/harbor-h200.json), and why the gateway's calls missed. Of the contests before, the gateway's
 arms are told as well. No GPU is needed. `--plots` draws the pictures beside the recordings; `--costs` says what the
 cost model of today would learn from them; `--twin` plays their seeds with the scheduler of today; `--keep ROWS ARM SEED
 [ATTEMPT] [LOG]` makes a recording of what the yardstick wrote with `--rows` and of the gateway's debug log.
@@ -24,8 +24,10 @@ from inferry.domain.jobs import DEFAULT_LANES
 from inferry.sim.controlled import ControlledDoor
 
 RECORDINGS = RESULTS / "harbor-h200"
-BEFORE = RECORDINGS / "e6d0335"
-"""The gateway's arms of the contest before, by the commit that was measured: another start of the engine."""
+BEFORE = (RECORDINGS / "5561493", RECORDINGS / "e6d0335")
+"""The gateway's arms of the contests before, the last one first, by the commit that was measured: each on another start
+of the engine.
+"""
 GATEWAY = "inferry"
 DIRECT = ("direct", "priority")
 ARMS = (*DIRECT, "sketch", GATEWAY)
@@ -45,12 +47,14 @@ def file_name(arm: str, seed: int, attempt: int) -> str:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The gateway's rows beside the direct ones of their seed, and whether each target is met."""
+    """The gateway's rows beside the direct ones of their seed, where there are any, and whether each target is met."""
     found = []
     for row in rows:
         if row["label"] != GATEWAY:
             continue
         beside = {other["label"]: other for other in rows if other["seed"] == row["seed"] and other["label"] in DIRECT}
+        if len(beside) < len(DIRECT):
+            continue
         time = row["wall_s"] / min(other["wall_s"] for other in beside.values())
         batch = row["P2"]["slo"] - beside["priority"]["P2"]["slo"]
         met = {
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] == "--keep":
         print(f"kept in {_keep(*arguments[1:])}")
         return 0
-    found, before = recordings(), recordings(BEFORE)
+    found, before = recordings(), {directory.name: recordings(directory) for directory in BEFORE}
     rows = [figures(one) for one in found]
     print(table(rows))
     for verdict in verdicts(rows):
@@ -105,15 +109,18 @@ def main(arguments: Sequence[str]) -> int:
             + (f"missed: {', '.join(missed)}" if missed else "every target met")
         )
     _tell_misses(found)
-    rows_before = [figures(one) for one in before]
-    print(f"\nbefore, at {BEFORE.name}:\n{table(rows_before)}")
-    _tell_misses(before)
+    kept = json.loads((RESULTS / "harbor-h200.json").read_text())
+    wrong = _unlike(rows, kept["result"])
+    for contest in kept["before"]:
+        then = before[contest["commit"]]
+        rows_then = [figures(one) for one in then]
+        print(f"\nbefore, at {contest['commit']}:\n{table(rows_then)}")
+        _tell_misses(then)
+        wrong += _unlike(rows_then, contest["result"])
     if "--costs" in arguments:
-        _tell_costs([*found, *before])
+        _tell_costs([*found, *(one for then in before.values() for one in then)])
     if "--twin" in arguments:
         _tell_twin(sorted({one.seed for one in found}))
-    kept = json.loads((RESULTS / "harbor-h200.json").read_text())
-    wrong = [*_unlike(rows, kept["result"]), *_unlike(rows_before, kept["before"]["result"])]
     print("\n".join(wrong) if wrong else "all as the yardstick printed it")
     if "--plots" in arguments:
         from inferry.bench.harbor_plots import draw
