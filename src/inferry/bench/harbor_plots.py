@@ -121,12 +121,12 @@ def _promises(recordings: Sequence[Recording]) -> Any:
     seeds = _seeds(recordings)
     figure, axes = _figure("Calls that kept their promise", 1, len(PROMISES_MS), 11, 4, sharey=True)
     kept = [(one, figures(one)) for one in recordings]
+    bar = 0.86 / max(sum(one.seed == seed for one in recordings) for seed in seeds)
     for panel, lane in zip(axes[0], PROMISES_MS, strict=True):
         for group, seed in enumerate(seeds):
             of_seed = [(one, row) for one, row in kept if one.seed == seed]
-            bar = 0.86 / len(of_seed)
             for number, (one, row) in enumerate(of_seed):
-                x = group - 0.43 + bar * (number + 0.5)
+                x = group + bar * (number + 0.5 - len(of_seed) / 2)
                 share = 100 * row[lane]["slo"]
                 panel.bar(x, share, bar * 0.92, color=_COLOUR[one.arm], alpha=1.0 if one.attempt == 1 else 0.55)
                 panel.text(x, share + 1, f"{share:.0f}", ha="center", fontsize=6)
