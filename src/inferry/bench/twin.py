@@ -20,7 +20,7 @@ import importlib.util
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from inferry.bench.harbor_twin import MeetsPrompts
 from inferry.bench.results import RESULTS
 from inferry.checkout import ROOT
 from inferry.domain.jobs import DEFAULT_LANES, Lane
@@ -67,7 +68,8 @@ def measure() -> dict[str, Any]:
             "held_out_within_limits": all(one["within_limits"] for one in held_out),
             "rows": predictions,
         },
-        "measured_live": [live(row, load_model()) for row in live_rows()],
+        "measured_live": [live(row, load_model()) for row in live_rows(DIRECT)],
+        "measured_live_paced": [live(row, load_model()) for row in live_rows(PACED)],
         "generator_equals_the_original": [same_as_the_original(seed) for seed in SEEDS],
         "contest": contest(load_model()),
     }
@@ -226,17 +228,23 @@ def _begin_alike(ours: Run, theirs: dict[str, Any]) -> bool:
 # -- runs on the GPU since -------------------------------------------------------------------------------------------
 
 
-def live_rows() -> list[dict[str, Any]]:
-    """Rows of the newer workload, straight to the engine: nothing of the gateway is in them."""
+DIRECT: dict[str, Callable[[], Door]] = {"direct": Direct, "priority": Direct}
+"""Straight to the engine: nothing of a gateway is in these rows."""
+PACED: dict[str, Callable[[], Door]] = {"sketch": partial(Paced, 3072, 128, 8, opens=True), "inferry": MeetsPrompts}
+"""What the client, or the gateway, decided is played as well, and the scheduler that is played is that of today."""
+
+
+def live_rows(doors: Collection[str]) -> list[dict[str, Any]]:
+    """Rows of the newer workload through one of the doors, the first of each seed."""
     kept = json.loads((RESULTS / "harbor-h200.json").read_text())["result"]
-    return [row for row in kept if row["label"] in ("direct", "priority", "direct-priority")]
+    return [row for row in kept if row["label"] in doors and row["attempt"] == 1]
 
 
 def live(row: dict[str, Any], model: EngineModel) -> dict[str, Any]:
     """A row beside what the model says of it."""
     policy = "fcfs" if row["label"] == "direct" else "priority"
     flags = msgspec.convert({**msgspec.to_builtins(model.flags), "policy": policy}, EngineFlags)
-    world = World(Direct(), model.costs, flags)
+    world = World((DIRECT | PACED)[row["label"]](), model.costs, flags)
     world.play(harbor(row["seed"]))
     predicted = figures(report(world, row["label"]))
     measured = {
