@@ -1,6 +1,7 @@
 """The room controller: what it answers to what it is told, and what it does on an engine that follows a cost model."""
 
 import random
+from collections.abc import Iterator
 from math import inf
 
 import pytest
@@ -101,17 +102,23 @@ def test_prompts_do_not_look_free_where_every_step_is_full_of_them() -> None:
         assert 0.6 * 0.5 / prompt_tokens < costs.prompt_s < 1.3 * 0.5 / prompt_tokens
 
 
-def test_what_an_engine_counts_teaches_more_than_what_comes_out_of_it() -> None:
-    controller = RoomController(DEFAULT_LANES, Room())
+def counted() -> Iterator[tuple[float, EngineCounts]]:
+    """What an engine with steps of 4 ms and 0.1 ms a sequence, and 20 µs a prompt token, says it has done, and when."""
     now, counts = 100.0, EngineCounts(0, 0, 0)
     dice = random.Random(1)
-    controller.sent(P1, 100, now)
     for _ in range(60):
         steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.choice((0, 2_000, 20_000))
         now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
         counts = EngineCounts(
             counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
         )
+        yield now, counts
+
+
+def test_what_an_engine_counts_teaches_more_than_what_comes_out_of_it() -> None:
+    controller = RoomController(DEFAULT_LANES, Room())
+    controller.sent(P1, 100, 100.0)
+    for now, counts in counted():
         controller.count(counts, now)
     assert controller.costs.base_s == pytest.approx(0.004, rel=0.1)
     assert controller.costs.token_s == pytest.approx(0.0001, rel=0.1)
@@ -196,16 +203,10 @@ def test_counts_are_as_old_as_when_they_were_read() -> None:
     """They come to the controller some time later, with what has happened since: it learns the same from them."""
 
     def learned(most_delay_s: float) -> StepCosts:
-        dice, delays = random.Random(1), random.Random(2)
+        delays = random.Random(2)
         controller = RoomController(DEFAULT_LANES, Room())
-        now, counts = 100.0, EngineCounts(0, 0, 0)
-        controller.sent(P1, 100, now)
-        for _ in range(60):
-            steps, streams, prompts = dice.randint(10, 30), dice.randint(5, 40), dice.choice((0, 2_000, 20_000))
-            now += steps * 0.004 + steps * streams * 0.0001 + prompts * 0.00002
-            counts = EngineCounts(
-                counts.steps + steps, counts.prompt_tokens + prompts, counts.output_tokens + steps * streams
-            )
+        controller.sent(P1, 100, 100.0)
+        for now, counts in counted():
             controller.sent(P1, 1, now + delays.uniform(0.0, most_delay_s))
             controller.count(counts, now)
         return controller.costs
