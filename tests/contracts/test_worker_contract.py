@@ -443,7 +443,10 @@ def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
         await until_ready(home.worker)
         return heard
 
-    heard = home.run(scenario(), 500)
+    for _ in range(3):
+        heard = home.run(scenario(), 500)
+        if not isinstance(heard.ends["j"], Done):
+            break  # else it was faster than who came to kill it
     lost = heard.failed("j")
     assert isinstance(lost.error, WorkerLost)
     assert lost.so_far is not None
