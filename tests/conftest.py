@@ -1,5 +1,6 @@
 """Fixtures that several rooms share."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from inferry.engine.tiny import ensure_tiny_model
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
+
+# A shell that starts us in the background has us ignore interrupts, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

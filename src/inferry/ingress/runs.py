@@ -103,8 +103,9 @@ class RunEndpoints:
         return await self._page(tenant, run_id, _number(asked, "steps", 20, least=0, most=MOST_STEPS))
 
     async def _page(self, tenant: str, run_id: str, steps: int) -> dict[str, Any]:
-        past = await self._read(lambda book: book.runs(limit=1, tenant=tenant, run=run_id)) or []
+        # In this order: rows that are written in between may be counted and not shown, and never the other way round.
         rows = await self._read(lambda book: book.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
+        past = await self._read(lambda book: book.runs(limit=1, tenant=tenant, run=run_id)) or []
         live = self._runs.facts(tenant, run_id, self._gateway.clock.now(), self._sent_at)
         # All that is left of a run may be that it must not come back.
         if live is None and not past and not self._runs.has_tombstone(tenant, run_id):
