@@ -63,4 +63,5 @@ def test_what_is_paced_comes_as_runs_of_one() -> None:
     one = event({"content": "a"})
     assert plain_run(one) == (len(one), 1)
     assert plain_run(one + END) == (len(one), 1)
+    assert plain_run(one + b'"finish_reason":null') == (len(one), 1)
     assert plain_run(ROLE) == plain_run(END) == plain_run(COMMENT) == plain_run(TWO_LINES) == plain_run(b"") == (0, 0)

@@ -42,6 +42,8 @@ def plain_run(events: bytes) -> tuple[int, int]:
     if last < 0:
         return 0, 0
     end = events.find(b"\n\n", last) + 2  # what comes behind is looked at one by one in any case
+    if end < 2:  # it stands in something that is not complete
+        end = events.rfind(b"\n\n", 0, last) + 2
     if events.find(_ROLE, 0, end) >= 0:
         return 0, 0
     found = _MORE_EVENTS.match(events, 0, end)
