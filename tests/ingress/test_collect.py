@@ -2,12 +2,14 @@
 
 import json
 import time
+from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferry.checkout import is_compiled
 from inferry.domain.errors import WorkerLost
 from inferry.ingress.collect import _ONE_MORE_TEXT, collect_events, texts_joined
 from support.upstream import chunk, event, role, usage
@@ -115,9 +117,10 @@ def test_characters_split_between_events_are_one_again() -> None:
 # -- the same in C ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not is_compiled(), reason="nothing is compiled here")
 @given(TEXTS, st.sampled_from([b"", chunk("end", "stop"), event({"choices": []}), b": comment\n\n", b"data: {"]))
 def test_texts_are_joined_in_c_as_they_are_in_python(texts: list[str], behind: bytes) -> None:
-    join_texts = pytest.importorskip("inferry.ingress._joining", reason="nothing is compiled here").join_texts
+    join_texts = import_module("inferry.ingress._joining").join_texts
     raw = b"".join(map(a_text, ["first", *texts])) + behind
     first = _ONE_MORE_TEXT.match(raw)
     assert first is not None
@@ -126,8 +129,9 @@ def test_texts_are_joined_in_c_as_they_are_in_python(texts: list[str], behind: b
     assert joined.count(b"data: ") - behind.count(b"data: ") == 1
 
 
+@pytest.mark.skipif(not is_compiled(), reason="nothing is compiled here")
 def test_texts_are_joined_wherever_the_bytes_end() -> None:
-    join_texts = pytest.importorskip("inferry.ingress._joining", reason="nothing is compiled here").join_texts
+    join_texts = import_module("inferry.ingress._joining").join_texts
     raw = b"".join(map(a_text, ["first", 'a "quote"', "a \\ slash", "a\nline"]))
     first = _ONE_MORE_TEXT.match(raw)
     assert first is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 from inferry.bench.harbor_costs import UNTIL_S, trapped
 from inferry.bench.harbor_figures import PROMISES_MS, differences, figures
-from inferry.bench.harbor_misses import summary
+from inferry.bench.harbor_misses import missed_by_lane, summary
 from inferry.bench.harbor_record import Recording, read, recorded, write
 from inferry.bench.harbor_twin import MeetsPrompts, played
 from inferry.bench.results import RESULTS
@@ -136,6 +136,8 @@ def _tell_misses(found: Sequence[Recording]) -> None:
             of = summary(one)
             causes = ", ".join(f"{count} {cause}" for cause, count in of["causes"].items())
             print(f"seed {one.seed}, attempt {one.attempt}: {of['missed']} of {of['calls']} P0 calls missed: {causes}")
+            others = (f"{count['missed']} of {count['calls']} {lane}" for lane, count in missed_by_lane(one).items())
+            print(f"  call by call: {', '.join(others)}")
 
 
 def _tell_costs(found: Sequence[Recording]) -> None:

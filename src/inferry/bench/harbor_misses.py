@@ -132,6 +132,16 @@ def _cause(at_s: float, late_at_s: float, batch_part: float, free: Sequence[floa
     return LIVE if batch_part <= HARDLY_ANY else BATCH
 
 
+def missed_by_lane(recording: Recording) -> dict[str, dict[str, int]]:
+    """How many calls there were that nobody walked away from, and how many of them missed, whatever the cause."""
+    found: dict[str, dict[str, int]] = {lane.name: {"calls": 0, "missed": 0} for lane in Lane}
+    for call in recording.calls:
+        if call.err != CANCELLED:
+            found[call.lane]["calls"] += 1
+            found[call.lane]["missed"] += not (call.ok and kept(call))
+    return found
+
+
 def summary(recording: Recording) -> dict[str, Any]:
     """All misses of an arm, counted."""
     all_misses = list(misses(recording))

@@ -6,11 +6,11 @@ ready jobs of a queue are gone through in the order they are due, with as many p
 lately; whenever one of them could not be in time, the longest so far is given up. That leaves as few late as any order
 could (Moore, 1968). A head that is lost or given up lets the others of its queue go first, the earliest first.
 
-The law: a job gives way only to those that can still keep their promise, only once the oldest of them has waited for
-`DISTRESS` of it, and never for longer than until `YIELDS` times its own promise is over; from then on it has its place
-in fair order again. So where a lane is overloaded for good nobody starves, and tenants keep their shares: those who
-give way are charged nothing and stay first. Lanes without a promise keep fair order alone, and so do workers that pad,
-where company counts for more.
+The law: a job gives way only to those that can still keep their promise: when its own is lost, or when it is given up,
+which nobody is before the oldest of them has waited for `DISTRESS` of it. It never gives way for longer than until
+`YIELDS` times its promise is over; from then on it has its place in fair order again. So where a lane is overloaded for
+good nobody starves, and tenants keep their shares: those who give way are charged nothing and stay first. Lanes without
+a promise keep fair order alone, and so do workers that pad, where company counts for more.
 """
 
 from collections import deque
