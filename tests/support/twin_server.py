@@ -1,10 +1,11 @@
-"""A server over real sockets whose engine is the model of one, run in real time: what it costs is known."""
+"""A server whose engine is the model of one, run in the time of its loop: what it costs is known."""
 
 import asyncio
 import concurrent.futures
 import socket
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,6 +14,7 @@ from aiohttp import web
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine, First, Sequence
 from support.upstream import DONE, begin, chunk, usage
+from support.virtual_net import loops_with
 
 CONTEXT = 1024
 Script = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -20,18 +22,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RealTimeEngine:
-    """The script of an `EngineServer`: tokens leave when the model says. Belongs to the loop it is first called on."""
+    """The script of an `EngineServer`: tokens leave when the model says. It begins anew on every loop it serves on."""
 
     def __init__(self, costs: CostModel, flags: EngineFlags) -> None:
-        self._engine = Engine(costs, flags, fast_forward=False)
         self._costs = costs
         self._flags = flags
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _begin(self) -> None:
+        self._engine = Engine(self._costs, self._flags, fast_forward=False)
         self._began: float | None = None
         self._speaking: dict[Sequence, asyncio.Queue[bool]] = {}
         self._waiting: dict[Sequence, asyncio.Queue[bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self._loop is not asyncio.get_running_loop():
+            self._loop = asyncio.get_running_loop()
+            self._begin()
         prompt, output = body["prompt"], body["max_tokens"]
         await asyncio.sleep(self._engine.receive(len(prompt), self._now()) - self._now())
         block = self._flags.block_tokens
@@ -115,6 +123,16 @@ class EngineServer:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        runner = await self._set_up()
+        try:
+            sock = socket.create_server(("127.0.0.1", 0))
+            await web.SockSite(runner, sock).start()
+            self._started.set_result(sock.getsockname()[1])
+            await self._stop.wait()
+        finally:
+            await runner.cleanup()
+
+    async def _set_up(self) -> web.AppRunner:
         app = web.Application(client_max_size=1 << 30, middlewares=[self._doorkeeper])
         app.router.add_get("/v1/models", self._list)
         app.router.add_post("/v1/completions", self._complete)
@@ -124,13 +142,7 @@ class EngineServer:
             app.router.add_get("/metrics", self._tell_metrics)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        try:
-            sock = socket.create_server(("127.0.0.1", 0))
-            await web.SockSite(runner, sock).start()
-            self._started.set_result(sock.getsockname()[1])
-            await self._stop.wait()
-        finally:
-            await runner.cleanup()
+        return runner
 
     @web.middleware
     async def _doorkeeper(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -151,3 +163,30 @@ class EngineServer:
         body = await request.json()
         self.bodies.append(body)
         return await self._script(request, body)
+
+
+class VirtualEngineServer(EngineServer):
+    """The same server on the loop of the command under test, in virtual time; `took` is how long each loop ran for.
+
+    For one command at a time: every command makes a loop of its own, and the server begins anew on it.
+    """
+
+    PORT = 8000
+
+    def __init__(self, script: Script, **more: Any) -> None:
+        super().__init__(script, **more)
+        self._patches = ExitStack()
+        self.took: list[float] = []
+
+    def __enter__(self) -> Self:
+        self.url = f"http://127.0.0.1:{self.PORT}"
+        self.took = self._patches.enter_context(loops_with(self._start))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._patches.close()
+
+    async def _start(self) -> Callable[[], Awaitable[None]]:
+        runner = await self._set_up()
+        await web.TCPSite(runner, "127.0.0.1", self.PORT).start()
+        return runner.cleanup
