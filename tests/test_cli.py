@@ -184,7 +184,7 @@ def test_as_a_process_a_bad_configuration_ends_it_without_a_traceback(tmp_path: 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 2

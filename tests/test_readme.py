@@ -42,7 +42,7 @@ def test_an_example_runs(language: str, code: str, gateway: tuple[Serving, Path]
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

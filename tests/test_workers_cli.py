@@ -22,7 +22,7 @@ def inferry(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, st
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < give_up_at, what
         time.sleep(0.02)

@@ -80,10 +80,10 @@ async def loses(worker: EngineWorker, after_looks: int, *, freeze: bool) -> str:
 
 
 def test_a_frozen_engine_is_noticed_long_before_a_slow_one_would_be() -> None:
-    why = asyncio.run(asyncio.wait_for(loses(a_worker(silence_s=600), 2 * MISSED_LOOKS, freeze=True), 60))
+    why = asyncio.run(asyncio.wait_for(loses(a_worker(silence_s=600), 2 * MISSED_LOOKS, freeze=True), 120))
     assert "was not heard" in why
 
 
 def test_an_engine_that_runs_and_gets_nowhere_is_ended_too() -> None:
-    why = asyncio.run(asyncio.wait_for(loses(a_worker(silence_s=8 * LOOK_S), 4, freeze=False), 60))
+    why = asyncio.run(asyncio.wait_for(loses(a_worker(silence_s=8 * LOOK_S), 4, freeze=False), 120))
     assert "nothing came of the engine" in why

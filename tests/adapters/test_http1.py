@@ -83,7 +83,7 @@ def calls(serve: Serve, count: int = 1) -> tuple[list[Item], int]:
             await server.wait_closed()
         return ends
 
-    return asyncio.run(asyncio.wait_for(scenario(), 20)), connections
+    return asyncio.run(asyncio.wait_for(scenario(), 120)), connections
 
 
 def test_connections_are_kept_and_used_again() -> None:
@@ -219,7 +219,7 @@ def test_a_connection_that_was_let_go_is_kept_if_its_answer_ends_soon() -> None:
         server.close()
         await server.wait_closed()
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_long_body_arrives_whole() -> None:
@@ -242,7 +242,7 @@ def test_a_long_body_arrives_whole() -> None:
         server.close()
         await server.wait_closed()
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_what_a_server_sends_unasked_reaches_nobody() -> None:

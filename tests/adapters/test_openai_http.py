@@ -49,11 +49,11 @@ def against(script: Script, **settings: Any) -> list[Item]:
         async with Upstream(script) as up:
             return await call(up, **settings)
 
-    return asyncio.run(asyncio.wait_for(scenario(), 30))
+    return asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 def says(*pieces: bytes) -> Script:

@@ -291,7 +291,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"nothing was written" in said
     assert list(tmp_path.iterdir()) == []

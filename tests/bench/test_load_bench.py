@@ -377,7 +377,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"stopped before its end" in said
     result = from_json((tmp_path / "kept.json").read_bytes())

@@ -54,7 +54,7 @@ class House:
         return replace(a_job(at=self.clock.now(), run_id=run_id), parent_run=parent)
 
     async def until_running(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while self.worker.running < count:
                 await asyncio.sleep(0.001)
 
@@ -199,7 +199,7 @@ def test_a_cancel_that_comes_between_a_plan_and_its_run_is_not_lost() -> None:
             loop = asyncio.get_running_loop()
             control = house.gateway.run_control
             await control.cancel_run("a", "one", wait_s=0.0)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while all(stream.attempt.plan is None for stream in second):
                     # Every turn a cancel is on its way to the worker, also in the one in which the plan is made.
                     loop.call_soon(house.gateway.cancel_execution, first[0].attempt.job.job_id, None)

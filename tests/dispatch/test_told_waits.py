@@ -86,7 +86,7 @@ async def turns(count: int = 20) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 def limited(jobs: int) -> Any:

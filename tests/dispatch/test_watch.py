@@ -69,7 +69,7 @@ def run(tmp_path: Path, scenario: Callable[[Following], Coroutine[Any, Any, None
         following = Following(tmp_path / "workers")
         following.pool.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await scenario(following)
         finally:
             await following.watch.close()

@@ -147,7 +147,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
         statuses = asyncio.run(fleet())
 
         async def until_over() -> Any:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while len(gateway.service.gateway.entrance):
                     await asyncio.sleep(0.02)
             return gate.run_report("acme", "root")
@@ -177,7 +177,7 @@ def test_a_ceiling_that_comes_while_it_runs_counts_what_was_spent_before(tmp_pat
 
         async def until_refused() -> None:
             # The ledger is a moment behind.
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while await asyncio.to_thread(lambda: asyncio.run(ask(1))) != 402:
                     await set_ceiling()
                     await asyncio.sleep(0.1)

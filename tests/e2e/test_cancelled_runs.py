@@ -21,7 +21,7 @@ def call(gateway: Serving, run: str, parent: str | None, tokens: int) -> tuple[i
 
 
 def delete(gateway: Serving, path: str) -> Any:
-    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=120)
     try:
         connection.request("DELETE", path)
         return msgspec.json.decode(connection.getresponse().read())
@@ -29,7 +29,7 @@ def delete(gateway: Serving, path: str) -> Any:
         connection.close()
 
 
-def until(condition: Any, seconds: float = 60) -> None:
+def until(condition: Any, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -51,9 +51,9 @@ def test_a_tree_three_deep_is_dead_at_the_engine_after_one_delete(real: Serving)
         assert report["queued"] + report["running"] == CALLS
         assert report["queued"] > 0
         assert (report["freed"], report["unconfirmed"]) == (report["running"], 0)
-        ends = [one.result(timeout=60) for one in calls]
+        ends = [one.result(timeout=120) for one in calls]
         assert {(status, said["error"]["code"]) for status, said in ends} == {(409, "run_cancelled")}
-        status, said = beside.result(timeout=60)
+        status, said = beside.result(timeout=120)
         assert (status, said["usage"]["completion_tokens"]) == (200, 24)
     until(lambda: running(real) == 0, 20)
     assert call(real, "tree.a.b", None, 4)[0] == 409

@@ -19,7 +19,7 @@ def a_stream(gateway: Serving, *, tokens: int, prompt: int = 8, read: int) -> by
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
     got = b""
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as sock:
         sock.sendall(head.encode() + body)
         while len(got) < read:
             part = sock.recv(65536)
@@ -41,7 +41,7 @@ def gauges(gateway: Serving) -> dict[str, float]:
     return found
 
 
-def wait_until_nothing_is_held(gateway: Serving, seconds: float = 20) -> None:
+def wait_until_nothing_is_held(gateway: Serving, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while (held := gauges(gateway)) and any(held.values()):
         assert time.monotonic() < until, held

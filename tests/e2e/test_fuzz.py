@@ -136,7 +136,7 @@ def test_broken_bytes_hurt_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert {200, 400, 401, 403, 404, 405, 413} <= set(statuses), statuses
 
         async def until_over() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while len(gateway.service.gateway.entrance):
                     await asyncio.sleep(0.01)
 

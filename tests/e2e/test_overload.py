@@ -155,7 +155,7 @@ def test_nothing_that_was_let_in_is_lost(tmp_path: Path) -> None:
 
 def until(gateway: ScriptedGateway, *, in_flight: int) -> None:
     async def wait() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(gateway.service.gateway.entrance) < in_flight:
                 await asyncio.sleep(0.005)
 

@@ -283,7 +283,7 @@ def test_a_thousand_random_cancels_leak_nothing(house: House) -> None:
 
 
 async def until_ready(worker: EmbeddedWorker) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while worker.view().phase is not Phase.READY:
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ KEY = "correct-horse-battery-staple"
 
 
 def ask(url: str, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()

@@ -71,7 +71,7 @@ class Door:
             self._admin.serve(path.partition("?")[0], request, cast(Reply, reply))
         except GatewayError as error:
             self._refuse(error, request, cast(Reply, reply))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             status, headers, answered = await reply.answer
         if b"ifk_" in answered:
             assert b"cache-control: no-store" in headers

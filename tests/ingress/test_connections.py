@@ -30,7 +30,7 @@ def request(body: Any = HELLO, *lines: str, method: str = "POST", path: str = CH
 
 @contextmanager
 def connected(gateway: Serving) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as sock:
         yield sock
 
 
@@ -62,7 +62,7 @@ def texts_of(stream: bytes) -> str:
     return "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -300,7 +300,7 @@ def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
         house.abort()
         return got
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == bodies
+    assert asyncio.run(asyncio.wait_for(scenario(), 120)) == bodies
 
 
 def test_a_long_body_that_stops_coming_is_given_up_on(scripted: ScriptedGateway) -> None:
@@ -358,7 +358,7 @@ LONG = ["x" * 20_000] * 500
 def a_slow_reader(gateway: Serving) -> Iterator[socket.socket]:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(20)
+        sock.settimeout(120)
         sock.connect(("127.0.0.1", gateway.port))
         sock.sendall(request({**HELLO, "stream": True, "max_tokens": len(LONG)}, "connection: close"))
         yield sock

@@ -20,7 +20,7 @@ from support.serving import post
 
 class RunsGateway(ScriptedGateway):
     def ask(self, method: str, path: str, tenant: str = "default") -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=120)
         try:
             connection.request(method, path, headers={"x-inferry-tenant": tenant})
             response = connection.getresponse()
@@ -39,7 +39,7 @@ class RunsGateway(ScriptedGateway):
 
     def page(self, run: str, tenant: str = "default", query: str = "") -> Any:
         """The run's page, once the ledger has caught up."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while True:
             status, page = self.ask("GET", f"/v1/runs/{quote(run, safe='')}{query}", tenant)
             assert status == 200, page
@@ -233,7 +233,7 @@ def _hold(gateway: RunsGateway) -> None:
 
 
 def _until(condition: Any) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)

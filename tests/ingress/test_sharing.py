@@ -86,7 +86,7 @@ class Waiting(Serving):
         asked = self.clients.submit(
             post, self.url, CHAT, body, {name.replace("_", "-"): headers[name] for name in headers}
         )
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while self.in_flight() == before:
             assert time.monotonic() < until
             time.sleep(0.005)
@@ -124,7 +124,7 @@ def test_two_clients_share_an_answer_and_each_gets_it_as_it_asked(tmp_path: Path
             gateway.call(CALL | {"stream": True} | options, x_request_id="third"),
         ]
         gateway.goes_on()
-        answers = [one.result(60) for one in asked]
+        answers = [one.result(120) for one in asked]
         assert [status for status, _, _ in answers] == [200, 200, 200]
         assert [said(body) for _, _, body in answers] == ["one two three"] * 3
         assert gateway.executions == 1
@@ -143,7 +143,7 @@ def test_a_client_that_leaves_takes_nothing_from_those_who_stay(tmp_path: Path) 
     with gateway_that_waits(tmp_path) as gateway:
         gateway.holds_back()
         body = msgspec.json.encode(CALL | {"stream": True})
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as leaves:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as leaves:
             head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
             leaves.sendall(head.encode() + body)
             while not gateway.in_flight():
@@ -152,7 +152,7 @@ def test_a_client_that_leaves_takes_nothing_from_those_who_stay(tmp_path: Path) 
         while len(gateway.service.gateway._flights._seats) > 1:
             time.sleep(0.005)
         gateway.goes_on()
-        status, headers, answer = stays.result(60)
+        status, headers, answer = stays.result(120)
         assert (status, said(answer)) == (200, "one two three")
         assert "x-inferry-shared-with" in headers
         assert (gateway.executions, gateway.worker.cancelled) == (1, [])
@@ -163,7 +163,7 @@ def left_in_the_middle(gateway: Waiting, *, headers: dict[str, str]) -> None:
     body = msgspec.json.encode(FREE | {"stream": True})
     lines = [f"POST {CHAT} HTTP/1.1", "host: x", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
         client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         while not gateway.executions:
             time.sleep(0.005)
@@ -177,7 +177,7 @@ def test_a_client_that_comes_back_in_time_gets_its_answer(tmp_path: Path) -> Non
         left_in_the_middle(gateway, headers=STEP | {"x-inferry-linger-ms": "30000"})
         retry = gateway.call(FREE, **STEP)
         gateway.goes_on()
-        status, headers, answer = retry.result(60)
+        status, headers, answer = retry.result(120)
         assert (status, said(answer), gateway.executions) == (200, "one two three", 1)
         assert "x-inferry-shared-with" in headers
 
@@ -186,7 +186,7 @@ def test_without_asking_for_it_a_call_does_not_outlive_its_client(tmp_path: Path
     with gateway_that_waits(tmp_path) as gateway:
         gateway.holds_back()
         left_in_the_middle(gateway, headers=STEP)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 120
         while not gateway.worker.cancelled:
             assert time.monotonic() < until
             time.sleep(0.005)
@@ -199,8 +199,8 @@ def test_a_retry_joins_the_call_in_flight_at_any_temperature(tmp_path: Path, hea
         gateway.holds_back()
         asked = [gateway.call(FREE, **headers), gateway.call(FREE, **headers), gateway.call(FREE)]
         gateway.goes_on()
-        _, retry, _ = asked[1].result(60)
-        _, other, _ = asked[2].result(60)
+        _, retry, _ = asked[1].result(120)
+        _, other, _ = asked[2].result(120)
         assert "x-inferry-shared-with" in retry
         assert "x-inferry-shared-with" not in other
         assert gateway.executions == 2
@@ -212,7 +212,7 @@ def test_a_step_without_a_run_is_no_identity(tmp_path: Path) -> None:
         step = {"x-inferry-step-id": "s", "x-inferry-replay": "allow"}
         asked = [gateway.call(FREE, **step), gateway.call(FREE, **step)]
         gateway.goes_on()
-        assert all("x-inferry-shared-with" not in one.result(60)[1] for one in asked)
+        assert all("x-inferry-shared-with" not in one.result(120)[1] for one in asked)
         assert gateway.executions == 2
 
 

@@ -176,7 +176,7 @@ def test_a_script_reads_while_a_gateway_writes(url: str) -> None:
             env={**os.environ, "INFERRY_LEDGER": url},
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=120,
         )
         gateway.append([an_entry("afterwards")])
     assert answer.stderr == b""

@@ -47,7 +47,7 @@ class GatewayProcess:
         assert self._popen is not None
         self._popen.send_signal(signal.SIGTERM)
         try:
-            self._popen.wait(timeout=60)
+            self._popen.wait(timeout=120)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()

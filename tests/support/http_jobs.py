@@ -60,14 +60,14 @@ async def ran(up: Upstream, job: InferenceJob | None = None, **settings: Any) ->
     return items
 
 
-async def until(condition: Any, timeout_s: float = 20.0) -> None:
+async def until(condition: Any, timeout_s: float = 120.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 30))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 def raw_of(items: list[Item]) -> bytes:

@@ -54,7 +54,7 @@ class Serving:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.service = self._started.result(timeout=60)
+        self.service = self._started.result(timeout=120)
         self.run(self._until_ready())
         return self
 
@@ -64,18 +64,18 @@ class Serving:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the gateway's own loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=100)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=120)
 
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.request)
 
     def join(self) -> None:
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=120)
         assert not self._thread.is_alive(), "the gateway did not stop"
 
     async def _until_ready(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not self.service.gateway.is_ready:
                 await asyncio.sleep(0.01)
 
@@ -116,7 +116,7 @@ def post(url: str, path: str, body: Any, headers: dict[str, str] | None = None) 
     import http.client
 
     host = url.removeprefix("http://")
-    connection = http.client.HTTPConnection(host, timeout=60)
+    connection = http.client.HTTPConnection(host, timeout=120)
     try:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         connection.request("POST", path, raw, {"content-type": "application/json", **(headers or {})})
@@ -130,7 +130,7 @@ def post(url: str, path: str, body: Any, headers: dict[str, str] | None = None) 
 def get(url: str, path: str) -> tuple[int, dict[str, str], Any]:
     import http.client
 
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -51,7 +51,7 @@ class Tenanted(Serving):
         return self.call(method, path, body, {"authorization": f"Bearer {ADMIN_KEY}"})
 
     def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, raw, dict(headers or {}))

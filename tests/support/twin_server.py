@@ -109,12 +109,12 @@ class EngineServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._started.result(timeout=30)}"
+        self.url = f"http://127.0.0.1:{self._started.result(timeout=120)}"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=120)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:

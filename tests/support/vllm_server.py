@@ -138,7 +138,7 @@ class VllmServer:
 
     def _one_token(self) -> int:
         # A server that was told to end may take the call and never answer.
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             body = json.dumps({"model": "m", "prompt": [9, 9, 9], "max_tokens": 1})
             connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
