@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from inferry.engine.tiny import ensure_tiny_model
 from support.scripted_gateway import ScriptedGateway
@@ -12,13 +13,24 @@ from support.serving import Serving
 
 # A shell that starts us in the background has us ignore interrupts, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same examples everywhere, and as long for each as the machine takes. What else is set by now stays as it is.
+settings.register_profile(
+    "any machine", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
     """One gateway for all tests that leave it as they found it."""
-    small = {"server": {"max_body_bytes": 1_000_000, "body_timeout_s": 0.3}}
-    with ScriptedGateway(tmp_path_factory.mktemp("scripted"), small) as gateway:
+    with ScriptedGateway(tmp_path_factory.mktemp("scripted"), {"server": {"max_body_bytes": 1_000_000}}) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
+    """One that waits only a moment for a body. For clients that never send it: a slow one might not make it in time."""
+    with ScriptedGateway(tmp_path_factory.mktemp("impatient"), {"server": {"body_timeout_s": 0.3}}) as gateway:
         yield gateway
 
 

@@ -10,11 +10,12 @@ from inferry.adapters.workers.http1 import Client, Connection
 from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import Profile
 from inferry.adapters.workers.values import HttpWorkerSettings
-from inferry.domain.clock import SystemClock
 from inferry.domain.plans import BatchPlan, ReleaseReason
 from inferry.domain.streams import Done, Failed, Item
 from support.builders import a_job
 from support.upstream import DONE, chunk, usage
+from support.virtual_net import run_virtual_net
+from support.virtual_time import LoopClock
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 MODELS = b'{"data":[{"id":"m"}]}'
@@ -66,7 +67,7 @@ def calls(serve: Serve, count: int = 1) -> tuple[list[Item], int]:
     async def scenario() -> list[Item]:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=url, profile=PLAIN, silence_timeout_s=5), SystemClock())
+        worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=url, profile=PLAIN, silence_timeout_s=5), LoopClock())
         ends: list[Item] = []
         try:
             await worker.start()
@@ -83,7 +84,7 @@ def calls(serve: Serve, count: int = 1) -> tuple[list[Item], int]:
             await server.wait_closed()
         return ends
 
-    return asyncio.run(asyncio.wait_for(scenario(), 120)), connections
+    return run_virtual_net(asyncio.wait_for(scenario(), 120)), connections
 
 
 def test_connections_are_kept_and_used_again() -> None:
@@ -219,7 +220,7 @@ def test_a_connection_that_was_let_go_is_kept_if_its_answer_ends_soon() -> None:
         server.close()
         await server.wait_closed()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_virtual_net(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_long_body_arrives_whole() -> None:
@@ -242,7 +243,7 @@ def test_a_long_body_arrives_whole() -> None:
         server.close()
         await server.wait_closed()
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    run_virtual_net(asyncio.wait_for(scenario(), 120))
 
 
 def test_what_a_server_sends_unasked_reaches_nobody() -> None:

@@ -41,6 +41,7 @@ from inferry.streams.mailbox import JobStream
 from support.builders import a_job
 from support.houses import ListLedger, read, run, turns
 from support.scripted_worker import ScriptedWorker
+from support.virtual_time import LoopClock
 
 GREEDY = Sampling(temperature=0.0, max_tokens=10)
 FREE = Sampling(temperature=1.0, max_tokens=10)
@@ -88,7 +89,7 @@ class House:
         self.worker = Puppet(room=room)
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.metrics = Metrics(["m"], ["puppet"])
         self.gateway = Gateway(
             lanes=DEFAULT_LANES,
@@ -113,7 +114,7 @@ class House:
         return sum(len(plan.jobs) for plan in self.worker.plans)
 
     def rows(self) -> dict[str, LedgerEntry]:
-        self.recorder.flush(5)
+        self.recorder.flush(120)
         return {entry.job_id: entry for entry in self.ledger.entries}
 
     def metric(self, line: str) -> float:

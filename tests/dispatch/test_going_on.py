@@ -10,7 +10,6 @@ import pytest
 from inferry.dispatch import loop as dispatch_loop
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
-from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed, InvalidRequest, NoWorker, WorkerLost
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.ledger import LedgerEntry, Outcome
@@ -23,6 +22,7 @@ from inferry.streams.mailbox import JobStream
 from support.builders import a_job
 from support.houses import ListLedger, read, run, turns
 from support.scripted_worker import ScriptedWorker
+from support.virtual_time import LoopClock
 
 WORDS = ("one", " two", " three", " four", " five")
 
@@ -32,7 +32,7 @@ class House:
         self.workers = workers
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.pool = Pool(workers, self.clock)
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
         self.gateway = Gateway(
@@ -47,7 +47,7 @@ class House:
         return a_job(at=self.clock.now(), **fields)
 
     def rows(self) -> list[LedgerEntry]:
-        self.recorder.flush(5)
+        self.recorder.flush(120)
         return self.ledger.entries
 
     def metric(self, line: str) -> float:
@@ -325,7 +325,7 @@ def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then(monkeypat
             _, end = await read(stream)
             assert isinstance(end, Done)
             assert stream.attempt.sent_at is not None
-            assert stream.attempt.sent_at - refused_at[0] >= 0.2
+            assert stream.attempt.sent_at - refused_at[0] == pytest.approx(0.2)
             del refusals[0]
             worker.run = full  # type: ignore[method-assign]
             _, end = await read(house.submit())

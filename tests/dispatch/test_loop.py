@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
-from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, QueueTimeout, WorkerLost
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
@@ -21,6 +20,7 @@ from inferry.observe.metrics import Metrics
 from support.builders import a_job
 from support.houses import ListLedger, read, run, turns
 from support.scripted_worker import ScriptedWorker
+from support.virtual_time import LoopClock
 
 
 class House:
@@ -30,7 +30,7 @@ class House:
         self.worker = worker
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.pool = Pool([worker], self.clock)
         self.metrics = Metrics(["m"], [worker.name])
         self.gateway = Gateway(
@@ -41,7 +41,7 @@ class House:
         return a_job(at=self.clock.now(), **fields)
 
     def entries(self) -> list[LedgerEntry]:
-        self.recorder.flush(5)
+        self.recorder.flush(120)
         return self.ledger.entries
 
 

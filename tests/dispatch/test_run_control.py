@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
-from inferry.domain.clock import SystemClock
 from inferry.domain.errors import RunCancelled, RunNotFound
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
@@ -21,6 +20,7 @@ from inferry.observe.metrics import Metrics
 from support.builders import a_job
 from support.houses import ListLedger, read, run
 from support.scripted_worker import ScriptedWorker
+from support.virtual_time import LoopClock
 
 
 class DeafWorker(ScriptedWorker):
@@ -41,7 +41,7 @@ class House:
         self.worker = DeafWorker(room=Room(sequences=sequences), words=("one",) * 50)
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.gateway = Gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
@@ -59,7 +59,7 @@ class House:
                 await asyncio.sleep(0.001)
 
     def entries(self) -> dict[str, LedgerEntry]:
-        self.recorder.flush(5)
+        self.recorder.flush(120)
         return {entry.job_id: entry for entry in self.ledger.entries}
 
 

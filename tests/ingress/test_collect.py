@@ -66,14 +66,22 @@ def test_events_that_make_no_answer_are_the_workers_fault(garbage: Any) -> None:
 
 
 def test_long_answers_cost_what_they_are_long() -> None:
+    """Sixteen times the events cost about sixteen times the work, where doing it over and over would cost 256 times.
+
+    Work is the processor time of this thread alone, the least of several tries: what else the machine does is no part
+    of it.
+    """
+
     def seconds(count: int) -> float:
         events = chunk("word ") * count
-        begin = time.process_time()
-        collect_events(events, b"")
-        return time.process_time() - begin
+        tries = []
+        for _ in range(7):
+            begin = time.thread_time()
+            collect_events(events, b"")
+            tries.append(time.thread_time() - begin)
+        return min(tries)
 
-    seconds(1000)
-    assert seconds(32_000) < 40 * max(seconds(2_000), 1e-3)
+    assert seconds(32_000) < 80 * max(seconds(2_000), 1e-4)
 
 
 # -- joined as bytes, or event by event: the same answer -------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_a_client_that_has_left_is_noticed_while_its_job_says_nothing(gated: Gat
     with connected(gated) as sock:
         sock.sendall(request({**HELLO, "stream": stream}))
         until(lambda: gated.worker.running == 1)
-    until(lambda: len(gated.worker.cancelled) == 1, seconds=3)
+    until(lambda: len(gated.worker.cancelled) == 1)
 
 
 # -- HTTP/1.0, and what else is rare ---------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
             reply.whole(200, b"", b"")
 
         loop = asyncio.get_running_loop()
-        house = House(serve, max_body_bytes=1_000_000, body_timeout_s=5, idle_timeout_s=5)
+        house = House(serve, max_body_bytes=1_000_000, body_timeout_s=120, idle_timeout_s=120)
         server = await loop.create_server(lambda: Connection(house, loop), "127.0.0.1", 0)
         _, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
         for at in range(0, len(sent), piece):
@@ -303,8 +303,8 @@ def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
     assert asyncio.run(asyncio.wait_for(scenario(), 120)) == bodies
 
 
-def test_a_long_body_that_stops_coming_is_given_up_on(scripted: ScriptedGateway) -> None:
-    with connected(scripted) as sock:
+def test_a_long_body_that_stops_coming_is_given_up_on(impatient: ScriptedGateway) -> None:
+    with connected(impatient) as sock:
         sock.sendall(f"POST {CHAT} HTTP/1.1\r\ncontent-length: 500000\r\n\r\n".encode() + b"x" * 100_000)
         assert read_all(sock).startswith(b"HTTP/1.1 400 ")
 
@@ -313,8 +313,7 @@ def test_a_long_body_that_stops_coming_is_given_up_on(scripted: ScriptedGateway)
 
 
 def test_a_trickle_does_not_keep_an_idle_connection_open(tmp_path: Path) -> None:
-    with ScriptedGateway(tmp_path, {"server": {"idle_timeout_s": 0.4}}) as gateway, connected(gateway) as sock:
-        began = time.monotonic()
+    with ScriptedGateway(tmp_path, {"server": {"idle_timeout_s": 2.0}}) as gateway, connected(gateway) as sock:
         sock.settimeout(0.05)
         closed = False
         for letter in b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: " + b"a" * 1000:
@@ -328,12 +327,11 @@ def test_a_trickle_does_not_keep_an_idle_connection_open(tmp_path: Path) -> None
             if closed:
                 break
         assert closed
-        assert time.monotonic() - began < 5
         assert post(gateway.url, CHAT, HELLO)[0] == 200
 
 
 def test_a_connection_may_be_idle_between_requests_but_not_for_ever(tmp_path: Path) -> None:
-    with ScriptedGateway(tmp_path, {"server": {"idle_timeout_s": 0.4}}) as gateway, connected(gateway) as sock:
+    with ScriptedGateway(tmp_path, {"server": {"idle_timeout_s": 2.0}}) as gateway, connected(gateway) as sock:
         sock.sendall(request())
         read_until(sock, b"one two three")
         assert sock.recv(65536) == b""
@@ -388,7 +386,8 @@ def test_a_reader_that_stalls_is_cut_off_before_it_fills_the_memory(tmp_path: Pa
 
 
 def test_a_slow_reader_is_waited_for_while_the_gateway_drains(tmp_path: Path) -> None:
-    with Gated(tmp_path, {"server": {"max_unread_bytes": 1 << 30}}, words=LONG) as gateway:
+    config = {"server": {"max_unread_bytes": 1 << 30, "drain_grace_s": 600}}
+    with Gated(tmp_path, config, words=LONG) as gateway:
         with a_slow_reader(gateway) as sock:
             until(lambda: gateway.worker.running == 1)
             gateway.open_gate()

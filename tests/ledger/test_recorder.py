@@ -11,7 +11,7 @@ from inferry.ledger import recorder as module
 from inferry.ledger.recorder import Recorder
 from ledger.builders import an_entry, entries
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 NEVER_S = 3600.0
 
 

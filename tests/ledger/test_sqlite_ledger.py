@@ -217,7 +217,7 @@ def test_a_locked_file_costs_the_recorder_no_entry(url: str, path: Path, monkeyp
             recorder.record(entry)
         assert not recorder.flush(0.1)
         bully.execute("ROLLBACK")
-    assert recorder.flush(20)
+    assert recorder.flush(120)
     recorder.close()
     assert everything_in(url) == entries(10)
 

@@ -7,6 +7,7 @@ from typing import Any
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.streams import Delta, End
 from inferry.streams.mailbox import JobStream
+from support.virtual_time import run_virtual
 
 
 class ListLedger:
@@ -37,4 +38,5 @@ async def turns(count: int = 20) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120))
+    """In virtual time; whatever has a clock there must have a `LoopClock`."""
+    run_virtual(asyncio.wait_for(work, 120))

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.values import HttpWorkerSettings
-from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob, Payload, Resume, Sampling, SoFar
 from inferry.domain.plans import BatchPlan, ReleaseReason
 from inferry.domain.streams import Delta, Done, Failed, Item
 from support.builders import a_job
 from support.upstream import Upstream
+from support.virtual_net import run_virtual_net
+from support.virtual_time import LoopClock
 
 
 def a_call(
@@ -45,7 +46,7 @@ def a_plan(*jobs: InferenceJob) -> BatchPlan:
 
 
 def a_worker(up: Upstream, **settings: Any) -> OpenAIHttpWorker:
-    return OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url, **settings), SystemClock())
+    return OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url, **settings), LoopClock())
 
 
 async def ran(up: Upstream, job: InferenceJob | None = None, **settings: Any) -> list[Item]:
@@ -67,7 +68,8 @@ async def until(condition: Any, timeout_s: float = 120.0) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 120))
+    """In virtual time, the servers too; whatever has a clock there must have a `LoopClock`."""
+    run_virtual_net(asyncio.wait_for(work, 120))
 
 
 def raw_of(items: list[Item]) -> bytes:

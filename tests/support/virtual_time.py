@@ -9,14 +9,34 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Time passes only while everybody waits. Nothing here may wait for a thread or for another process."""
+    """Time passes only while everybody waits, and not while one of the loop's own threads is at work.
+
+    Nothing here may wait for another process.
+    """
 
     def __init__(self) -> None:
         self._virtual_now = 1000.0
+        self.at_work = 0
         super().__init__(_Jumping(self))
 
     def time(self) -> float:
         return self._virtual_now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
+        done = super().run_in_executor(executor, func, *args)
+        self.at_work += 1
+        done.add_done_callback(self._back)
+        return done
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        self.at_work += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self.at_work -= 1
+
+    def _back(self, done: "asyncio.Future[Any]") -> None:
+        self.at_work -= 1
 
     def jump(self, seconds: float) -> None:
         self._virtual_now += seconds
@@ -28,6 +48,8 @@ class _Jumping(selectors.SelectSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._loop.at_work:
+            return super().select(None if timeout is None or timeout > 0 else 0)
         if timeout is None:
             raise RuntimeError("everybody waits, and for nothing that will come")
         ready = super().select(0)
