@@ -8,11 +8,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from inferry.engine.tiny import ensure_tiny_model
+from support.children import import_the_same_tree
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
 # A shell that starts us in the background has us ignore interrupts, and what tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+import_the_same_tree()
+
 # The same examples everywhere, and as long for each as the machine takes. What else is set by now stays as it is.
 settings.register_profile(
     "any machine", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -1,6 +1,5 @@
 """The README's examples run, as they stand, against a gateway on a port of the test's own."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferry.config import parse
+from support.children import environment
 from support.serving import Serving
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_an_example_runs(language: str, code: str, gateway: tuple[Serving, Path]
     done = subprocess.run(
         command,
         cwd=directory,
-        env={**os.environ, "COLUMNS": "120"},
+        env=environment(COLUMNS="120"),
         capture_output=True,
         text=True,
         timeout=120,

@@ -15,6 +15,7 @@ from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Failed, Item
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
+from support.children import environment
 from support.engine_fixtures import a_job, a_plan
 
 LOOK_S = 0.2
@@ -37,10 +38,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_worker(silence_s: float) -> EngineWorker:
-    source = str(Path(engine_worker.__file__).parents[3])
     return EngineWorker(
         "idler",
-        program=EngineProgram((sys.executable, "-c", IDLER), {**os.environ, "PYTHONPATH": source},
+        program=EngineProgram((sys.executable, "-c", IDLER), environment(),
                               setup(Path("nowhere"), EngineConfig())),
         limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
         models=["m"],

@@ -1,7 +1,6 @@
 """`calibrate` as people and scripts meet it. What it measures, it measures in virtual time."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from inferry.cli import app
 from inferry.sim.costs import MODELS, CostModel, EngineFlags, load_model
 from inferry.sim.observations import CallTiming, from_lines
 from inferry.sim.replay import play
-from support.serving import free_port
+from support.children import environment
+from support.serving import nobody_listens
 from support.twin_server import CONTEXT, EngineServer, RealTimeEngine, Script, VirtualEngineServer
 from support.upstream import DONE, begin, chunk, usage
 
@@ -218,7 +218,8 @@ def test_a_server_that_cannot_be_probed_is_named_with_the_reason(
 
 
 def test_nobody_there(calibrate: Calibrate) -> None:
-    done = calibrate("--url", f"http://127.0.0.1:{free_port()}")
+    with nobody_listens() as url:
+        done = calibrate("--url", url)
     assert done.exit_code == 3
     assert "cannot reach" in done.stderr
 
@@ -286,7 +287,7 @@ def test_the_time_limit_is_kept_whatever_the_engine_does(calibrate: Calibrate) -
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     with EngineServer(RealTimeEngine(COSTS, FLAGS)) as server:
         command = [sys.executable, "-m", "inferry", "calibrate", "--url", server.url, "--raw", "raw.jsonl"]
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "200"})
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, env=environment(COLUMNS="200"))
         while len(server.bodies) < 10:
             assert process.poll() is None
             time.sleep(0.01)

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -30,7 +29,8 @@ from inferry.domain.jobs import Lane
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim_setup import Promise
-from support.serving import free_port
+from support.children import environment
+from support.serving import nobody_listens
 from support.twin_server import EngineServer, RealTimeEngine, VirtualEngineServer
 from support.upstream import DONE, Upstream, begin, chunk, event, role, usage
 from support.virtual_net import run_virtual_net
@@ -370,7 +370,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "inferry", "bench", "--url", server.url, "--agents", "5,400,0"]
         command += ["--prompt-tokens", "20", "--output-tokens", "20", "--duration", "1", "--out", "kept.json"]
         process = subprocess.Popen(
-            command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "200"}
+            command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(COLUMNS="200")
         )
         # An agent sends its next call when it has read the answer to its last.
         while len(server.bodies) < 20:
@@ -395,7 +395,8 @@ def test_a_generator_that_is_late_says_so() -> None:
 
 
 def test_nobody_there(inferry: Invoke) -> None:
-    done = inferry("--url", f"http://127.0.0.1:{free_port()}", *SMALL)
+    with nobody_listens() as url:
+        done = inferry("--url", url, *SMALL)
     assert done.exit_code == 3
     assert "cannot reach" in done.stderr
 

@@ -2,12 +2,12 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +16,10 @@ import pytest
 from openai import OpenAI, Stream
 from openai.types import Completion
 
-from support.serving import free_port, get, post
+from support.serving import get, post
 
 PROMPT = [7] * 12
+LISTENING = re.compile(r"listening\s+on\s+(http://127\.0\.0\.1:(\d+))\s")
 
 
 class Process:
@@ -29,16 +30,21 @@ class Process:
         worker = {"kind": "embedded", "name": "local", "model": str(model), "models": ["tiny"]}
         config.write_text(json.dumps({"server": {"drain_grace_s": grace_s}, "workers": [worker]}))
         self.directory = directory
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "log"
         with self.log_path.open("w") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "inferry", "serve", "--config", str(config), "--port", str(self.port)],
+                [sys.executable, "-m", "inferry", "serve", "--config", str(config), "--port", "0"],
                 cwd=directory,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self.url, self.port = "", 0
+
+    def until_ready(self) -> None:
+        self.until(lambda: LISTENING.search(self.log_path.read_text()) is not None)
+        listening = LISTENING.search(self.log_path.read_text())
+        assert listening is not None
+        self.url, self.port = listening[1], int(listening[2])
         self.until(lambda: self.status("/ready") == 200)
 
     def status(self, path: str) -> int | None:
@@ -66,15 +72,30 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path, tiny_model: Path) -> Iterator[Process]:
-    process = Process(tmp_path, tiny_model)
-    yield process
-    process.popen.kill()
-    process.popen.wait()
+def start(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., Process]]:
+    """Starts one, which does not outlive the test."""
+    started: list[Process] = []
+
+    def start(**more: float) -> Process:
+        process = Process(tmp_path, tiny_model, **more)
+        started.append(process)
+        process.until_ready()
+        return process
+
+    yield start
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
 
 
-def test_sigterm_drains_running_streams_and_refuses_new_work(process: Process) -> None:
-    stream = process.stream(600)
+@pytest.fixture
+def process(start: Callable[..., Process]) -> Process:
+    return start()
+
+
+def test_sigterm_drains_running_streams_and_refuses_new_work(start: Callable[..., Process]) -> None:
+    process = start(grace_s=600)
+    stream = process.stream(2_000)
     next(iter(stream))
     process.popen.send_signal(signal.SIGTERM)
     process.until(lambda: process.status("/ready") == 503)
@@ -88,8 +109,8 @@ def test_sigterm_drains_running_streams_and_refuses_new_work(process: Process) -
     stream.close()
 
 
-def test_after_the_grace_streams_are_told_and_the_process_leaves(tmp_path: Path, tiny_model: Path) -> None:
-    process = Process(tmp_path, tiny_model, grace_s=0.2)
+def test_after_the_grace_streams_are_told_and_the_process_leaves(start: Callable[..., Process]) -> None:
+    process = start(grace_s=0.2)
     stream = process.stream(16_000)
     next(iter(stream))
     process.popen.send_signal(signal.SIGTERM)
@@ -102,7 +123,7 @@ def test_after_the_grace_streams_are_told_and_the_process_leaves(tmp_path: Path,
 def test_a_kill_leaves_the_ledger_intact_and_no_engine_behind(process: Process) -> None:
     for _ in range(5):
         assert post(process.url, "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 3})[0] == 200
-    stream = process.stream(8000)
+    stream = process.stream(16_000)
     next(iter(stream))
     database = process.directory / "inferry.db"
 
@@ -129,12 +150,15 @@ def test_a_kill_leaves_the_ledger_intact_and_no_engine_behind(process: Process) 
 
 
 def test_a_stream_goes_on_when_its_only_engine_is_killed_and_comes_back(process: Process) -> None:
-    undisturbed = list(process.stream(1_500))
-    stream = process.stream(1_500)
+    undisturbed = list(process.stream(800))
+    (engine,) = process.children()
+    stream = process.stream(800)
     events = [next(iter(stream))]
-    for pid in process.children():
-        os.kill(pid, signal.SIGKILL)
+    os.kill(engine, signal.SIGKILL)
     events += list(stream)
+    assert engine not in process.children()
+    again = re.findall(r"^inferry_attempts_again_total\{.*\} (\S+)$", get(process.url, "/metrics")[2], re.MULTILINE)
+    assert sum(map(float, again)) == 1
     assert len({event.id for event in events}) == 1
     assert "".join(event.choices[0].text for event in events) == "".join(event.choices[0].text for event in undisturbed)
     assert events[-1].choices[0].finish_reason == "length"
@@ -154,8 +178,8 @@ def test_a_taken_port_is_a_clear_error(process: Process) -> None:
     assert "Traceback" not in second.stderr
 
 
-def test_a_frozen_engine_does_not_keep_clients_from_being_told(tmp_path: Path, tiny_model: Path) -> None:
-    process = Process(tmp_path, tiny_model, grace_s=0.2)
+def test_a_frozen_engine_does_not_keep_clients_from_being_told(start: Callable[..., Process]) -> None:
+    process = start(grace_s=0.2)
     stream = process.stream(16_000)
     next(iter(stream))
     (engine,) = process.children()
@@ -173,31 +197,6 @@ def test_a_frozen_engine_does_not_keep_clients_from_being_told(tmp_path: Path, t
         stream.close()
     log = process.log_path.read_text()
     assert "Traceback" not in log
-
-
-def test_a_prompt_far_beyond_the_context_is_refused_at_once(process: Process) -> None:
-    begin = time.monotonic()
-    status, _, answer = post(process.url, "/v1/completions", {"model": "tiny", "prompt": "hello world " * 1_000_000})
-    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-    assert time.monotonic() - begin < 5
-
-
-def test_a_long_prompt_is_tokenised_without_stopping_everybody(process: Process) -> None:
-    worst = 0.0
-    done = threading.Event()
-
-    def ask() -> None:
-        post(process.url, "/v1/completions", {"model": "tiny", "prompt": "hello world " * 100_000, "max_tokens": 1})
-        done.set()
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    while not done.is_set():
-        begin = time.monotonic()
-        assert get(process.url, "/health")[0] == 200
-        worst = max(worst, time.monotonic() - begin)
-    asking.join()
-    assert worst < 0.5
 
 
 HOLDER = """
@@ -229,9 +228,8 @@ def test_ten_thousand_idle_connections_hurt_nobody(process: Process) -> None:
         assert holder.stdout.readline() == b"holding\n"
         call = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}
         for _ in range(20):
-            begin = time.monotonic()
             assert post(process.url, "/v1/completions", call)[0] == 200
-            assert time.monotonic() - begin < 2
+        assert holder.poll() is None
     finally:
         holder.stdin.close()
         holder.wait()

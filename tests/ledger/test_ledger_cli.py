@@ -1,7 +1,6 @@
 """`inferry ledger` as people and scripts use it."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from inferry.adapters.ledgers.sqlite import SqliteLedger
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ledger_cli import ledger_app, seconds_of
 from ledger.builders import an_entry
+from support.children import environment
 
 Command = Callable[..., Any]  # typer does not always name its result type
 
@@ -173,7 +173,7 @@ def test_a_script_reads_while_a_gateway_writes(url: str) -> None:
         gateway.append(some_entries())
         answer = subprocess.run(
             [sys.executable, "-W", "error", "-m", "inferry.ledger_cli", "runs", "--json"],
-            env={**os.environ, "INFERRY_LEDGER": url},
+            env=environment(INFERRY_LEDGER=url),
             capture_output=True,
             check=True,
             timeout=120,

@@ -1,16 +1,15 @@
 """Two thousand small worlds in which workers die, stall and fall silent, and every law of scheduling holds."""
 
 import hashlib
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from inferry.sim.faults import WorkerTrouble
 from inferry.sim.trial import Pace
 from simulation.trials import World, play, trace
+from support.children import TESTS, environment
 
 # Seeds that ever failed, always run first. 75 and 415: a lane overtaken twice before anybody of it was served.
 ONCE_FAILED = (75, 415)
@@ -86,14 +85,13 @@ def test_the_same_seed_gives_the_same_trace_byte_for_byte() -> None:
 
 def test_a_trace_does_not_depend_on_the_process_that_makes_it() -> None:
     code = (
-        "import hashlib; from simulation.trials import trace;"
+        f"import sys; sys.path.append({str(TESTS)!r}); import hashlib; from simulation.trials import trace;"
         "print(hashlib.sha256(b''.join(trace(s) for s in range(20))).hexdigest())"
     )
-    tests = str(Path(__file__).parents[1])
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONPATH": tests, "PYTHONHASHSEED": salt},
+            env=environment(PYTHONHASHSEED=salt),
             capture_output=True,
             text=True,
             check=True,

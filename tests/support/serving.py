@@ -7,7 +7,8 @@ import asyncio
 import concurrent.futures
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -141,10 +142,19 @@ def get(url: str, path: str) -> tuple[int, dict[str, str], Any]:
 
 
 def free_port() -> int:
+    """A port that was free a moment ago. For programs that cannot be told to choose one and say which."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@contextmanager
+def nobody_listens() -> Iterator[str]:
+    """A URL that refuses connections: its port is taken, so that nobody else can begin to listen there."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def _decoded(data: bytes) -> Any:
