@@ -10,14 +10,19 @@ VLLM_VENV ?= .venv-vllm
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# A test that waits leaves its core to another, so there is one process more than there are cores, up to eight. A file's
+# tests stay together, for what they share; the slow ones come first (tests/conftest.py).
+TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
+PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG; COMPILED=0: plain Python)"
 	@echo "make compiled  the path of a call as C, into build/compiled; make serve and make test do it by themselves"
 	@echo "make test    lint, types, import rules and every test"
+	@echo "make test-busy  make test while every core is busy with something else: nothing may depend on the machine's speed"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
 	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
@@ -69,10 +74,13 @@ check: $(VENV)/.installed-dev
 
 # What is served is compiled, so that is tested: all of it that is not about plain Python. Then what only plain Python
 # allows, and the rooms on the path of a call once more as they are where nothing can be compiled.
-test: check compiled
-	PYTHONPATH=$(CURDIR)/build/compiled $(BIN)/pytest -q -m 'not vllm and not plain'
-	$(BIN)/pytest -q -m plain
-	$(BIN)/pytest -q tests/admission tests/ingress tests/scheduling tests/streams tests/e2e/test_openai_client.py
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
+	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
+	$(PYTEST) -m 'plain or both' $(addprefix tests/,admission ingress scheduling streams adapters dispatch e2e/test_openai_client.py)
+
+test-busy: $(VENV)/.installed-dev
+	scripts/busy.sh $(MAKE) --no-print-directory test
 
 # One that works is taken as it is, however it was made.
 venv-vllm:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from inferry.engine.tiny import ensure_tiny_model
-from support.children import import_the_same_tree
+from support.children import TESTS, import_the_same_tree
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -21,6 +21,25 @@ settings.register_profile(
     "any machine", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+SLOW_FIRST = ("e2e", "engine", "contracts", "sim", "bench", "properties", "simulation", "admission")
+"""Folders that take longest. Several processes take files from the front, and are through at about the same time."""
+BOTH = ("admission", "ingress", "scheduling", "streams", "adapters/test_sse.py", "e2e/test_openai_client.py")
+"""What `make test` runs compiled and in plain Python: the rooms on the path of a call, and what has a twin in C."""
+ONCE = ("admission/test_waits.py", "admission/test_waits_in_the_twin.py")
+"""Long simulations of decisions that the other tests of their room make one by one, in both."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return SLOW_FIRST.index(folder) if folder in SLOW_FIRST else len(SLOW_FIRST)
+
+    items.sort(key=place)
+    for item in items:
+        path = item.path.relative_to(TESTS).as_posix()
+        if path not in ONCE and (path in BOTH or path.partition("/")[0] in BOTH):
+            item.add_marker("both")
 
 
 @pytest.fixture(scope="session")

@@ -55,14 +55,14 @@ def test_a_tree_three_deep_is_dead_at_the_engine_after_one_delete(real: Serving)
         assert {(status, said["error"]["code"]) for status, said in ends} == {(409, "run_cancelled")}
         status, said = beside.result(timeout=120)
         assert (status, said["usage"]["completion_tokens"]) == (200, 24)
-    until(lambda: running(real) == 0, 20)
+    until(lambda: running(real) == 0)
     assert call(real, "tree.a.b", None, 4)[0] == 409
 
     def accounts() -> list[Any]:
         pages = [get(real.url, f"/v1/runs/{run}?steps=1000")[2]["latest_steps"] for run, _ in RUNS]
         return [row for page in pages for row in page if "ended_at" in row]
 
-    until(lambda: len(accounts()) == CALLS, 20)
+    until(lambda: len(accounts()) == CALLS)
     never_ran = [row for row in accounts() if row["queue_ms"] is None]
     assert len(never_ran) == report["queued"]
     assert all(not any(row["tokens"].values()) and not row["cost_nanos"] for row in never_ran)

@@ -21,8 +21,8 @@ from support.tenanted import ADMIN_KEY, CHAT, Tenanted, bearer
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 SEED = os.environ.get("FUZZ_SEED", "7")
-AT_ONCE = 64
-PATIENCE_S = 30.0
+AT_ONCE = 128
+PATIENCE_S = 120.0
 """An idle connection is closed after a second here; machines may be slow."""
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
@@ -118,7 +118,7 @@ async def fuzz(port: int, key: str, cases: range) -> Counter[int]:
     return statuses
 
 
-@pytest.mark.timeout(120 + CASES // 10)
+@pytest.mark.timeout(900 + CASES // 10)
 def test_broken_bytes_hurt_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = {"body_timeout_s": 0.5, "idle_timeout_s": 1.0, "max_body_bytes": 100_000}

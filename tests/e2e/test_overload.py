@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -29,12 +29,35 @@ def a_slow_gateway(directory: Path, queue_limit: int = 20, **config: Any) -> Ite
 
 def errors_counted(gateway: ScriptedGateway, code: str) -> int:
     page = get(gateway.url, "/metrics")[2]
-    line = next(line for line in page.splitlines() if line.startswith(f'inferry_errors_total{{code="{code}"}}'))
-    return int(float(line.rsplit(" ", 1)[1]))
+    lines = [line for line in page.splitlines() if line.startswith(f'inferry_errors_total{{code="{code}"}}')]
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
 
 
 async def gathered(answers: list[Any]) -> list[Any]:
     return await asyncio.gather(*answers)
+
+
+@contextlib.contextmanager
+def held_back_until(gateway: ScriptedGateway, code: str) -> Iterator[None]:
+    """No answer goes on before a call was refused for this reason: however slowly calls come, they are too many."""
+
+    async def close_gate() -> None:
+        gateway.worker.gate.clear()
+
+    def until_refused() -> None:
+        while not errors_counted(gateway, code) and not over.wait(0.005):
+            pass
+        gateway.run(open_gate(gateway))
+
+    gateway.run(close_gate())
+    over = threading.Event()
+    opening = threading.Thread(target=until_refused)
+    opening.start()
+    try:
+        yield
+    finally:
+        over.set()
+        opening.join()
 
 
 def test_stock_openai_clients_recover_by_themselves(tmp_path: Path) -> None:
@@ -48,7 +71,8 @@ def test_stock_openai_clients_recover_by_themselves(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
         async with AsyncOpenAI(base_url=gateway.url + "/v1", api_key="unused") as api:
             await ask(api, -1)
-            return await gathered([ask(api, number) for number in range(40)])
+            with held_back_until(gateway, "queue_full"):
+                return await gathered([ask(api, number) for number in range(40)])
 
     with a_slow_gateway(tmp_path) as gateway:
         retries = asyncio.run(scenario())
@@ -59,6 +83,7 @@ def test_stock_openai_clients_recover_by_themselves(tmp_path: Path) -> None:
 
 def test_stock_anthropic_clients_recover_by_themselves(tmp_path: Path) -> None:
     """Its retries, on a path that is there."""
+    import anthropic  # a second, which every process that collects tests would take
 
     async def ask(api: anthropic.AsyncAnthropic, number: int) -> None:
         body = CALL | {"messages": [{"role": "user", "content": f"ticket {number}"}]}
@@ -69,7 +94,8 @@ def test_stock_anthropic_clients_recover_by_themselves(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="unused") as api:
             await ask(api, -1)
-            await gathered([ask(api, number) for number in range(40)])
+            with held_back_until(gateway, "queue_full"):
+                await gathered([ask(api, number) for number in range(40)])
 
     with a_slow_gateway(tmp_path) as gateway:
         asyncio.run(scenario())
@@ -139,7 +165,11 @@ def test_a_call_that_cannot_make_its_deadline_is_refused_before_it_waits(tmp_pat
 
 def test_nothing_that_was_let_in_is_lost(tmp_path: Path) -> None:
     """Every answer has a row in the ledger, every row an answer, and a refusal has neither."""
-    with a_slow_gateway(tmp_path) as gateway, ThreadPoolExecutor(32) as threads:
+    with (
+        a_slow_gateway(tmp_path) as gateway,
+        ThreadPoolExecutor(32) as threads,
+        held_back_until(gateway, "queue_full"),
+    ):
         calls = [
             threads.submit(post, gateway.url, "/v1/chat/completions", CALL | {"seed": number}) for number in range(64)
         ]
@@ -183,7 +213,8 @@ def test_clients_over_their_concurrency_come_one_after_the_other_and_all_get_in(
         headers = {"x-inferry-tenant": "acme"}
         async with AsyncOpenAI(base_url=gateway.url + "/v1", api_key="unused", default_headers=headers) as api:
             await gathered([ask(api, -1), ask(api, -2)])
-            await gathered([ask(api, number) for number in range(8)])
+            with held_back_until(gateway, "tenant_concurrency"):
+                await gathered([ask(api, number) for number in range(8)])
 
     tenants = {"acme": {"max_concurrent": 2}}
     with ScriptedGateway(tmp_path, {"tenants": tenants}, pause_s=0.05) as gateway:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def of_this_gateway() -> dict[str, Any]:
 def config(key: str) -> str:
     return f"""
 seed = {SEED}
-request-timeout = 20.0
+request-timeout = 120.0
 continue-on-failure = true
 [auth.openapi.bearer]
 bearer = "{key}"
@@ -62,7 +63,7 @@ phases.coverage.checks.negative_data_rejection.enabled = false  # a header that 
 """
 
 
-@pytest.mark.timeout(3600 if EXAMPLES else 120)
+@pytest.mark.timeout(3600 if EXAMPLES else 900)
 def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> None:
     with Tenanted(tmp_path, lambda: ([ScriptedWorker()], {})) as gateway:
         key = gateway.key("acme")
@@ -82,11 +83,11 @@ def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> N
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=3500 if EXAMPLES else 110,
+            timeout=3500 if EXAMPLES else 850,
         )
         assert found.returncode == 0, found.stdout[-20_000:] + found.stderr[-2000:]
-        assert len(gateway.service.gateway.entrance) == 0
-        assert gateway.metric("inferry_open_streams") == 0
+        while len(gateway.service.gateway.entrance) or gateway.metric("inferry_open_streams"):
+            time.sleep(0.01)  # the last client has its answer a moment before it is written off
         gateway.as_admin("POST", "/admin/workers/scripted/readmit")
         last = gateway.key("last")
         assert gateway.call("POST", CHAT, CALL, bearer(last)).status == 200
