@@ -49,6 +49,11 @@ class Care:
         self.view = self._see()
         self.since = clock.wall()
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the worker says that it is down, or its breaker has not closed since it was."""
+        return self.breaker.state is not Breaker.CLOSED or self.worker.view().phase is Phase.DOWN
+
     def lost(self, job_id: str) -> None:
         """A job was lost on the worker. One that has lost too many gets no more from this moment on."""
         if self.breaker.lost(job_id, self._clock.now()):

@@ -104,7 +104,15 @@ class Gateway:
             overrun_tokens=lambda: self.entrance.gate.overrun_tokens,
         )
         self._flights = Flights(sharing or Sharing(), self, clock)
-        self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._take_out, self._loop.attempt_of)
+        self.run_control = RunControl(
+            self.entrance.runs,
+            clock,
+            self.cancel,
+            self._take_out,
+            self._loop.attempt_of,
+            self._loop.cancels.confirmation,
+            pool.is_stranded,
+        )
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 

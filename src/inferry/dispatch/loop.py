@@ -20,6 +20,7 @@ from inferry.admission.door import Door
 from inferry.admission.told import Told
 from inferry.admission.waits import WaitModel, infeasible
 from inferry.dispatch.asking import ask_at, predict
+from inferry.dispatch.cancels import Cancels
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
@@ -98,7 +99,7 @@ class DispatchLoop:
         self._look_due: asyncio.TimerHandle | None = None
         self._described_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cancels: dict[str, list[str]] = {}
+        self.cancels = Cancels(pool.worker, self._spawn)
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._stopped: set[str] = set()
         self._taken_out: set[str] = set()
@@ -183,10 +184,7 @@ class DispatchLoop:
         plan, job_id = attempt.plan, attempt.job.job_id
         if plan is not None:
             self._cancel_reasons[job_id] = reason
-            waiting = self._cancels.setdefault(plan.worker, [])
-            if not waiting:
-                self._spawn(self._send_cancels(plan.worker))
-            waiting.append(job_id)
+            self.cancels.send(plan.worker, job_id)
 
     def has_route(self, route: RouteKey) -> bool:
         """Whether some worker, up or down, could take jobs of the route."""
@@ -495,18 +493,6 @@ class DispatchLoop:
                 self._pool.served(attempt.plan.worker)
             else:
                 self._pool.lost(attempt.plan.worker, job.job_id, end.error)
-
-    async def _send_cancels(self, worker_name: str) -> None:
-        # Cancels of one burst of callbacks travel together, after the plans of that burst: a worker knows nothing of a
-        # job before its plan has begun to run, which all that are made by now do before this goes on.
-        job_ids = self._cancels.pop(worker_name)
-        await asyncio.sleep(0)
-        worker = self._pool.worker(worker_name)
-        if worker is not None:
-            try:
-                await worker.cancel(job_ids)
-            except Exception:
-                log.exception("worker %s could not cancel %d jobs", worker_name, len(job_ids))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)

@@ -16,6 +16,7 @@ from inferry.dispatch.care import Care
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import ModelCard, Worker
 from inferry.observe.metrics import WorkerHealth
@@ -82,6 +83,10 @@ class Pool:
         return any(
             view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
         )
+
+    def is_stranded(self, job: InferenceJob) -> bool:
+        """Whether a worker that lost the job is still down: what the job holds there cannot be known."""
+        return any((care := self._cares.get(name)) is not None and care.is_down for name in job.route.avoid)
 
     def serving(self, model: str) -> int:
         """How many workers serve the model, up or not."""

@@ -48,12 +48,12 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
-    """What a cancel found and did, in jobs of the whole tree.
+    """What a cancel found and did, in jobs of the whole tree. Each job is counted once.
 
-    queued: had not been sent to a worker, and never will be. running: were on one. freed: of these, those whose worker
-    has confirmed that they hold nothing any more. wasted_tokens and wasted_ms: what those that ran had written, and
-    how long each had been there. unconfirmed: those that had not ended when the time to wait was over. took_ms: from
-    the tombstone to this report.
+    queued: had nothing at a worker that the cancel could stop, and never will. running: had been sent to an engine,
+    whether the engine had begun them or held them in a queue of its own. freed: of these, those that the engine has
+    confirmed to hold nothing any more. unconfirmed: the others. wasted_tokens and wasted_ms: what those that ran had
+    written, and how long each had been there. took_ms: from the tombstone to this report.
     """
 
     queued: int
