@@ -29,7 +29,8 @@ class Care:
     """A worker, what is believed of it, and whether it is wanted.
 
     `view` is the belief the scheduler is to have; `tell` is called when it has changed. `is_drained` keeps new work
-    away whatever the worker's state; `is_leaving` says that this is for good. `since` is when its phase began.
+    away whatever the worker's state; `is_leaving` says that this is for good. `was_up`: it has generated before.
+    `since` is when its phase began.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Care:
         self.kind = kind
         self.breaker = CircuitBreaker(policy, seed=zlib.crc32(worker.name.encode()))
         self.is_drained = False
+        self.was_up = False
         self.is_leaving = False
         self.task: asyncio.Task[None] | None = None
         self._clock = clock
@@ -71,7 +73,7 @@ class Care:
         if known.phase is not view.phase:
             self.since = self._clock.wall()
         # A new date alone is no news to the scheduler.
-        if replace(known, observed_at=view.observed_at, load=view.load) != view:
+        if replace(known, observed_at=view.observed_at, load=view.load, heard_at=view.heard_at) != view:
             self._tell(self)
 
     async def live(self) -> None:
@@ -79,6 +81,7 @@ class Care:
         await self._start()
         while True:
             await self._until_it_generates()
+            self.was_up = True
             log.info("worker %s is ready: %s", self.worker.name, ", ".join(sorted(self.worker.view().models)))
             while self.breaker.state is Breaker.CLOSED and self.worker.view().phase is Phase.READY:
                 self.breaker.look(self._clock.now())
@@ -123,10 +126,10 @@ class Care:
 
     async def _until_a_probe_is_due(self) -> None:
         """The pause is over, or the worker, which knew itself to be down, says that it is up again. One that says it is
-        starting is not asked.
+        starting or down is not asked.
         """
         before = self.worker.view().phase
-        while (left := self.breaker.probe_at - self._clock.now()) > 0 or before is Phase.STARTING:
+        while (left := self.breaker.probe_at - self._clock.now()) > 0 or before in (Phase.STARTING, Phase.DOWN):
             await self._pause(min(left, LOOK_EVERY_S) if left > 0 else LOOK_EVERY_S)
             phase = self.worker.view().phase
             if phase is Phase.READY and before is not Phase.READY:

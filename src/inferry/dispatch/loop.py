@@ -21,6 +21,7 @@ from inferry.admission.told import Told
 from inferry.admission.waits import WaitModel, infeasible
 from inferry.dispatch.asking import ask_at, predict
 from inferry.dispatch.cancels import Cancels
+from inferry.dispatch.patience import Patience
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
@@ -49,10 +50,8 @@ from inferry.streams.mailbox import JobStream, OutOfOrder
 log = logging.getLogger(__name__)
 
 REST_S = 0.1
-"""How long a lost job rests before it is offered again where nobody but who lost it can take it; four times as long
-with every further loss."""
-PATIENCE_S = 30.0
-"""How long a lost job waits for a worker of its model to come up before its error stands."""
+"""How long a lost job rests before it is offered again where only a worker that lost it can take it; four times as long
+after the next loss, and again after the one after that."""
 
 _FIRST_TOKEN = FirstToken()
 REPORTED_TOKENS = 32
@@ -104,6 +103,7 @@ class DispatchLoop:
         self._stopped: set[str] = set()
         self._taken_out: set[str] = set()
         self._resting: dict[str, asyncio.TimerHandle] = {}
+        self._patience = Patience(pool.policy.patience_s, self._now, pool.is_out, self._waiting, self.cancel)
         self._idle = asyncio.Event()
         self._idle.set()
         pool.on_view = self._observe
@@ -201,10 +201,9 @@ class DispatchLoop:
 
     def end_all(self, error: GatewayError) -> None:
         """End what is left, without waiting for workers to confirm."""
-        for job_id in self._demux.job_ids():
-            stream = self._demux.get(job_id)
-            if stream is not None:
-                self._end(stream, Failed(job_id, error), self._now())
+        for stream in self._demux.streams():
+            if not stream.attempt.is_ended:
+                self._end(stream, Failed(stream.attempt.job.job_id, error), self._now())
 
     async def wait_idle(self) -> None:
         """Until every job that got in has ended."""
@@ -215,6 +214,7 @@ class DispatchLoop:
         for timer in (self._timer, self._look_due, *self._resting.values()):
             if timer is not None:
                 timer.cancel()
+        self._patience.close()
         self.end_all(InternalError("the gateway stopped"))
         for task in self._tasks:
             task.cancel()
@@ -228,19 +228,23 @@ class DispatchLoop:
         self._metrics.know_worker(worker)
         now = self._now()
         self._scheduler.observe(self._rooms.seen(view, now), now)
+        self._patience.look(view.models)
         self._ask_for_tick()
+
+    def _waiting(self, model: str) -> list[InferenceJob]:
+        """The jobs of a model that are at no worker."""
+        attempts = [stream.attempt for stream in self._demux.streams()]
+        return [one.job for one in attempts if one.plan is None and one.job.route.model == model]
 
     def _forget(self, worker: str) -> None:
         """The worker is gone for good."""
         self._scheduler.forget(worker)
         self._rooms.forget(worker)
         self._metrics.forget_worker(worker)
-        for job_id in self._demux.job_ids():
-            stream = self._demux.get(job_id)
-            if stream is not None and stream.attempt.plan is None:
-                route = stream.attempt.job.route
-                if not self._scheduler.has_route(route):
-                    self.cancel(job_id, NoWorker(f"the last worker of model `{route.model}` was removed"))
+        for stream in self._demux.streams():
+            job = stream.attempt.job
+            if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
+                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` was removed"))
 
     def _look(self) -> None:
         """Compute the workers' rooms anew. Nobody looks while nothing is in flight: then nothing changes them but time,
@@ -390,13 +394,16 @@ class DispatchLoop:
                 end = stopped_well(stream.attempt, end, reason)
             elif reason is not None and isinstance(end, Failed):
                 end = replace(end, error=reason)
-        if isinstance(end, Failed) and end.error.elsewhere and (end.error.retry_after_s or 0.0) <= PATIENCE_S:
+        if isinstance(end, Failed) and end.error.elsewhere and self._may_wait(end.error):
             then = next_attempt(stream.attempt, end)
             if isinstance(then, Again):
                 self._go_on(stream, end, then, now)
                 return
             end = then or end
         self._end(stream, end, now)
+
+    def _may_wait(self, error: GatewayError) -> bool:
+        return (error.retry_after_s or 0.0) <= self._pool.policy.patience_s
 
     def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
         """Account for the attempt that is over and offer the job again."""
@@ -422,10 +429,8 @@ class DispatchLoop:
         if not losses or self._pool.serves_besides(then.job.route.model, then.job.route.avoid):
             self._offer_again(job_id)
         else:
-            rest_s = max(REST_S * 4 ** (losses - 1), end.error.retry_after_s or 0.0)
+            rest_s = max(REST_S * 4 ** min(losses - 1, 2), end.error.retry_after_s or 0.0)
             self._resting[job_id] = self._loop.call_later(rest_s, self._offer_again, job_id)
-        if losses:
-            self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, end.error)
 
     def _offer_again(self, job_id: str) -> None:
         self._resting.pop(job_id, None)
@@ -433,16 +438,6 @@ class DispatchLoop:
         if stream is not None:
             self._scheduler.offer(stream.attempt.job, self._now())
             self._ask_for_tick()
-
-    def _lose_patience(self, attempt: Attempt, error: GatewayError) -> None:
-        """A job that was lost has waited long enough for a worker of its model to come back."""
-        job = attempt.job
-        stream = self._demux.get(job.job_id)
-        if stream is not None and stream.attempt is attempt and attempt.plan is None:
-            if self._pool.serves(job.route.model):
-                self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, error)
-            else:
-                self.cancel(job.job_id, error)
 
     def _end(self, stream: JobStream, end: End, now: float) -> None:
         """The one place where a job ends."""

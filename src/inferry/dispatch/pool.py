@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from inferry.dispatch.care import Care
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import ModelCard, Worker
@@ -43,7 +43,7 @@ class Pool:
         kinds: Mapping[str, str] | None = None,
     ) -> None:
         self._clock = clock
-        self._policy = health or HealthPolicy()
+        self.policy = health or HealthPolicy()
         self._cares: dict[str, Care] = {}
         self._is_started = False
         self.on_view: Callable[[str], None] = lambda worker: None
@@ -82,6 +82,12 @@ class Pool:
         """Is some worker of this model up that is none of these?"""
         return any(
             view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
+        )
+
+    def is_out(self, model: str) -> bool:
+        """Whether no worker of this model is up, and one that has been is expected back."""
+        return model not in self._up and any(
+            care.was_up and not care.is_drained and model in care.view.models for care in self._cares.values()
         )
 
     def is_stranded(self, job: InferenceJob) -> bool:
@@ -136,7 +142,7 @@ class Pool:
         before this returns that it gets no more.
         """
         care = self._cares.get(name)
-        if care is not None and isinstance(error, WorkerLost | WorkerTimeout):
+        if care is not None and isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable):
             care.lost(job_id)
 
     def look_at(self, name: str) -> None:
@@ -198,7 +204,7 @@ class Pool:
         await asyncio.gather(*(_stop(care) for care in self._cares.values()), return_exceptions=True)
 
     def _care_for(self, worker: Worker, kind: str) -> Care:
-        return Care(worker, kind, self._clock, self._policy, self._told)
+        return Care(worker, kind, self._clock, self.policy, self._told)
 
     def _of(self, name: str) -> Care:
         care = self._cares.get(name)

@@ -34,7 +34,9 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
 
     `losses` different jobs lost with none served in between open the breaker; so do at least that many lost within
     `window_s` where they are `loss_share` of all that ended there. `jitter` is the part by which a pause may differ,
-    so that workers that fell together are not asked together.
+    so that workers that fell together are not asked together. `patience_s` is how long a queued job without a deadline
+    waits for a worker of its model to come up. `overdue_share` is the part of all calls that may be retried elsewhere
+    because their first token is overdue.
     """
 
     losses: int = 3
@@ -45,6 +47,8 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
     first_share: float = 0.1
     double_every_s: float = 1.0
+    patience_s: float = 30.0
+    overdue_share: float = 0.02
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
