@@ -37,14 +37,15 @@ class Cancels:
         self._gathering: dict[str, _Batch] = {}
         self._of_job: dict[str, _Batch] = {}
 
-    def send(self, worker: str, job_id: str) -> None:
-        """Have the worker end the job, together with the others that are asked for now."""
+    def send(self, worker: str, job_id: str) -> Confirmation:
+        """Have the worker end the job, together with the others that are asked for now; what it will have confirmed."""
         batch = self._gathering.get(worker)
         if batch is None:
             batch = self._gathering[worker] = _Batch(worker)
             self._spawn(self._deliver(batch))
         batch.job_ids.append(job_id)
         self._of_job[job_id] = batch
+        return batch.confirmed
 
     def confirmation(self, job_id: str) -> Confirmation | None:
         """What the latest cancel of the job comes to; None where none is on its way."""

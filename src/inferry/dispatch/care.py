@@ -30,7 +30,7 @@ class Care:
 
     `view` is the belief the scheduler is to have; `tell` is called when it has changed. `is_drained` keeps new work
     away whatever the worker's state; `is_leaving` says that this is for good. `was_up`: it has generated before.
-    `since` is when its phase began.
+    `overdue` counts its calls that were retried elsewhere for being overdue. `since` is when its phase began.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class Care:
         self.is_drained = False
         self.was_up = False
         self.is_leaving = False
+        self.overdue = 0
+        self._suspicions = 0
         self.task: asyncio.Task[None] | None = None
         self._clock = clock
         self._policy = policy
@@ -61,6 +63,17 @@ class Care:
         if self.breaker.lost(job_id, self._clock.now()):
             self.refresh()
         self._news.set()
+
+    def suspect(self, confirmation: "asyncio.Future[frozenset[str]]") -> None:
+        """No new work until the cancel of a call that was overdue here has come to something."""
+        self.overdue += 1
+        self._suspicions += 1
+        confirmation.add_done_callback(self._suspect_less)
+        self.refresh()
+
+    def _suspect_less(self, _: "asyncio.Future[frozenset[str]]") -> None:
+        self._suspicions -= 1
+        self.refresh()
 
     def wake(self) -> None:
         """Look at the worker now and not at the next turn."""
@@ -151,7 +164,7 @@ class Care:
         if self.breaker.state is not Breaker.CLOSED:
             return replace(said, phase=Phase.DOWN if self.breaker.opens else Phase.STARTING)
         room = self.breaker.room(said.room, self._clock.now())
-        if self.is_drained:
+        if self.is_drained or self._suspicions:
             return replace(said, phase=Phase.DRAINING, room=room)
         return said if room is said.room else replace(said, room=room)
 

@@ -21,9 +21,11 @@ from inferry.admission.told import Told
 from inferry.admission.waits import WaitModel, infeasible
 from inferry.dispatch.asking import ask_at, predict
 from inferry.dispatch.cancels import Cancels
+from inferry.dispatch.overdue import Overdue, may_be_retried
 from inferry.dispatch.patience import Patience
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
+from inferry.dispatch.running import run_plan
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
@@ -34,18 +36,17 @@ from inferry.domain.errors import (
     NoWorker,
     Preempted,
     QueueTimeout,
-    WorkerLost,
+    WorkerTimeout,
 )
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
-from inferry.domain.ports import Worker
 from inferry.domain.recovery import Again, next_attempt, whole_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.demux import Demux
-from inferry.streams.mailbox import JobStream, OutOfOrder
+from inferry.streams.mailbox import JobStream
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class DispatchLoop:
             if policy.ttft_ms is not None
         }
         self._rooms = Rooms(lanes, on_cached)
+        self._overdue = Overdue(pool.policy.overdue_share)
         self.waits = WaitModel()
         self._demux = Demux()
         self._loop = asyncio.get_running_loop()
@@ -240,6 +242,7 @@ class DispatchLoop:
         """The worker is gone for good."""
         self._scheduler.forget(worker)
         self._rooms.forget(worker)
+        self._overdue.forget(worker)
         self._metrics.forget_worker(worker)
         for stream in self._demux.streams():
             job = stream.attempt.job
@@ -259,8 +262,22 @@ class DispatchLoop:
         for view in self._rooms.look(now):
             self._scheduler.observe(view, now)
             self._ask_for_tick()
+        for attempt in self._overdue.due(self._pool.heard_at, now):
+            self._retry_overdue(attempt, now)
         if len(self._demux):
             self._look_due = self._loop.call_later(LOOK_S, self._look)
+
+    def _retry_overdue(self, attempt: Attempt, now: float) -> None:
+        """Retry a call elsewhere whose worker seems frozen, if that may be. The worker gets no more until it has
+        confirmed that it let go of the call; whether it is down is for its own watch to say.
+        """
+        job, plan, stream = attempt.job, attempt.plan, self._demux.get(attempt.job.job_id)
+        if plan is None or stream is None or stream.attempt is not attempt or not may_be_retried(attempt):
+            return
+        worker = plan.worker
+        if self._pool.serves_besides(job.route.model, (*job.route.avoid, worker)) and self._overdue.take():
+            self._over(stream, Failed(job.job_id, WorkerTimeout(f"the first token from {worker} is overdue")), now)
+            self._pool.suspect(worker, self.cancels.send(worker, job.job_id))
 
     def _ask_for_tick(self) -> None:
         if not self._tick_due:
@@ -279,6 +296,7 @@ class DispatchLoop:
                 stream.attempt.sent(plan, now)
                 self.door.left(job)
                 self._rooms.sent(stream.attempt, now)
+                self._overdue.sent(plan.worker, stream.attempt)
                 told = stream.attempt.predicted
                 if isinstance(told, Told):
                     self.waits.sent(told, now)
@@ -306,24 +324,9 @@ class DispatchLoop:
 
     async def _run(self, plan: BatchPlan) -> None:
         """Run one plan to the end of every job in it, whatever the worker does."""
-        worker: Worker | None = self._pool.worker(plan.worker)
-        broken: GatewayError = WorkerLost(f"worker {plan.worker} returned before the end of the job")
+        broken: GatewayError = InternalError("the gateway stopped")
         try:
-            if worker is None:
-                broken = WorkerLost(f"worker {plan.worker} is gone")
-            else:
-                await worker.run(plan, partial(self._emit, plan))
-        except asyncio.CancelledError:
-            broken = InternalError("the gateway stopped")
-            raise
-        except GatewayError as error:
-            broken = error
-        except OutOfOrder as error:
-            log.error("worker %s broke its contract: %s", plan.worker, error)
-            broken = WorkerLost(f"worker {plan.worker} mixed up its stream")
-        except Exception:
-            log.exception("worker %s failed", plan.worker)
-            broken = WorkerLost(f"worker {plan.worker} failed")
+            broken = await run_plan(self._pool.worker(plan.worker), plan, partial(self._emit, plan))
         finally:
             now = self._now()
             for job in plan.jobs:
@@ -351,6 +354,7 @@ class DispatchLoop:
             if last is None:
                 attempt.first_token(now)
                 self._rooms.first_token(attempt, now)
+                self._overdue.first_token(plan.worker, attempt, now)
                 if job.so_far is None:
                     self._metrics.first_token(attempt)
                 self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
@@ -484,6 +488,7 @@ class DispatchLoop:
         self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry, resumed=resumed)
         self._recorder.record(entry)
         if attempt.plan is not None:
+            self._overdue.ended(attempt.plan.worker, attempt)
             if isinstance(end, Done):
                 self._pool.served(attempt.plan.worker)
             else:

@@ -105,7 +105,7 @@ class Pool:
     def health(self) -> list[WorkerHealth]:
         now = self._clock.now()
         return [
-            WorkerHealth(name, care.breaker.state.value, care.breaker.opens, care.breaker.share(now))
+            WorkerHealth(name, care.breaker.state.value, care.breaker.opens, care.breaker.share(now), care.overdue)
             for name, care in self._cares.items()
         ]
 
@@ -144,6 +144,19 @@ class Pool:
         care = self._cares.get(name)
         if care is not None and isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable):
             care.lost(job_id)
+
+    def heard_at(self, name: str) -> float | None:
+        """The worker's last sign of life; None where it is not watched."""
+        care = self._cares.get(name)
+        return None if care is None else care.worker.view().heard_at
+
+    def suspect(self, name: str, confirmation: "asyncio.Future[frozenset[str]]") -> None:
+        """A call there is overdue and was retried elsewhere: no new work for the worker until its cancel has come to
+        something.
+        """
+        care = self._cares.get(name)
+        if care is not None:
+            care.suspect(confirmation)
 
     def look_at(self, name: str) -> None:
         """Look at this worker now: whether it is down is for itself to say."""
