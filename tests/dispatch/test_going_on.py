@@ -10,6 +10,7 @@ import pytest
 from inferry.dispatch import loop as dispatch_loop
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, InvalidRequest, NoWorker, WorkerLost
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.ledger import LedgerEntry, Outcome
@@ -28,12 +29,12 @@ WORDS = ("one", " two", " three", " four", " five")
 
 
 class House:
-    def __init__(self, workers: list[ScriptedWorker], lanes: dict[Lane, LanePolicy]) -> None:
+    def __init__(self, workers: list[ScriptedWorker], lanes: dict[Lane, LanePolicy], patience_s: float = 30.0) -> None:
         self.workers = workers
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
         self.clock = LoopClock()
-        self.pool = Pool(workers, self.clock)
+        self.pool = Pool(workers, self.clock, health=HealthPolicy(patience_s=patience_s))
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
         self.gateway = Gateway(
             lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
@@ -57,9 +58,11 @@ class House:
 
 
 @asynccontextmanager
-async def a_house(count: int = 2, lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, **script: Any) -> AsyncIterator[House]:
+async def a_house(
+    count: int = 2, lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, patience_s: float = 30.0, **script: Any
+) -> AsyncIterator[House]:
     script = dict[str, Any](words=WORDS, continues=True) | script
-    house = House([ScriptedWorker(f"w{number}", **script) for number in range(count)], lanes)
+    house = House([ScriptedWorker(f"w{number}", **script) for number in range(count)], lanes, patience_s)
     house.gateway.start()
     while not all(
         house.pool.serves_besides("m", [w.name for w in house.workers if w is not one]) for one in house.workers
@@ -252,11 +255,10 @@ def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.Mo
 
 
 def test_an_error_stands_when_no_worker_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_loop, "PATIENCE_S", 0.05)
     monkeypatch.setattr(dispatch_loop, "REST_S", 0.0)
 
     async def scenario() -> None:
-        async with a_house(1) as house:
+        async with a_house(1, patience_s=0.05) as house:
             (worker,) = house.workers
             worker.gate.clear()
             stream = house.submit()
@@ -304,11 +306,9 @@ def test_a_batch_job_makes_room_for_a_live_one_and_then_goes_on() -> None:
     run(scenario())
 
 
-def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_loop, "PATIENCE_S", 5.0)
-
+def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then() -> None:
     async def scenario() -> None:
-        async with a_house(1) as house:
+        async with a_house(1, patience_s=5.0) as house:
             (worker,) = house.workers
             says = worker.run
             refusals = [0.2, 60.0]

@@ -13,7 +13,7 @@ from inferry.dispatch.pool import Pool
 from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, QueueTimeout, WorkerLost
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import Phase, Room
+from inferry.domain.plans import Room
 from inferry.domain.streams import Delta, Done, Failed
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -213,11 +213,10 @@ def test_a_full_lane_refuses_and_leaves_nothing_behind() -> None:
     run(scenario())
 
 
-def test_no_job_is_taken_for_a_model_whose_workers_are_down() -> None:
+def test_no_job_is_taken_for_a_model_whose_workers_are_drained() -> None:
     async def scenario() -> None:
         async with a_house() as house:
-            house.worker.phase = Phase.DOWN
-            house.pool.look_at("scripted")
+            house.pool.drain("scripted")
             while house.gateway.is_ready:
                 await asyncio.sleep(0)
             with pytest.raises(NoWorker):

@@ -29,7 +29,8 @@ class Care:
     """A worker, what is believed of it, and whether it is wanted.
 
     `view` is the belief the scheduler is to have; `tell` is called when it has changed. `is_drained` keeps new work
-    away whatever the worker's state; `is_leaving` says that this is for good. `since` is when its phase began.
+    away whatever the worker's state; `is_leaving` says that this is for good. `was_up`: it has generated before.
+    `overdue` counts its calls that were retried elsewhere for being overdue. `since` is when its phase began.
     """
 
     def __init__(
@@ -39,7 +40,10 @@ class Care:
         self.kind = kind
         self.breaker = CircuitBreaker(policy, seed=zlib.crc32(worker.name.encode()))
         self.is_drained = False
+        self.was_up = False
         self.is_leaving = False
+        self.overdue = 0
+        self._suspicions = 0
         self.task: asyncio.Task[None] | None = None
         self._clock = clock
         self._policy = policy
@@ -49,11 +53,27 @@ class Care:
         self.view = self._see()
         self.since = clock.wall()
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the worker says that it is down, or its breaker has not closed since it was."""
+        return self.breaker.state is not Breaker.CLOSED or self.worker.view().phase is Phase.DOWN
+
     def lost(self, job_id: str) -> None:
         """A job was lost on the worker. One that has lost too many gets no more from this moment on."""
         if self.breaker.lost(job_id, self._clock.now()):
             self.refresh()
         self._news.set()
+
+    def suspect(self, confirmation: "asyncio.Future[frozenset[str]]") -> None:
+        """No new work until the cancel of a call that was overdue here has come to something."""
+        self.overdue += 1
+        self._suspicions += 1
+        confirmation.add_done_callback(self._suspect_less)
+        self.refresh()
+
+    def _suspect_less(self, _: "asyncio.Future[frozenset[str]]") -> None:
+        self._suspicions -= 1
+        self.refresh()
 
     def wake(self) -> None:
         """Look at the worker now and not at the next turn."""
@@ -66,7 +86,7 @@ class Care:
         if known.phase is not view.phase:
             self.since = self._clock.wall()
         # A new date alone is no news to the scheduler.
-        if replace(known, observed_at=view.observed_at, load=view.load) != view:
+        if replace(known, observed_at=view.observed_at, load=view.load, heard_at=view.heard_at) != view:
             self._tell(self)
 
     async def live(self) -> None:
@@ -74,6 +94,7 @@ class Care:
         await self._start()
         while True:
             await self._until_it_generates()
+            self.was_up = True
             log.info("worker %s is ready: %s", self.worker.name, ", ".join(sorted(self.worker.view().models)))
             while self.breaker.state is Breaker.CLOSED and self.worker.view().phase is Phase.READY:
                 self.breaker.look(self._clock.now())
@@ -118,10 +139,10 @@ class Care:
 
     async def _until_a_probe_is_due(self) -> None:
         """The pause is over, or the worker, which knew itself to be down, says that it is up again. One that says it is
-        starting is not asked.
+        starting or down is not asked.
         """
         before = self.worker.view().phase
-        while (left := self.breaker.probe_at - self._clock.now()) > 0 or before is Phase.STARTING:
+        while (left := self.breaker.probe_at - self._clock.now()) > 0 or before in (Phase.STARTING, Phase.DOWN):
             await self._pause(min(left, LOOK_EVERY_S) if left > 0 else LOOK_EVERY_S)
             phase = self.worker.view().phase
             if phase is Phase.READY and before is not Phase.READY:
@@ -143,7 +164,7 @@ class Care:
         if self.breaker.state is not Breaker.CLOSED:
             return replace(said, phase=Phase.DOWN if self.breaker.opens else Phase.STARTING)
         room = self.breaker.room(said.room, self._clock.now())
-        if self.is_drained:
+        if self.is_drained or self._suspicions:
             return replace(said, phase=Phase.DRAINING, room=room)
         return said if room is said.room else replace(said, room=room)
 

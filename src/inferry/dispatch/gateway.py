@@ -104,7 +104,15 @@ class Gateway:
             overrun_tokens=lambda: self.entrance.gate.overrun_tokens,
         )
         self._flights = Flights(sharing or Sharing(), self, clock)
-        self.run_control = RunControl(self.entrance.runs, clock, self.cancel, self._take_out, self._loop.attempt_of)
+        self.run_control = RunControl(
+            self.entrance.runs,
+            clock,
+            self.cancel,
+            self._take_out,
+            self._loop.attempt_of,
+            self._loop.cancels.confirmation,
+            pool.is_stranded,
+        )
 
     # -- what a call needs to know -----------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class Gateway:
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
         """Have the job run, or raise why not."""
-        if not self._pool.serves(job.route.model):
+        if not self._pool.serves(job.route.model) and not self._is_worth_waiting(job):
             raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
         if job.route.isolation is not None and not self._loop.has_route(job.route):
             raise NoWorker(
@@ -229,6 +237,10 @@ class Gateway:
         except BaseException:
             self.entrance.turn_away(job.job_id)
             raise
+
+    def _is_worth_waiting(self, job: InferenceJob) -> bool:
+        """Whether a worker of the job's model may come back before its patience, or its deadline, is over."""
+        return self._pool.policy.patience_s > 0 and self._pool.is_out(job.route.model)
 
     def cancel_execution(self, job_id: str, error: GatewayError | None) -> None:
         self._loop.cancel(job_id, error)

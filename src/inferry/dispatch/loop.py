@@ -20,8 +20,12 @@ from inferry.admission.door import Door
 from inferry.admission.told import Told
 from inferry.admission.waits import WaitModel, infeasible
 from inferry.dispatch.asking import ask_at, predict
+from inferry.dispatch.cancels import Cancels
+from inferry.dispatch.overdue import Overdue, may_be_retried
+from inferry.dispatch.patience import Patience
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
+from inferry.dispatch.running import run_plan
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
@@ -32,26 +36,23 @@ from inferry.domain.errors import (
     NoWorker,
     Preempted,
     QueueTimeout,
-    WorkerLost,
+    WorkerTimeout,
 )
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
-from inferry.domain.ports import Worker
 from inferry.domain.recovery import Again, next_attempt, whole_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.demux import Demux
-from inferry.streams.mailbox import JobStream, OutOfOrder
+from inferry.streams.mailbox import JobStream
 
 log = logging.getLogger(__name__)
 
 REST_S = 0.1
-"""How long a lost job rests before it is offered again where nobody but who lost it can take it; four times as long
-with every further loss."""
-PATIENCE_S = 30.0
-"""How long a lost job waits for a worker of its model to come up before its error stands."""
+"""How long a lost job rests before it is offered again where only a worker that lost it can take it; four times as long
+after the next loss, and again after the one after that."""
 
 _FIRST_TOKEN = FirstToken()
 REPORTED_TOKENS = 32
@@ -90,6 +91,7 @@ class DispatchLoop:
             if policy.ttft_ms is not None
         }
         self._rooms = Rooms(lanes, on_cached)
+        self._overdue = Overdue(pool.policy.overdue_share)
         self.waits = WaitModel()
         self._demux = Demux()
         self._loop = asyncio.get_running_loop()
@@ -98,11 +100,12 @@ class DispatchLoop:
         self._look_due: asyncio.TimerHandle | None = None
         self._described_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cancels: dict[str, list[str]] = {}
+        self.cancels = Cancels(pool.worker, self._spawn)
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._stopped: set[str] = set()
         self._taken_out: set[str] = set()
         self._resting: dict[str, asyncio.TimerHandle] = {}
+        self._patience = Patience(pool.policy.patience_s, self._now, pool.is_out, self._waiting, self.cancel)
         self._idle = asyncio.Event()
         self._idle.set()
         pool.on_view = self._observe
@@ -183,10 +186,7 @@ class DispatchLoop:
         plan, job_id = attempt.plan, attempt.job.job_id
         if plan is not None:
             self._cancel_reasons[job_id] = reason
-            waiting = self._cancels.setdefault(plan.worker, [])
-            if not waiting:
-                self._spawn(self._send_cancels(plan.worker))
-            waiting.append(job_id)
+            self.cancels.send(plan.worker, job_id)
 
     def has_route(self, route: RouteKey) -> bool:
         """Whether some worker, up or down, could take jobs of the route."""
@@ -203,10 +203,9 @@ class DispatchLoop:
 
     def end_all(self, error: GatewayError) -> None:
         """End what is left, without waiting for workers to confirm."""
-        for job_id in self._demux.job_ids():
-            stream = self._demux.get(job_id)
-            if stream is not None:
-                self._end(stream, Failed(job_id, error), self._now())
+        for stream in self._demux.streams():
+            if not stream.attempt.is_ended:
+                self._end(stream, Failed(stream.attempt.job.job_id, error), self._now())
 
     async def wait_idle(self) -> None:
         """Until every job that got in has ended."""
@@ -217,6 +216,7 @@ class DispatchLoop:
         for timer in (self._timer, self._look_due, *self._resting.values()):
             if timer is not None:
                 timer.cancel()
+        self._patience.close()
         self.end_all(InternalError("the gateway stopped"))
         for task in self._tasks:
             task.cancel()
@@ -230,19 +230,24 @@ class DispatchLoop:
         self._metrics.know_worker(worker)
         now = self._now()
         self._scheduler.observe(self._rooms.seen(view, now), now)
+        self._patience.look(view.models)
         self._ask_for_tick()
+
+    def _waiting(self, model: str) -> list[InferenceJob]:
+        """The jobs of a model that are at no worker."""
+        attempts = [stream.attempt for stream in self._demux.streams()]
+        return [one.job for one in attempts if one.plan is None and one.job.route.model == model]
 
     def _forget(self, worker: str) -> None:
         """The worker is gone for good."""
         self._scheduler.forget(worker)
         self._rooms.forget(worker)
+        self._overdue.forget(worker)
         self._metrics.forget_worker(worker)
-        for job_id in self._demux.job_ids():
-            stream = self._demux.get(job_id)
-            if stream is not None and stream.attempt.plan is None:
-                route = stream.attempt.job.route
-                if not self._scheduler.has_route(route):
-                    self.cancel(job_id, NoWorker(f"the last worker of model `{route.model}` was removed"))
+        for stream in self._demux.streams():
+            job = stream.attempt.job
+            if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
+                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` was removed"))
 
     def _look(self) -> None:
         """Compute the workers' rooms anew. Nobody looks while nothing is in flight: then nothing changes them but time,
@@ -257,8 +262,22 @@ class DispatchLoop:
         for view in self._rooms.look(now):
             self._scheduler.observe(view, now)
             self._ask_for_tick()
+        for attempt in self._overdue.due(self._pool.heard_at, now):
+            self._retry_overdue(attempt, now)
         if len(self._demux):
             self._look_due = self._loop.call_later(LOOK_S, self._look)
+
+    def _retry_overdue(self, attempt: Attempt, now: float) -> None:
+        """Retry a call elsewhere whose worker seems frozen, if that may be. The worker gets no more until it has
+        confirmed that it let go of the call; whether it is down is for its own watch to say.
+        """
+        job, plan, stream = attempt.job, attempt.plan, self._demux.get(attempt.job.job_id)
+        if plan is None or stream is None or stream.attempt is not attempt or not may_be_retried(attempt):
+            return
+        worker = plan.worker
+        if self._pool.serves_besides(job.route.model, (*job.route.avoid, worker)) and self._overdue.take():
+            self._over(stream, Failed(job.job_id, WorkerTimeout(f"the first token from {worker} is overdue")), now)
+            self._pool.suspect(worker, self.cancels.send(worker, job.job_id))
 
     def _ask_for_tick(self) -> None:
         if not self._tick_due:
@@ -277,6 +296,7 @@ class DispatchLoop:
                 stream.attempt.sent(plan, now)
                 self.door.left(job)
                 self._rooms.sent(stream.attempt, now)
+                self._overdue.sent(plan.worker, stream.attempt)
                 told = stream.attempt.predicted
                 if isinstance(told, Told):
                     self.waits.sent(told, now)
@@ -304,24 +324,9 @@ class DispatchLoop:
 
     async def _run(self, plan: BatchPlan) -> None:
         """Run one plan to the end of every job in it, whatever the worker does."""
-        worker: Worker | None = self._pool.worker(plan.worker)
-        broken: GatewayError = WorkerLost(f"worker {plan.worker} returned before the end of the job")
+        broken: GatewayError = InternalError("the gateway stopped")
         try:
-            if worker is None:
-                broken = WorkerLost(f"worker {plan.worker} is gone")
-            else:
-                await worker.run(plan, partial(self._emit, plan))
-        except asyncio.CancelledError:
-            broken = InternalError("the gateway stopped")
-            raise
-        except GatewayError as error:
-            broken = error
-        except OutOfOrder as error:
-            log.error("worker %s broke its contract: %s", plan.worker, error)
-            broken = WorkerLost(f"worker {plan.worker} mixed up its stream")
-        except Exception:
-            log.exception("worker %s failed", plan.worker)
-            broken = WorkerLost(f"worker {plan.worker} failed")
+            broken = await run_plan(self._pool.worker(plan.worker), plan, partial(self._emit, plan))
         finally:
             now = self._now()
             for job in plan.jobs:
@@ -349,6 +354,7 @@ class DispatchLoop:
             if last is None:
                 attempt.first_token(now)
                 self._rooms.first_token(attempt, now)
+                self._overdue.first_token(plan.worker, attempt, now)
                 if job.so_far is None:
                     self._metrics.first_token(attempt)
                 self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
@@ -392,13 +398,16 @@ class DispatchLoop:
                 end = stopped_well(stream.attempt, end, reason)
             elif reason is not None and isinstance(end, Failed):
                 end = replace(end, error=reason)
-        if isinstance(end, Failed) and end.error.elsewhere and (end.error.retry_after_s or 0.0) <= PATIENCE_S:
+        if isinstance(end, Failed) and end.error.elsewhere and self._may_wait(end.error):
             then = next_attempt(stream.attempt, end)
             if isinstance(then, Again):
                 self._go_on(stream, end, then, now)
                 return
             end = then or end
         self._end(stream, end, now)
+
+    def _may_wait(self, error: GatewayError) -> bool:
+        return (error.retry_after_s or 0.0) <= self._pool.policy.patience_s
 
     def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
         """Account for the attempt that is over and offer the job again."""
@@ -424,10 +433,8 @@ class DispatchLoop:
         if not losses or self._pool.serves_besides(then.job.route.model, then.job.route.avoid):
             self._offer_again(job_id)
         else:
-            rest_s = max(REST_S * 4 ** (losses - 1), end.error.retry_after_s or 0.0)
+            rest_s = max(REST_S * 4 ** min(losses - 1, 2), end.error.retry_after_s or 0.0)
             self._resting[job_id] = self._loop.call_later(rest_s, self._offer_again, job_id)
-        if losses:
-            self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, end.error)
 
     def _offer_again(self, job_id: str) -> None:
         self._resting.pop(job_id, None)
@@ -435,16 +442,6 @@ class DispatchLoop:
         if stream is not None:
             self._scheduler.offer(stream.attempt.job, self._now())
             self._ask_for_tick()
-
-    def _lose_patience(self, attempt: Attempt, error: GatewayError) -> None:
-        """A job that was lost has waited long enough for a worker of its model to come back."""
-        job = attempt.job
-        stream = self._demux.get(job.job_id)
-        if stream is not None and stream.attempt is attempt and attempt.plan is None:
-            if self._pool.serves(job.route.model):
-                self._loop.call_later(PATIENCE_S, self._lose_patience, attempt, error)
-            else:
-                self.cancel(job.job_id, error)
 
     def _end(self, stream: JobStream, end: End, now: float) -> None:
         """The one place where a job ends."""
@@ -491,22 +488,11 @@ class DispatchLoop:
         self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry, resumed=resumed)
         self._recorder.record(entry)
         if attempt.plan is not None:
+            self._overdue.ended(attempt.plan.worker, attempt)
             if isinstance(end, Done):
                 self._pool.served(attempt.plan.worker)
             else:
                 self._pool.lost(attempt.plan.worker, job.job_id, end.error)
-
-    async def _send_cancels(self, worker_name: str) -> None:
-        # Cancels of one burst of callbacks travel together, after the plans of that burst: a worker knows nothing of a
-        # job before its plan has begun to run, which all that are made by now do before this goes on.
-        job_ids = self._cancels.pop(worker_name)
-        await asyncio.sleep(0)
-        worker = self._pool.worker(worker_name)
-        if worker is not None:
-            try:
-                await worker.cancel(job_ids)
-            except Exception:
-                log.exception("worker %s could not cancel %d jobs", worker_name, len(job_ids))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)

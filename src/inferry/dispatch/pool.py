@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from inferry.dispatch.care import Care
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import ModelCard, Worker
 from inferry.observe.metrics import WorkerHealth
@@ -42,7 +43,7 @@ class Pool:
         kinds: Mapping[str, str] | None = None,
     ) -> None:
         self._clock = clock
-        self._policy = health or HealthPolicy()
+        self.policy = health or HealthPolicy()
         self._cares: dict[str, Care] = {}
         self._is_started = False
         self.on_view: Callable[[str], None] = lambda worker: None
@@ -83,6 +84,16 @@ class Pool:
             view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
         )
 
+    def is_out(self, model: str) -> bool:
+        """Whether no worker of this model is up, and one that has been is expected back."""
+        return model not in self._up and any(
+            care.was_up and not care.is_drained and model in care.view.models for care in self._cares.values()
+        )
+
+    def is_stranded(self, job: InferenceJob) -> bool:
+        """Whether a worker that lost the job is still down: what the job holds there cannot be known."""
+        return any((care := self._cares.get(name)) is not None and care.is_down for name in job.route.avoid)
+
     def serving(self, model: str) -> int:
         """How many workers serve the model, up or not."""
         return self._serving[model]
@@ -94,7 +105,7 @@ class Pool:
     def health(self) -> list[WorkerHealth]:
         now = self._clock.now()
         return [
-            WorkerHealth(name, care.breaker.state.value, care.breaker.opens, care.breaker.share(now))
+            WorkerHealth(name, care.breaker.state.value, care.breaker.opens, care.breaker.share(now), care.overdue)
             for name, care in self._cares.items()
         ]
 
@@ -131,8 +142,21 @@ class Pool:
         before this returns that it gets no more.
         """
         care = self._cares.get(name)
-        if care is not None and isinstance(error, WorkerLost | WorkerTimeout):
+        if care is not None and isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable):
             care.lost(job_id)
+
+    def heard_at(self, name: str) -> float | None:
+        """The worker's last sign of life; None where it is not watched."""
+        care = self._cares.get(name)
+        return None if care is None else care.worker.view().heard_at
+
+    def suspect(self, name: str, confirmation: "asyncio.Future[frozenset[str]]") -> None:
+        """A call there is overdue and was retried elsewhere: no new work for the worker until its cancel has come to
+        something.
+        """
+        care = self._cares.get(name)
+        if care is not None:
+            care.suspect(confirmation)
 
     def look_at(self, name: str) -> None:
         """Look at this worker now: whether it is down is for itself to say."""
@@ -193,7 +217,7 @@ class Pool:
         await asyncio.gather(*(_stop(care) for care in self._cares.values()), return_exceptions=True)
 
     def _care_for(self, worker: Worker, kind: str) -> Care:
-        return Care(worker, kind, self._clock, self._policy, self._told)
+        return Care(worker, kind, self._clock, self.policy, self._told)
 
     def _of(self, name: str) -> Care:
         care = self._cares.get(name)

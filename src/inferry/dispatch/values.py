@@ -34,7 +34,9 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
 
     `losses` different jobs lost with none served in between open the breaker; so do at least that many lost within
     `window_s` where they are `loss_share` of all that ended there. `jitter` is the part by which a pause may differ,
-    so that workers that fell together are not asked together.
+    so that workers that fell together are not asked together. `patience_s` is how long a queued job without a deadline
+    waits for a worker of its model to come up. `overdue_share` is the part of all calls that may be retried elsewhere
+    because their first token is overdue.
     """
 
     losses: int = 3
@@ -45,15 +47,17 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
     jitter: float = 0.2
     first_share: float = 0.1
     double_every_s: float = 1.0
+    patience_s: float = 30.0
+    overdue_share: float = 0.02
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
-    """What a cancel found and did, in jobs of the whole tree.
+    """What a cancel found and did, in jobs of the whole tree. Each job is counted once.
 
-    queued: had not been sent to a worker, and never will be. running: were on one. freed: of these, those whose worker
-    has confirmed that they hold nothing any more. wasted_tokens and wasted_ms: what those that ran had written, and
-    how long each had been there. unconfirmed: those that had not ended when the time to wait was over. took_ms: from
-    the tombstone to this report.
+    queued: had nothing at a worker that the cancel could stop, and never will. running: had been sent to an engine,
+    whether the engine had begun them or held them in a queue of its own. freed: of these, those that the engine has
+    confirmed to hold nothing any more. unconfirmed: the others. wasted_tokens and wasted_ms: what those that ran had
+    written, and how long each had been there. took_ms: from the tombstone to this report.
     """
 
     queued: int

@@ -183,6 +183,10 @@ class NoWorker(GatewayError):
     status, code, retryable, elsewhere = 503, "no_worker", True, True
 
 
+class WorkerUnreachable(NoWorker):
+    """The worker could not be reached: nothing of the job has begun there."""
+
+
 class Draining(GatewayError):
     """The gateway is shutting down and takes no new work."""
 

@@ -169,7 +169,8 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     `key_id` is the key it came with; `salted` keeps its prompt apart from other tenants' in prefix caches.
     `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
     where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
-    somebody else. `repeat` is what the client says about calls that are made again.
+    somebody else, `unreached` those whose worker could not be reached. `repeat` is what the client says about calls
+    that are made again.
     """
 
     job_id: str
@@ -199,6 +200,7 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     attempt: int = 1
     so_far: SoFar | None = None
     preemptions: int = 0
+    unreached: int = 0
     repeat: Repeat | None = None
 
 

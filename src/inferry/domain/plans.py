@@ -52,7 +52,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key. `controlled`
     says that its room is what it holds at most, within which the gateway computes how much of it to use;
     `chunk_tokens` is what it computes in one step. `counts` are its own, and `prefix_hits` is how many prompt tokens it
-    has found in its cache since it started, where it tells; both were read at `counted_at`.
+    has found in its cache since it started, where it tells; both were read at `counted_at`. `heard_at` is its last sign
+    of life; None where it is not watched.
     """
 
     worker: str
@@ -73,6 +74,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     prefix_hits: int | None = None
     counts: EngineCounts | None = None
     counted_at: float | None = None
+    heard_at: float | None = None
 
 
 class ReleaseReason(enum.Enum):

@@ -8,12 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import Preempted
+from inferry.domain.errors import Preempted, WorkerUnreachable
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, SoFar
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
 
 MAX_LOSSES = 3
-"""Workers that a job may be lost on. A job that brings down whoever takes it must not visit the whole fleet."""
+"""Workers that a job may be lost on. A job that brings down whoever takes it must not visit the whole fleet. A worker
+that could not be reached does not count: the job never began there."""
 
 
 class Again(Struct, frozen=True):
@@ -26,8 +27,9 @@ class Again(Struct, frozen=True):
 def next_attempt(attempt: Attempt, end: Failed) -> Again | Done | None:
     """The job's next attempt; its end, where all it may write had been written; None where the error stands."""
     job, error = attempt.job, end.error
-    was_stopped = isinstance(error, Preempted)
-    if not error.elsewhere or (not was_stopped and job.attempt - job.preemptions >= MAX_LOSSES):
+    was_stopped, never_began = isinstance(error, Preempted), isinstance(error, WorkerUnreachable)
+    losses = job.attempt - job.preemptions - job.unreached
+    if not error.elsewhere or (losses >= MAX_LOSSES and not was_stopped and not never_began):
         return None
     so_far = end.so_far if attempt.output_tokens else job.so_far
     if so_far is None and job.stream and attempt.output_tokens:
@@ -43,6 +45,7 @@ def next_attempt(attempt: Attempt, end: Failed) -> Again | Done | None:
         job,
         attempt=job.attempt + 1,
         preemptions=job.preemptions + was_stopped,
+        unreached=job.unreached + never_began,
         so_far=so_far,
         route=route,
         batch_key=replace(job.batch_key, route=route),

@@ -272,8 +272,8 @@ class RunList(Struct, forbid_unknown_fields=True):
 class CancelledRun(CancelReport, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a cancel found and did, in jobs of the whole tree.
 
-    `queued` were not at a worker and never will be; `running` were, and of these `freed` have been confirmed to hold
-    nothing any more; `unconfirmed` had not ended when the time to wait was over.
+    Each job is counted once. `queued` had nothing at an engine and never will; `running` had been sent to one. Of
+    these, `freed` are confirmed by their engine to hold nothing any more, and `unconfirmed` are the others.
     """
 
     id: str

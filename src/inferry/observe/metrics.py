@@ -34,12 +34,14 @@ BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class WorkerHealth(NamedTuple):
-    """How far a worker is trusted: its breaker's state, how often that has opened, the share of its room in use."""
+    """How far a worker is trusted: its breaker's state, how often that has opened, the share of its room in use, and
+    how many of its calls were retried elsewhere for an overdue first token."""
 
     worker: str
     breaker: str
     opens: int
     share: float
+    overdue: int = 0
 
 
 _SPECS = {spec.name: spec for spec in TABLE}
@@ -391,6 +393,7 @@ class Metrics:
             ],
             "inferry_worker_breaker_opens_total": [((one.worker,), float(one.opens)) for one in known],
             "inferry_worker_room_share": [((one.worker,), one.share) for one in known],
+            "inferry_overdue_retries_total": [((one.worker,), float(one.overdue)) for one in known],
         }
 
 

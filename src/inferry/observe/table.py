@@ -127,6 +127,12 @@ TABLE: tuple[MetricSpec, ...] = (
         "Part of the worker's room that may be used; less than 1 for a while after it came back.",
         ("worker",),
     ),
+    MetricSpec(
+        "inferry_overdue_retries_total",
+        "counter",
+        "Calls retried on another worker because this one was silent and their first token overdue.",
+        ("worker",),
+    ),
     MetricSpec("inferry_running_sequences", "gauge", "Sequences the worker says it runs.", ("worker",)),
     MetricSpec("inferry_worker_waiting", "gauge", "Sequences that wait inside the worker.", ("worker",)),
     MetricSpec("inferry_kv_tokens_used", "gauge", "Tokens in the worker's KV cache.", ("worker",)),

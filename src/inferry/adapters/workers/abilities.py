@@ -59,15 +59,19 @@ class ServerQuestions:
         except msgspec.MsgspecError:
             raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
 
-    async def metrics_page(self) -> tuple[int, bytes]:
+    async def metrics_page(self, timeout_s: float = QUESTION_S) -> tuple[int, bytes]:
         assert self._profile.metrics is not None
-        return await self._looks.get(self._profile.metrics.path, self._authorization, QUESTION_S)
+        return await self._looks.get(self._profile.metrics.path, self._authorization, timeout_s)
 
-    async def abort(self, request_ids: Sequence[str]) -> bool:
+    async def ping(self, timeout_s: float) -> None:
+        """Return when the server has answered something that costs it nothing, with whatever status."""
+        await self._looks.get(b"/v1/models", self._authorization, timeout_s)
+
+    async def abort(self, request_ids: Sequence[str], timeout_s: float = QUESTION_S) -> bool:
         """Ask the server to drop requests; whether it knows how to. What it counts are the ids it was sent."""
         assert self._profile.abort_path is not None
         body = msgspec.json.encode({"request_ids": request_ids})
-        status, _ = await self._questions.post(self._profile.abort_path, self._authorization, body, QUESTION_S)
+        status, _ = await self._questions.post(self._profile.abort_path, self._authorization, body, timeout_s)
         return status == 200
 
     async def shown(self, model: str | None, *, asks_for_priorities: bool) -> Shown:

@@ -45,6 +45,9 @@ class Server(Protocol):
 
     def ended(self, call: "Call", end: Done | Failed) -> None: ...
 
+    def heard(self) -> None:
+        """The server has sent something that is no token: it is alive."""
+
 
 class Flight:
     """A plan on its way: `over` when every call of it has its end, or when the sink of their items broke."""
@@ -120,6 +123,11 @@ class Call:
     @property
     def has_tokens(self) -> bool:
         return self._scanner.tokens > 0
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another worker can do the job without its client noticing."""
+        return not self.has_tokens or not self.job.stream or self._so_far() is not None
 
     @property
     def reports_cached(self) -> bool | None:
@@ -200,7 +208,9 @@ class Call:
         scanner = self._scanner
         raw, tokens = self._scan(chunk[:end])
         if scanner.tokens != written:
-            self.heard_at = self._now()  # comments, roles and pieces of events are no sign of life
+            self.heard_at = self._now()
+        else:
+            self._worker.heard()  # comments, roles and pieces of events show that the server lives, not the job
         if raw:
             job = self.job
             self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), tokens, raw, scanner.is_done))

@@ -39,7 +39,9 @@ async def abort_and_listen(abort: Abort, listening: Mapping[str, tuple[str, Last
 
 
 async def is_gone(engine: EngineWatch, calls: Mapping[str, Call], clock: Clock) -> bool:
-    """Whether the engine, asked a few times, does no more than the calls that are open."""
+    """Whether the engine, asked a few times from now on, does no more than the calls that are open. A question that it
+    leaves open is no proof.
+    """
     for wait_s in CONFIRM_S:
         await asyncio.sleep(wait_s)
         reading = await engine.look()

@@ -1,7 +1,7 @@
-"""Looks at an engine's metrics page: often while there are calls, seldom while there are none.
+"""Reads an engine's metrics page.
 
-Belongs to the worker's event loop. One task looks by the clock; whoever needs a reading of this moment asks for one,
-and those who ask together share it.
+Belongs to the worker's event loop. `life_watch` asks for readings by the clock; whatever needs a reading of this moment
+asks for one too, and those that ask together share it.
 """
 
 import asyncio
@@ -17,8 +17,6 @@ from inferry.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
-BUSY_S = 0.5
-IDLE_S = 5.0
 LEAST_S = 0.02
 """A page costs the engine's server a few milliseconds: nobody makes it write one more often than this."""
 
@@ -49,27 +47,16 @@ class EngineWatch:
         self._lock = asyncio.Lock()
         self._coming: asyncio.Task[Reading | None] | None = None
         self._began_at = 0.0
-        self._work = asyncio.Event()
         self._tasks: set[asyncio.Task[Reading | None]] = set()
-        self._looking: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look_by_the_clock())
 
     async def close(self) -> None:
-        tasks: list[asyncio.Task[None] | asyncio.Task[Reading | None]] = [*self._tasks]
-        if self._looking is not None:
-            tasks.append(self._looking)
+        tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def work_came(self) -> None:
-        self._work.set()
-
     async def look(self) -> Reading | None:
-        """A reading that is not older than this call; None where the engine gives none."""
+        """A reading whose question was sent after this call; None where the engine gives none."""
         if self._coming is None:
             # One under way may have been written before what the caller wants to see: this is the one after it.
             self._coming = asyncio.get_running_loop().create_task(self._after_the_one_under_way())
@@ -97,16 +84,3 @@ class EngineWatch:
             self.beliefs.learn(reading, own, self._clock.now())
             self._on_news()
         return reading
-
-    async def _look_by_the_clock(self) -> None:
-        while True:
-            await self.look()
-            if self._own.open_calls:
-                await asyncio.sleep(BUSY_S)
-                continue
-            self._work.clear()
-            try:
-                async with asyncio.timeout(IDLE_S):
-                    await self._work.wait()
-            except TimeoutError:
-                pass

@@ -24,9 +24,17 @@ from inferry.adapters.workers.profiles import Profile, narrowed
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.refusals import refusal
 from inferry.adapters.workers.seams import Seams
+from inferry.adapters.workers.server_life import ServerLife
 from inferry.adapters.workers.values import EngineSteps, HttpWorkerSettings
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost, WorkerTimeout
+from inferry.domain.errors import (
+    ClientClosed,
+    GatewayError,
+    NoWorker,
+    WorkerLost,
+    WorkerTimeout,
+    WorkerUnreachable,
+)
 from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
 from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
 from inferry.domain.ports import Emit, ModelCard
@@ -76,6 +84,7 @@ class OpenAIHttpWorker:
         self._pacer = Pacer(len(self._keys)) if self._profile.is_hosted else None
         self._engine: EngineWatch | None = None
         self._calls: dict[str, Call] = {}
+        self._life = ServerLife(self._server, self._calls, clock, settings.liveness_timeout_s, self._fell_silent)
         self._connecting: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
         self._reports_cached: bool | None = None
@@ -120,7 +129,7 @@ class OpenAIHttpWorker:
             group=self._settings.group,
             isolation=self._settings.pool,
             models=self._models,
-            phase=Phase.READY if self._is_started else Phase.STARTING,
+            phase=self._phase,
             room=self._room(now, kv_capacity),
             load=load,
             foreign=foreign,
@@ -131,7 +140,14 @@ class OpenAIHttpWorker:
             prefix_hits=prefix_hits,
             counts=counts,
             counted_at=counted_at,
+            heard_at=self._life.heard_at,
         )
+
+    @property
+    def _phase(self) -> Phase:
+        if not self._is_started:
+            return Phase.STARTING
+        return Phase.DOWN if self._life.is_silent else Phase.READY
 
     def _room(self, now: float, kv_capacity: int | None) -> Room:
         room = self._settings.room
@@ -188,6 +204,8 @@ class OpenAIHttpWorker:
         self._models = frozenset(names)
         self._is_started = True
         self._advise()
+        if not self._profile.is_hosted:  # a hosted API is asked nothing that no call needs
+            self._life.watch(self._engine, settings.liveness_interval_s)
 
     async def _learn_abilities(self, model: str | None) -> None:
         """Narrow the profile to what the server shows."""
@@ -200,9 +218,8 @@ class OpenAIHttpWorker:
         if profile.metrics is None:
             await self._stop_watching()
         elif self._engine is None:
-            self._engine = EngineWatch(self._server.metrics_page, profile.metrics, self, self.clock, self._advise)
+            self._engine = EngineWatch(self._life.metrics_page, profile.metrics, self, self.clock, self._advise)
             await self._engine.look()
-            self._engine.start()
 
     def _advise(self) -> None:
         """Say once what stands in the way of a promise."""
@@ -221,8 +238,7 @@ class OpenAIHttpWorker:
         for call in calls:
             self._calls[call.job.job_id] = call
         self._watch_for_silence()
-        if self._engine is not None:
-            self._engine.work_came()
+        self._life.work_came()
         try:
             for call in calls:
                 self.send(call)
@@ -261,7 +277,7 @@ class OpenAIHttpWorker:
                 listening[job_id] = (_engine_id(call.job), words)
             call.fail(ClientClosed("cancelled"))
         if listening:
-            aborted = await abort_and_listen(self._server.abort, listening)
+            aborted = await abort_and_listen(self._life.abort, listening)
             freed |= aborted
             closed += listening.keys() - aborted
         if closed and self._engine is not None and await is_gone(self._engine, self._calls, self.clock):
@@ -279,6 +295,7 @@ class OpenAIHttpWorker:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        await self._life.close()
         await self._stop_watching()
         self._http.close()
         self._looks.close()
@@ -287,6 +304,19 @@ class OpenAIHttpWorker:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
+
+    def heard(self) -> None:
+        """The server has said something that is no token."""
+        self._life.heard()
+
+    def _fell_silent(self) -> None:
+        """Nothing is heard of the server. Calls that another worker can take over are lost; others wait on: they may
+        go on when it thaws.
+        """
+        log.warning("worker %s is silent: it was asked and nothing came back", self._name)
+        for call in list(self._calls.values()):
+            if call.can_move:
+                call.break_off(WorkerLost(f"worker {self._name} is silent"))
 
     # -- one call ----------------------------------------------------------------------------------------------------
 
@@ -299,6 +329,9 @@ class OpenAIHttpWorker:
     def send(self, call: Call) -> None:
         """Send the call on a connection that is free, at once, or on a new one."""
         if call.end is not None:
+            return
+        if self._life.is_silent:
+            call.fail(WorkerUnreachable(f"worker {self._name} is silent"))
             return
         if isinstance(call, ContinuedCall):
             if not self._profile.continues:
@@ -383,13 +416,15 @@ class OpenAIHttpWorker:
     def _forget(self, call: Call) -> None:
         if self._calls.pop(call.job.job_id, None) is not None:
             self.ended_calls += 1
+            self._life.ended(call)
         self._give_back_key(call)
 
     async def _connect(self, call: Call) -> None:
         try:
             connection = await self._http.connect()
         except (OSError, TimeoutError) as error:
-            call.fail(WorkerLost(f"worker {self._name} cannot be reached: {type(error).__name__}"))
+            self._life.unreachable()
+            call.fail(WorkerUnreachable(f"worker {self._name} cannot be reached: {type(error).__name__}"))
             return
         if call.end is None:
             call.start(connection, self._request(call))

@@ -10,8 +10,10 @@ from inferry.domain.plans import Room
 
 
 class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
-    """One server. `salts` keeps tenants' prefix caches apart where the server can, with hashes keyed by `salt_secret`;
-    None draws one. Of several `api_keys`, the one with most left is used.
+    """One server. It is asked every `liveness_interval_s` while idle whether it is alive, and is taken as down when it
+    is silent for `liveness_timeout_s`; a hosted API is not asked. `salts` keeps tenants' prefix caches apart where the
+    server can, with hashes keyed by `salt_secret`; None draws one. Of several `api_keys`, the one with most left is
+    used.
     """
 
     url: str
@@ -30,6 +32,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     silence_timeout_s: float = 120.0
     gap_timeout_s: float = 30.0
+    liveness_interval_s: float = 2.0
+    liveness_timeout_s: float = 1.5
 
     def __repr__(self) -> str:
         return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # keys and secrets are nobody's to print
