@@ -36,6 +36,7 @@ from inferry.domain.jobs import (
 )
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.tenants import Caller
+from inferry.ingress.contents import check_contents
 from inferry.ingress.features import features_of, is_given
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
@@ -250,8 +251,10 @@ def _decode(api: Api, body: bytes) -> ChatBody | CompletionBody:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
-    if isinstance(wire, ChatBody) and not wire.messages:
-        raise InvalidRequest("`messages` must hold at least one message", param="messages")
+    if isinstance(wire, ChatBody):
+        if not wire.messages:
+            raise InvalidRequest("`messages` must hold at least one message", param="messages")
+        check_contents(wire.messages)
     return wire
 
 

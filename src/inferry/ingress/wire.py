@@ -17,11 +17,15 @@ class ResponseFormat(Struct):
     type: str
 
 
+MISSING = Raw(b"null")
+"""The content of a message that names none."""
+
+
 class MessageShape(Struct):
-    """A chat message: its role is checked, its content is left alone."""
+    """A chat message: its role is checked, and that it says something where it must; its content is left alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Raw = field(default_factory=lambda: Raw(b"null"))
+    content: Raw = field(default_factory=lambda: MISSING)
 
 
 class TextPart(Struct):
