@@ -56,7 +56,7 @@ class ServerQuestions:
             raise WorkerLost(f"GET /v1/models answered {status}")
         try:
             return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
 
     async def metrics_page(self) -> tuple[int, bytes]:
@@ -94,7 +94,7 @@ class ServerQuestions:
             if status != 200:
                 status, body = await self._generate(fields)
             choices = msgspec.json.decode(body, type=_Probed).choices if status == 200 else []
-        except (WorkerLost, msgspec.MsgspecError):
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
             choices = []
         returns_ids = bool(choices and choices[0].token_ids and choices[0].prompt_token_ids)
         return replace(shown, takes_priority=takes_priority, returns_token_ids=returns_ids)

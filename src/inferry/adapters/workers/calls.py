@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import asks_for_token_ids, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
-from inferry.adapters.workers.sse import EventScanner
+from inferry.adapters.workers.sse import EventScanner, is_utf8
 from inferry.adapters.workers.trail import ContinuedScanner, FollowingScanner, Trail
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, GatewayError, WorkerLost
@@ -197,8 +197,13 @@ class Call:
                 self.fail(WorkerLost(f"worker {self._worker.name} sent an event without an end"))
             return
         self._pending = chunk[end:]
+        events = chunk[:end]
+        # Events end between characters, so those that are complete can be checked on their own.
+        if not events.isascii() and not is_utf8(events):
+            self.fail(WorkerLost(f"worker {self._worker.name} sent bytes that are not UTF-8"))
+            return
         scanner = self._scanner
-        raw, tokens = self._scan(chunk[:end])
+        raw, tokens = self._scan(events)
         if scanner.tokens != written:
             self.heard_at = self._now()  # comments, roles and pieces of events are no sign of life
         if raw:

@@ -42,5 +42,5 @@ class Seams:
         try:
             status, answer = await self._questions.post(self._path, self._headers, body, TIMEOUT_S)
             return msgspec.json.decode(answer, type=PromptText).prompt if status == 200 else None
-        except (WorkerLost, msgspec.MsgspecError):
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
             return None

@@ -169,6 +169,14 @@ def _sane(count: int) -> int:
     return min(max(count, 0), MOST_TOKENS)
 
 
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def data_of(event: bytes) -> bytes:
     """What one event says, without its framing."""
     if event.startswith(b"data: ") and b"\n" not in event:
