@@ -207,10 +207,11 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             sampling=_sampling(wire, budget),
             prompt_ids=prompt_ids,
             include_usage=isinstance(options, StreamOptions) and options.include_usage is True,
-            output_limit=_output_limit(asked, wire.n, card),
+            output_limit=_output_limit(asked, _answers(wire), card),
             stream_fields=(wire.stream is not UNSET, options is not UNSET),
             choices=wire.n or 1,
             tier=None if wire.service_tier is None else tier_of(lane),
+            context_tokens=card.context_tokens,
         ),
     )
 
@@ -435,10 +436,16 @@ def _budget(asked: int | None, prompt: Estimate, card: ModelCard, api: Api) -> i
     return left if card.default_output_tokens is None else min(left, card.default_output_tokens)
 
 
-def _output_limit(asked: int | None, choices: int | None, card: ModelCard) -> int:
-    """Tokens that an engine which keeps its word cannot exceed, over all choices."""
+def _output_limit(asked: int | None, answers: int, card: ModelCard) -> int:
+    """Tokens that an engine which keeps its word cannot exceed, over all answers that it writes."""
     most = asked if asked is not None else card.context_tokens
-    return LARGEST_OUTPUT if most is None else most * (choices or 1)
+    return LARGEST_OUTPUT if most is None else most * answers
+
+
+def _answers(wire: ChatBody | CompletionBody) -> int:
+    """How many answers are written, those that are not shown among them."""
+    best_of = wire.best_of if isinstance(wire, CompletionBody) else None
+    return max(wire.n or 1, best_of or 1)
 
 
 def _prompt_hash(wire: ChatBody | CompletionBody, size: int) -> str:

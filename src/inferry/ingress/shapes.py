@@ -10,7 +10,8 @@ import msgspec
 
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.streams import Delta, Done, Usage
+from inferry.domain.streams import Delta, Done
+from inferry.domain.usage import usage_object
 
 _encode = msgspec.json.encode
 
@@ -145,15 +146,6 @@ class ChunkWriter:
         self._opened = True
         role = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return self._open + role
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def whole_answer(job: InferenceJob, text: str, done: Done, created: float) -> bytes:

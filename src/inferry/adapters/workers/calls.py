@@ -17,11 +17,10 @@ from inferry.domain.errors import ClientClosed, ContextLengthExceeded, GatewayEr
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
+from inferry.domain.usage import most_output
 
 LONGEST_EVENT = 16 * 1024 * 1024
 LONGEST_REFUSAL = 65_536
-SLACK_TOKENS = 64
-"""Beyond what was asked for, plus an eighth: events are not quite tokens."""
 SLACK_EVENTS = 10_000
 """Events that say nothing, such as an engine's heartbeats, on top of those that do."""
 SURELY_SEEN_S = 0.1
@@ -110,7 +109,7 @@ class Call:
         self._index = 0
         limit = job.payload.output_limit
         limit = job.token_budget if limit is None else limit
-        self._most_tokens = limit + limit // 8 + SLACK_TOKENS
+        self._most_tokens = most_output(limit)
 
     def _make_scanner(self, follows: bool) -> EventScanner:
         if not follows:

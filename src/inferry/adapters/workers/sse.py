@@ -165,8 +165,8 @@ def says_something(choice: SaidChoice) -> bool:
 
 
 def _sane(count: int) -> int:
-    """A count of tokens that can be one: what an upstream says is not to break the ledger."""
-    return min(max(count, 0), MOST_TOKENS)
+    """A count that fits everywhere, however large, with all that are below zero as one: `domain.usage` judges them."""
+    return min(max(count, -1), MOST_TOKENS)
 
 
 def is_utf8(text: bytes) -> bool:
