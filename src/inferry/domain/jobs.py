@@ -133,11 +133,16 @@ class Payload(Struct, frozen=True, kw_only=True):
 class SoFar(Struct, frozen=True):
     """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
 
+    Of a job with stop strings the output's ids are all that came, for some of its text is held back until no stop
+    string can be completed with it. `unsent` is that text; None where only the engine knew, by whose rule it is found
+    again. `tail` is the end of the text that was delivered, as far as it is known.
     As hazardous as the payload: nothing prints it.
     """
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    unsent: str | None = None
+    tail: str | None = None
 
     def __repr__(self) -> str:
         return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"

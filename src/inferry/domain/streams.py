@@ -47,7 +47,7 @@ class Done(Struct, frozen=True, gc=False):
     """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
 
     `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
-    limit was set to what was left.
+    limit was set to what was left. `stop_reason` is the stop string or token that ended a job which went on elsewhere.
     """
 
     job_id: str
@@ -56,6 +56,7 @@ class Done(Struct, frozen=True, gc=False):
     raw: bytes = b""
     stopped: GatewayError | None = None
     by_engine: bool = False
+    stop_reason: str | int | None = None
 
 
 class Failed(Struct, frozen=True):

@@ -56,8 +56,9 @@ INLINE_TOKENIZE_BYTES = 8192
 MOST_STOPS = 16
 LONGEST_STOP = 1024
 MOST_STOP_TOKENS = 256
-_CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias"})
-"""Features that mean the same to a job that goes on from its own output as a longer prompt."""
+_CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty"})
+"""Features, or fields of them, that mean the same to a job that goes on from its own output as a longer prompt: a
+repetition penalty looks at prompt and output alike, the other penalties at the output alone."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
@@ -228,10 +229,11 @@ def _resume(
     """Whether the job can go on elsewhere once its client has seen some of it: where that is exact, and of use."""
     if not gateway.continues(card, lane):
         return Resume.RESTART
-    if features and any(feature not in _CONTINUED for feature, _ in features):
+    if features and any(feature not in _CONTINUED and param not in _CONTINUED for feature, param in features):
         return Resume.RESTART
-    # An engine looks for them in what it writes itself: one that begins before the seam would be missed.
-    return Resume.CONTINUE if not wire.stop or gateway.tokenizer(card.name) is not None else Resume.RESTART
+    is_sampled = wire.temperature is None or wire.temperature >= GREEDY_BELOW
+    # Any sample is as good as another, but a seed asks for one: most engines draw anew where they go on.
+    return Resume.RESTART if wire.seed is not None and is_sampled and not card.continues_seeds else Resume.CONTINUE
 
 
 # -- the body --------------------------------------------------------------------------------------------------------

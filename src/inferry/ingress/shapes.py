@@ -92,7 +92,12 @@ class ContinuedWriter:
 
     def finish(self, done: Done) -> bytes:
         self._say("")
-        choice = self._event["choices"][0] | {"finish_reason": done.finish.value}
+        shown = self._event["choices"][0]
+        ends: dict[str, Any] = {"finish_reason": done.finish.value}
+        if "token_ids" in shown or done.stop_reason is not None:  # as vLLM ends its streams
+            ends["stop_reason"] = done.stop_reason
+        ids = {key: shown[key] for key in ("prompt_token_ids", "token_ids") if key in shown}
+        choice = {key: value for key, value in shown.items() if key not in ends and key not in ids} | ends | ids
         event = self._event | {"choices": [choice | {"index": index} for index in range(self._choices)]}
         if done.stopped is not None:
             event["inferry"] = stop_object(done.stopped)

@@ -24,6 +24,7 @@ from inferry.adapters.workers.profiles import Profile, narrowed
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.refusals import refusal
 from inferry.adapters.workers.seams import Seams
+from inferry.adapters.workers.stops import VERIFIED_CHARS, seam
 from inferry.adapters.workers.values import EngineSteps, HttpWorkerSettings
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, NoWorker, WorkerLost, WorkerTimeout
@@ -307,6 +308,9 @@ class OpenAIHttpWorker:
             if self._seams is not None and not call.begins_whole:
                 self._start(self._send_from_a_whole_character(call, self._seams))
                 return
+            if call.stops is None and call.job.payload.sampling.stop:
+                call.fail(NoWorker(f"worker {self._name} cannot tell what was held back for stop strings"))
+                return
             if self._left(call.job) < 1:
                 call.finish_at_once()
                 return
@@ -326,7 +330,13 @@ class OpenAIHttpWorker:
     async def _send_from_a_whole_character(self, call: ContinuedCall, seams: Seams) -> None:
         so_far = call.job.so_far
         assert so_far is not None
-        call.begin_after(await seams.whole_characters(call.job.route.model, so_far.output_ids))
+        model, stops = call.job.route.model, None
+        written = await seams.whole_characters(model, so_far.output_ids)
+        if call.job.payload.sampling.stop:
+            chars = max(map(len, call.job.payload.sampling.stop)) + VERIFIED_CHARS
+            text = await seams.end_of_text(model, so_far.prompt_ids, so_far.output_ids[:written], chars)
+            stops = None if text is None else seam(call.job, so_far, text)
+        call.begin_after(written, stops)
         self.send(call)
 
     def _take_a_key(self, call: Call, pacer: Pacer) -> bool:

@@ -67,12 +67,23 @@ class EventScanner:
     `[DONE]` is not success: an abort or an in-band error before it is what it says.
     """
 
-    __slots__ = ("error", "events", "finish", "is_done", "reports_cached", "tokens", "usage", "usage_event")
+    __slots__ = (
+        "error",
+        "events",
+        "finish",
+        "is_done",
+        "reports_cached",
+        "stop_reason",
+        "tokens",
+        "usage",
+        "usage_event",
+    )
 
     def __init__(self) -> None:
         self.events = 0
         self.tokens = 0
         self.finish: FinishReason | None = None
+        self.stop_reason: str | int | None = None
         self.usage: Usage | None = None
         self.reports_cached = False
         self.usage_event = b""
