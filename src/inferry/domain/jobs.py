@@ -105,7 +105,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
     budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
     `choices` is how many answers are asked for. `tier` is the service tier to be named in the answer, where the client
-    asked for one. `context_tokens` is the model's context, None where it is not known.
+    asked for one. `context_tokens` is the model's context, None where it is not known. `whole`: it is to be asked for
+    in one piece.
     """
 
     api: Literal["chat", "completions"]
@@ -119,6 +120,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     choices: int = 1
     tier: str | None = None
     context_tokens: int | None = None
+    whole: bool = False
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

@@ -1,6 +1,7 @@
 """What comes back from a worker: deltas, then exactly one end."""
 
 import enum
+from typing import Any
 
 from msgspec import Struct
 
@@ -48,6 +49,7 @@ class Done(Struct, frozen=True, gc=False):
 
     `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
     limit was set to what was left. `stop_reason` is the stop string or token that ended a job which went on elsewhere.
+    `shape` is how the server writes an answer in one piece, where it has shown it (`domain.shapes`).
     """
 
     job_id: str
@@ -57,6 +59,7 @@ class Done(Struct, frozen=True, gc=False):
     stopped: GatewayError | None = None
     by_engine: bool = False
     stop_reason: str | int | None = None
+    shape: dict[str, Any] | None = None
 
 
 class Failed(Struct, frozen=True):

@@ -59,6 +59,8 @@ MOST_STOP_TOKENS = 256
 _CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty"})
 """Features, or fields of them, that mean the same to a job that goes on from its own output as a longer prompt: a
 repetition penalty looks at prompt and output alike, the other penalties at the output alone."""
+_IN_ONE_PIECE = frozenset({"prompt_logprobs", "beam_search", "echo"})
+"""Features of answers in one piece: streams lack them, or say less about the prompt."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
@@ -213,6 +215,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             choices=wire.n or 1,
             tier=None if wire.service_tier is None else tier_of(lane),
             context_tokens=card.context_tokens,
+            whole=not stream and any(feature in _IN_ONE_PIECE for feature, _ in features),
         ),
     )
 

@@ -68,6 +68,9 @@ class Body(Struct, kw_only=True):
     repetition_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Raw | UnsetType = UNSET
     guided_json: Raw | UnsetType = UNSET
@@ -92,6 +95,5 @@ class ChatBody(Body, kw_only=True):
 class CompletionBody(Body, kw_only=True):
     prompt: Raw
     logprobs: int | None = None
-    echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None

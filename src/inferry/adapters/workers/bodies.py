@@ -94,6 +94,20 @@ def streaming_body(
     return memoryview(body)[: body.rindex(b"}")], more + end
 
 
+def whole_body(
+    body: bytes, more: bytes, *, drop: Set[str] = frozenset(), output_cap: int | None = None
+) -> tuple[bytes | memoryview, bytes]:
+    """The client's body, to be answered in one piece: nothing about streaming is added."""
+    if output_cap is not None:
+        more += _limit_fields(body, output_cap)
+        drop = drop | OUTPUT_LIMITS
+    if drop and _may_name(body, drop):
+        body = msgspec.json.encode(
+            {name: raw for name, raw in _fields_decoder.decode(body).items() if name not in drop}
+        )
+    return memoryview(body)[: body.rindex(b"}")], more + b"}"
+
+
 def continued_body(job: InferenceJob, so_far: SoFar, left: int, more: bytes) -> bytes:
     """A call of /v1/completions that goes on after the output so far, for at most `left` tokens."""
     given = _fields_decoder.decode(job.payload.body)

@@ -4,13 +4,13 @@ All of it runs in callbacks of the connection, on the worker's event loop.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import asks_for_token_ids, is_never_continued, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
-from inferry.adapters.workers.sse import EventScanner, is_utf8
+from inferry.adapters.workers.sse import EventScanner, finish_of, is_utf8, usage_of, whole_said
 from inferry.adapters.workers.stops import StopSeam
 from inferry.adapters.workers.trail import ContinuedScanner, FollowingScanner
 from inferry.domain.clock import Clock
@@ -44,6 +44,9 @@ class Server(Protocol):
         """What a refusal means; None where the call was sent again instead."""
 
     def ended(self, call: "Call", end: Done | Failed) -> None: ...
+
+    def shape_of(self, api: str) -> dict[str, Any] | None:
+        """How it writes answers in one piece, where that is known."""
 
 
 class Flight:
@@ -271,7 +274,8 @@ class Call:
     def _done(self, finish: FinishReason) -> Done:
         scanner = self._scanner
         reason = scanner.stop_reason
-        return Done(self.job.job_id, finish, self._usage(), scanner.usage_event, stop_reason=reason)
+        shape = self._worker.shape_of(self.job.payload.api)
+        return Done(self.job.job_id, finish, self._usage(), scanner.usage_event, stop_reason=reason, shape=shape)
 
     def _so_far(self) -> SoFar | None:
         scanner = self._scanner
@@ -314,7 +318,7 @@ class ContinuedCall(Call):
         rest = "" if self.stops is None else self.stops.finish()
         if rest:
             self._say(rest, (), 0)
-        self._finish(Done(self.job.job_id, FinishReason.LENGTH, Usage()))
+        self._finish(self._done(FinishReason.LENGTH))
 
     def _read(self, events: bytes) -> tuple[bytes, int]:
         scanner = self._scanner
@@ -346,6 +350,56 @@ class ContinuedCall(Call):
             self.finish_at_once()
         else:
             self.fail(error)
+
+
+class WholeCall(Call):
+    """A job that is answered in one piece. Its only delta is the answer's body, as it came."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self, job: InferenceJob, emit: Emit, flight: Flight, worker: Server) -> None:
+        super().__init__(job, emit, flight, worker)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def again(self) -> None:
+        super().again()
+        self._parts.clear()
+        self._size = 0
+
+    def on_body(self, body: bytes) -> None:
+        if self._status != 200:
+            super().on_body(body)
+            return
+        self.heard_at = self._now()
+        self._size += len(body)
+        self._parts.append(body)
+        if self._size > LONGEST_EVENT:
+            self.fail(WorkerLost(f"worker {self._worker.name} sent an answer without an end"))
+
+    def on_end(self) -> None:
+        if self._status == 200 and self.end is None:
+            self._read_whole(b"".join(self._parts))
+        super().on_end()
+
+    def _read_whole(self, body: bytes) -> None:
+        scanner = self._scanner
+        said = whole_said(body)
+        if said is None:
+            scanner.error = b"not an answer"
+            return
+        for choice in said.choices:
+            if choice.finish_reason is not None and choice.finish_reason != "abort":
+                scanner.finish = finish_of(choice.finish_reason)
+        if scanner.finish is None:
+            return
+        if said.usage is not None:
+            scanner.usage = usage_of(said.usage, 1)
+            scanner.reports_cached = said.usage.prompt_tokens_details is not None
+        scanner.tokens = 1  # the first token's signal: how many there were is in the usage
+        job = self.job
+        self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
+        self._index += 1
 
 
 class LastWords:

@@ -9,13 +9,22 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from inferry.adapters.workers.abilities import PATHS, ServedModel, ServerQuestions
 from inferry.adapters.workers.advice import Facts, advice
-from inferry.adapters.workers.bodies import PRIORITIES, RETURN_IDS, Salts, continued_body, streaming_body, tokens_left
-from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords
+from inferry.adapters.workers.bodies import (
+    PRIORITIES,
+    RETURN_IDS,
+    Salts,
+    continued_body,
+    streaming_body,
+    tokens_left,
+    whole_body,
+)
+from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords, WholeCall
 from inferry.adapters.workers.cancelling import abort_and_listen, is_gone
 from inferry.adapters.workers.engine_watch import EngineWatch
 from inferry.adapters.workers.hosted import Limits, Pacer, read_limits
@@ -294,6 +303,8 @@ class OpenAIHttpWorker:
     def _call(self, job: InferenceJob, emit: Emit, flight: Flight) -> Call:
         if job.so_far is not None:
             return ContinuedCall(job, emit, flight, self)
+        if job.payload.whole:
+            return WholeCall(job, emit, flight, self)
         follows = job.resume is Resume.CONTINUE and self._profile.continues
         return Call(job, emit, flight, self, follows=follows)
 
@@ -384,6 +395,9 @@ class OpenAIHttpWorker:
                 retry_after_s = self._pacer.retry_after_s(now)
         return refusal(self._name, status, body, retry_after_s=retry_after_s, secrets=self._secrets)
 
+    def shape_of(self, api: str) -> dict[str, Any] | None:
+        return self._server.shapes.of(api)
+
     def ended(self, call: Call, end: Done | Failed) -> None:
         """The call's end, which comes once."""
         self._forget(call)
@@ -417,6 +431,9 @@ class OpenAIHttpWorker:
             body = continued_body(job, job.so_far, self._left(job), more)
             return self._http.request(b"POST", PATHS["completions"], headers, body)
         profile = self._profile
+        if payload.whole:
+            whole = whole_body(payload.body, more, drop=profile.refuses, output_cap=payload.output_cap)
+            return self._http.request(b"POST", PATHS[payload.api], headers, *whole)
         if job.resume is Resume.CONTINUE and profile.continues:
             more += RETURN_IDS
         return self._http.request(

@@ -180,6 +180,15 @@ def _sane(count: int) -> int:
     return min(max(count, -1), MOST_TOKENS)
 
 
+def whole_said(body: bytes) -> SaidEvent | None:
+    """What an answer in one piece says; None where it is none."""
+    try:
+        said = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return None if is_there(said.error) or (not body.isascii() and not is_utf8(body)) else said
+
+
 def is_utf8(text: bytes) -> bool:
     try:
         text.decode()
