@@ -16,9 +16,10 @@ CHAT = "/v1/chat/completions"
 # As vLLM 0.32 writes them, for one call: whole, and as a stream.
 WHOLE = {
     "chat": """{"id":"chatcmpl-1","object":"chat.completion","created":17,"model":"tiny","choices":[{"index":0,
-    "message":{"role":"assistant","content":"oolean E","refusal":null,"annotations":null,"audio":null,"function_call":null,
-    "reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,
-    "routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0","usage":{"prompt_tokens":15,"total_tokens":17,
+    "message":{"role":"assistant","content":"oolean E","refusal":null,"annotations":null,"audio":null,
+    "function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,
+    "routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0","usage":
+    {"prompt_tokens":15,"total_tokens":17,
     "completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0,"created_cache_tokens":0,"multimodal_tokens":null},
     "completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,
     "kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}""",
