@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from inferry.adapters.workers.embedded import EmbeddedWorker
+from inferry.adapters.workers.engine_jobs import Crowd, LiveJob
 from inferry.domain.errors import ClientClosed, WorkerLost
 from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Item, Usage
@@ -296,5 +297,29 @@ def test_jobs_of_an_engine_that_was_killed_go_on_in_another(
             # In company the sums are taken in another order: then one of two equally good tokens may be the other.
             assert ids == left_alone.ids or shortfall(teacher.logits([*prompt, *ids]), prompt, ids) <= TIE
         assert lost
+
+    house.runner.run(scenario())
+
+
+def test_a_token_whose_text_was_delivered_in_part_is_not_delivered_twice(house: House) -> None:
+    """Part of its last token's text may be held back for a stop string: what goes on knows which."""
+
+    async def scenario() -> None:
+        prompt = [50, 60, 70]
+        free = await house.run(a_plain_job("free", prompt, greedy(24)))
+        parted = 0
+        for cut in range(2, 12):
+            text = house.tokenizer.decode(free.ids[:cut])
+            stop = text[-1] + "\x00"
+            job = a_plain_job(f"parted-{cut}", prompt, greedy(24, stop=(stop,)))
+            live = LiveJob(1, job, lambda item: None, Crowd(1))
+            live.output_ids = list(free.ids[:cut])
+            so_far = live.so_far(lambda stops: Assembler(house.tokenizer, stops))
+            assert so_far is not None
+            before, _ = Assembler(house.tokenizer, (stop,)).push(free.ids[:cut])
+            parted += len(before) > len(house.tokenizer.decode(free.ids[: cut - 1]))
+            after = await house.run(replace(job, attempt=2, so_far=so_far))
+            assert before + after.text == free.text, f"cut after {cut}"
+        assert parted
 
     house.runner.run(scenario())

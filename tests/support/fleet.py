@@ -98,6 +98,8 @@ class Ask(Struct, frozen=True):
     tokens: int = 96
     chat: bool = False
     lane: str = "P1"
+    stop: tuple[str, ...] = ()
+    includes_stop: bool = False
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -110,6 +112,7 @@ class Answer(Struct):
     text: str = ""
     chunks: int = 0
     finish: str | None = None
+    stop_reason: str | int | None = None
     output_tokens: int | None = None
     ids: set[str] = set()
     first_s: float | None = None
@@ -151,6 +154,7 @@ class Readers:
                         answer.text += text
                         answer.chunks += 1
                     answer.finish = choice.finish_reason or answer.finish
+                    answer.stop_reason = getattr(choice, "stop_reason", None) or answer.stop_reason
                 if until(answer):
                     break
         finally:
@@ -180,9 +184,11 @@ class Readers:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_body": {"ignore_eos": True},
+            "extra_body": {"ignore_eos": True, "include_stop_str_in_output": ask.includes_stop},
             "extra_headers": {"x-inferry-lane": ask.lane},
         }
+        if ask.stop:
+            more["stop"] = list(ask.stop)
         if ask.chat:
             words = " ".join(f"word{(ask.number * 7 + place) % 50}" for place in range(5 + ask.number % 4))
             return await self._api.chat.completions.create(messages=[{"role": "user", "content": words}], **more)

@@ -41,7 +41,8 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
 from inferry.domain.recovery import Again, next_attempt, whole_usage
-from inferry.domain.streams import Delta, Done, End, Failed, Item
+from inferry.domain.streams import Delta, Done, End, Failed, Item, Usage
+from inferry.domain.usage import checked, with_usage
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
@@ -104,6 +105,7 @@ class DispatchLoop:
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._stopped: set[str] = set()
         self._taken_out: set[str] = set()
+        self._disbelieved: set[str] = set()
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._patience = Patience(pool.policy.patience_s, self._now, pool.is_out, self._waiting, self.cancel)
         self._idle = asyncio.Event()
@@ -244,6 +246,7 @@ class DispatchLoop:
         self._rooms.forget(worker)
         self._overdue.forget(worker)
         self._metrics.forget_worker(worker)
+        self._disbelieved.discard(worker)
         for stream in self._demux.streams():
             job = stream.attempt.job
             if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
@@ -392,6 +395,9 @@ class DispatchLoop:
 
     def _over(self, stream: JobStream, end: End, now: float) -> None:
         """A worker is done with a job. The job is over too, unless it is to go on elsewhere."""
+        usage = checked(stream.attempt.job, end.usage, stream.attempt.output_tokens)
+        if usage is not end.usage:
+            end = self._corrected(stream.attempt, end, usage)
         if self._cancel_reasons:
             reason = self._cancel_reasons.pop(end.job_id, None)
             if end.job_id in self._stopped:
@@ -408,6 +414,16 @@ class DispatchLoop:
 
     def _may_wait(self, error: GatewayError) -> bool:
         return (error.retry_after_s or 0.0) <= self._pool.policy.patience_s
+
+    def _corrected(self, attempt: Attempt, end: End, usage: Usage) -> End:
+        """The end with a usage that can be true, for billing and client alike. Nothing is learned from it."""
+        worker = "" if attempt.plan is None else attempt.plan.worker
+        attempt.usage_corrected = True
+        self._metrics.usage_corrected(worker)
+        if worker not in self._disbelieved:
+            self._disbelieved.add(worker)
+            log.warning("worker %s reports a usage that cannot be true; what the gateway counted is used", worker)
+        return with_usage(end, usage) if isinstance(end, Done) else replace(end, usage=usage)
 
     def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
         """Account for the attempt that is over and offer the job again."""
@@ -459,7 +475,8 @@ class DispatchLoop:
         if job.so_far is not None and isinstance(end, Done):
             end = replace(end, usage=usage, raw=b"")
         self._demux.close(stream, end)
-        if isinstance(end, Done) and self._on_done is not None and job.so_far is None and end.stopped is None:
+        is_plain = job.so_far is None and not attempt.usage_corrected
+        if isinstance(end, Done) and self._on_done is not None and is_plain and end.stopped is None:
             self._on_done(job, end)
         if not len(self._demux):
             self._idle.set()

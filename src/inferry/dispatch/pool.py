@@ -263,4 +263,5 @@ def _common(a: ModelCard, b: ModelCard) -> ModelCard:
         default_output_tokens=a.default_output_tokens or b.default_output_tokens,
         features=a.features & b.features,
         continues=a.continues and b.continues,
+        continues_seeds=a.continues_seeds and b.continues_seeds,
     )

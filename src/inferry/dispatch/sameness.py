@@ -45,6 +45,7 @@ class Question:
             job.prompt_hash != other.prompt_hash
             or job.tenant != other.tenant
             or job.payload.api != other.payload.api
+            or job.payload.whole != other.payload.whole  # an answer in one piece cannot be streamed
             or job.route != other.route
         ):
             return False
@@ -68,6 +69,8 @@ def essence(job: InferenceJob) -> Essence:
 def digest(job: InferenceJob) -> bytes:
     """Equal for calls that are the same, and for no others."""
     hashed = hashlib.blake2b(job.payload.api.encode(), digest_size=20)
+    if job.payload.whole:  # an answer in one piece cannot be streamed
+        hashed.update(b"whole")
     for name, value in sorted(essence(job).items()):
         for part in (memoryview(name.encode()), memoryview(value)):
             hashed.update(b"%d:" % len(part))

@@ -48,6 +48,7 @@ class Attempt:
         "reported_tokens",
         "sent_at",
         "state",
+        "usage_corrected",
     )
 
     def __init__(self, job: InferenceJob) -> None:
@@ -69,6 +70,8 @@ class Attempt:
         # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
         self.promised_from = job.arrived_at
         self.predicted: PredictedWait | None = None
+        # Whether the worker's account of it could not be true: then nothing is learned from it.
+        self.usage_corrected = False
 
     def sent(self, plan: BatchPlan, now: float) -> None:
         if self.state is not AttemptState.QUEUED:

@@ -105,7 +105,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
     budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
     `choices` is how many answers are asked for. `tier` is the service tier to be named in the answer, where the client
-    asked for one.
+    asked for one. `context_tokens` is the model's context, None where it is not known. `whole`: it is to be asked for
+    in one piece.
     """
 
     api: Literal["chat", "completions"]
@@ -118,6 +119,8 @@ class Payload(Struct, frozen=True, kw_only=True):
     output_cap: int | None = None
     choices: int = 1
     tier: str | None = None
+    context_tokens: int | None = None
+    whole: bool = False
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -132,11 +135,16 @@ class Payload(Struct, frozen=True, kw_only=True):
 class SoFar(Struct, frozen=True):
     """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
 
+    Of a job with stop strings the output's ids are all that came, for some of its text is held back until no stop
+    string can be completed with it. `unsent` is that text; None where only the engine knew, by whose rule it is found
+    again. `tail` is the end of the text that was delivered, as far as it is known.
     As hazardous as the payload: nothing prints it.
     """
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
+    unsent: str | None = None
+    tail: str | None = None
 
     def __repr__(self) -> str:
         return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"

@@ -16,7 +16,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """What a worker says of one model it serves. `features` are the request features it can honour.
 
     `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine. `continues` says
-    that a plain job can go on from token ids here, and that one which breaks off here says how far it got.
+    that a plain job can go on from token ids here, and that one which breaks off here says how far it got;
+    `continues_seeds` that one with a seed then goes on as it would have.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     default_output_tokens: int | None = None
     continues: bool = False
+    continues_seeds: bool = False
     features: frozenset[str] = frozenset()
     created: int = 0
 

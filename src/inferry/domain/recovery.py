@@ -34,7 +34,9 @@ def next_attempt(attempt: Attempt, end: Failed) -> Again | Done | None:
     so_far = end.so_far if attempt.output_tokens else job.so_far
     if so_far is None and job.stream and attempt.output_tokens:
         return None
-    if so_far is not None and len(so_far.output_ids) >= job.token_budget:
+    # Where stop strings are looked for, text may have been held back: a worker is to say what it was.
+    is_told = so_far is not None and (not job.payload.sampling.stop or so_far.unsent == "")
+    if so_far is not None and is_told and len(so_far.output_ids) >= job.token_budget:
         before = len(job.so_far.output_ids) if job.so_far is not None else 0
         usage = Usage(len(so_far.prompt_ids) + before, 0, len(so_far.output_ids) - before)
         return Done(job.job_id, FinishReason.LENGTH, usage)

@@ -1,6 +1,7 @@
 """What comes back from a worker: deltas, then exactly one end."""
 
 import enum
+from typing import Any
 
 from msgspec import Struct
 
@@ -47,7 +48,8 @@ class Done(Struct, frozen=True, gc=False):
     """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
 
     `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
-    limit was set to what was left.
+    limit was set to what was left. `stop_reason` is the stop string or token that ended a job which went on elsewhere.
+    `shape` is how the server writes an answer in one piece, where it has shown it (`domain.shapes`).
     """
 
     job_id: str
@@ -56,6 +58,8 @@ class Done(Struct, frozen=True, gc=False):
     raw: bytes = b""
     stopped: GatewayError | None = None
     by_engine: bool = False
+    stop_reason: str | int | None = None
+    shape: dict[str, Any] | None = None
 
 
 class Failed(Struct, frozen=True):

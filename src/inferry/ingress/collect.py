@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from inferry.domain.errors import WorkerLost
+from inferry.domain.shapes import completed
+from inferry.domain.streams import Done
 
 _decode = msgspec.json.decode
 
@@ -38,15 +40,28 @@ _join_texts = _compiled()
 _WHOLE_NAMES = {"chat.completion.chunk": "chat.completion"}
 
 
-def collect_events(raw: bytes, usage_event: bytes) -> bytes:
-    """One JSON body from complete server-sent events."""
+def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> bytes:
+    """One JSON body from complete server-sent events, with the fields that the server's own would have."""
     try:
-        return _collect(raw, usage_event)
+        answer = _collect(raw, usage_event)
+        return msgspec.json.encode(answer if shape is None else completed(answer, shape))
     except (AttributeError, TypeError, KeyError, ValueError):
         raise WorkerLost("the worker sent events that do not make an answer") from None
 
 
-def _collect(raw: bytes, usage_event: bytes) -> bytes:
+def passed_on(body: bytes, end: Done) -> bytes:
+    """An answer that came in one piece: as it is, but for a usage that was corrected and the budget that ended it."""
+    if not end.raw and end.stopped is None:
+        return body
+    answer: dict[str, Any] = _decode(body)
+    if end.raw:
+        answer["usage"] = _decode(end.raw[5:])["usage"]
+    if end.stopped is not None:
+        answer["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
+    return msgspec.json.encode(answer)
+
+
+def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     said: dict[str, Any] = {}
@@ -70,7 +85,7 @@ def _collect(raw: bytes, usage_event: bytes) -> bytes:
                     answer[key] = value
     answer["object"] = _WHOLE_NAMES.get(answer.get("object", ""), answer.get("object"))
     answer["choices"] = [_whole(choices[index]) for index in sorted(choices)]
-    return msgspec.json.encode(answer)
+    return answer
 
 
 def _with_texts_joined(raw: bytes) -> bytes:

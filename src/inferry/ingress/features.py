@@ -26,6 +26,12 @@ def features_of(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
         found.append(("min_p", "min_p"))
     if wire.min_tokens:
         found.append(("min_tokens", "min_tokens"))
+    if wire.prompt_logprobs is not None:
+        found.append(("prompt_logprobs", "prompt_logprobs"))
+    if wire.echo:
+        found.append(("echo", "echo"))
+    if wire.use_beam_search:
+        found.append(("beam_search", "use_beam_search"))
     if wire.response_format is not None and wire.response_format.type != "text":
         found.append(("structured_outputs", "response_format"))
     for param in _GRAMMARS:
@@ -49,8 +55,6 @@ def features_of(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
     else:
         if wire.logprobs is not None:
             found.append(("logprobs", "logprobs"))
-        if wire.echo:
-            found.append(("echo", "echo"))
         if wire.suffix:
             found.append(("suffix", "suffix"))
         if wire.best_of is not None and wire.best_of > 1:

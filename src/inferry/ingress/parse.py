@@ -36,6 +36,7 @@ from inferry.domain.jobs import (
 )
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.tenants import Caller
+from inferry.ingress.contents import check_contents
 from inferry.ingress.features import features_of, is_given
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, request_id, tier_of, whole_number
@@ -55,8 +56,11 @@ INLINE_TOKENIZE_BYTES = 8192
 MOST_STOPS = 16
 LONGEST_STOP = 1024
 MOST_STOP_TOKENS = 256
-_CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias"})
-"""Features that mean the same to a job that goes on from its own output as a longer prompt."""
+_CONTINUED = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty"})
+"""Features, or fields of them, that mean the same to a job that goes on from its own output as a longer prompt: a
+repetition penalty looks at prompt and output alike, the other penalties at the output alone."""
+_IN_ONE_PIECE = frozenset({"prompt_logprobs", "beam_search", "echo"})
+"""Features of answers in one piece: streams lack them, or say less about the prompt."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean the best token: dividing by them would overflow."""
 LARGEST_ID = 2**31 - 1
@@ -206,10 +210,12 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             sampling=_sampling(wire, budget),
             prompt_ids=prompt_ids,
             include_usage=isinstance(options, StreamOptions) and options.include_usage is True,
-            output_limit=_output_limit(asked, wire.n, card),
+            output_limit=_output_limit(asked, _answers(wire), card),
             stream_fields=(wire.stream is not UNSET, options is not UNSET),
             choices=wire.n or 1,
             tier=None if wire.service_tier is None else tier_of(lane),
+            context_tokens=card.context_tokens,
+            whole=not stream and any(feature in _IN_ONE_PIECE for feature, _ in features),
         ),
     )
 
@@ -226,10 +232,11 @@ def _resume(
     """Whether the job can go on elsewhere once its client has seen some of it: where that is exact, and of use."""
     if not gateway.continues(card, lane):
         return Resume.RESTART
-    if features and any(feature not in _CONTINUED for feature, _ in features):
+    if features and any(feature not in _CONTINUED and param not in _CONTINUED for feature, param in features):
         return Resume.RESTART
-    # An engine looks for them in what it writes itself: one that begins before the seam would be missed.
-    return Resume.CONTINUE if not wire.stop or gateway.tokenizer(card.name) is not None else Resume.RESTART
+    is_sampled = wire.temperature is None or wire.temperature >= GREEDY_BELOW
+    # Any sample is as good as another, but a seed asks for one: most engines draw anew where they go on.
+    return Resume.RESTART if wire.seed is not None and is_sampled and not card.continues_seeds else Resume.CONTINUE
 
 
 # -- the body --------------------------------------------------------------------------------------------------------
@@ -250,8 +257,10 @@ def _decode(api: Api, body: bytes) -> ChatBody | CompletionBody:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
-    if isinstance(wire, ChatBody) and not wire.messages:
-        raise InvalidRequest("`messages` must hold at least one message", param="messages")
+    if isinstance(wire, ChatBody):
+        if not wire.messages:
+            raise InvalidRequest("`messages` must hold at least one message", param="messages")
+        check_contents(wire.messages)
     return wire
 
 
@@ -432,10 +441,16 @@ def _budget(asked: int | None, prompt: Estimate, card: ModelCard, api: Api) -> i
     return left if card.default_output_tokens is None else min(left, card.default_output_tokens)
 
 
-def _output_limit(asked: int | None, choices: int | None, card: ModelCard) -> int:
-    """Tokens that an engine which keeps its word cannot exceed, over all choices."""
+def _output_limit(asked: int | None, answers: int, card: ModelCard) -> int:
+    """Tokens that an engine which keeps its word cannot exceed, over all answers that it writes."""
     most = asked if asked is not None else card.context_tokens
-    return LARGEST_OUTPUT if most is None else most * (choices or 1)
+    return LARGEST_OUTPUT if most is None else most * answers
+
+
+def _answers(wire: ChatBody | CompletionBody) -> int:
+    """How many answers are written, those that are not shown among them."""
+    best_of = wire.best_of if isinstance(wire, CompletionBody) else None
+    return max(wire.n or 1, best_of or 1)
 
 
 def _prompt_hash(wire: ChatBody | CompletionBody, size: int) -> str:

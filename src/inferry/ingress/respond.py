@@ -15,7 +15,7 @@ from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob, Lane
 from inferry.domain.streams import Done, Failed
 from inferry.domain.tenants import Caller
-from inferry.ingress.collect import collect_events
+from inferry.ingress.collect import collect_events, passed_on
 from inferry.ingress.problems import error_body, error_event, error_headers
 from inferry.ingress.rates import rate_headers
 from inferry.ingress.reply import Reply
@@ -136,14 +136,16 @@ class WholeAnswer(_Answer):
         raw = b"".join(self._raws)
         text = "".join(self._texts)
         payload = self._job.payload
-        if not raw:
+        if raw.startswith(b"{"):
+            body = passed_on(raw, end)
+        elif not raw:
             body = whole_answer(self._job, text, end, self._gateway.clock.wall())
         elif end.stopped is not None or self._stream.attempt.job.so_far is not None:
             # It began with one engine's events, and went on elsewhere or was stopped.
             writer = ContinuedWriter(raw, self._unfinished(end))
-            body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end))
+            body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end), end.shape)
         else:
-            body = collect_events(raw, end.raw)
+            body = collect_events(raw, end.raw, end.shape)
         if payload.tier is not None:
             body = name_tier_in_whole(body, payload.tier)
         headers = _JSON + self._job_headers()

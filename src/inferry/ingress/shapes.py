@@ -10,7 +10,8 @@ import msgspec
 
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.streams import Delta, Done, Usage
+from inferry.domain.streams import Delta, Done
+from inferry.domain.usage import usage_object
 
 _encode = msgspec.json.encode
 
@@ -91,7 +92,12 @@ class ContinuedWriter:
 
     def finish(self, done: Done) -> bytes:
         self._say("")
-        choice = self._event["choices"][0] | {"finish_reason": done.finish.value}
+        shown = self._event["choices"][0]
+        ends: dict[str, Any] = {"finish_reason": done.finish.value}
+        if "token_ids" in shown or done.stop_reason is not None:  # as vLLM ends its streams
+            ends["stop_reason"] = done.stop_reason
+        ids = {key: shown[key] for key in ("prompt_token_ids", "token_ids") if key in shown}
+        choice = {key: value for key, value in shown.items() if key not in ends and key not in ids} | ends | ids
         event = self._event | {"choices": [choice | {"index": index} for index in range(self._choices)]}
         if done.stopped is not None:
             event["inferry"] = stop_object(done.stopped)
@@ -145,15 +151,6 @@ class ChunkWriter:
         self._opened = True
         role = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return self._open + role
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def whole_answer(job: InferenceJob, text: str, done: Done, created: float) -> bytes:

@@ -17,11 +17,15 @@ class ResponseFormat(Struct):
     type: str
 
 
+MISSING = Raw(b"null")
+"""The content of a message that names none."""
+
+
 class MessageShape(Struct):
-    """A chat message: its role is checked, its content is left alone."""
+    """A chat message: its role is checked, and that it says something where it must; its content is left alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Raw = field(default_factory=lambda: Raw(b"null"))
+    content: Raw = field(default_factory=lambda: MISSING)
 
 
 class TextPart(Struct):
@@ -64,6 +68,9 @@ class Body(Struct, kw_only=True):
     repetition_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Raw | UnsetType = UNSET
     guided_json: Raw | UnsetType = UNSET
@@ -88,6 +95,5 @@ class ChatBody(Body, kw_only=True):
 class CompletionBody(Body, kw_only=True):
     prompt: Raw
     logprobs: int | None = None
-    echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None

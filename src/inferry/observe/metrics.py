@@ -59,6 +59,9 @@ class _Counters:
     def at(self, *labels: str) -> FastCounter:
         return self._children.setdefault(labels, FastCounter())
 
+    def drop(self, *labels: str) -> None:
+        self._children.pop(labels, None)
+
     def lines(self) -> list[str]:
         return _lines(self.spec, ((labels, child.value) for labels, child in self._children.items()))
 
@@ -129,6 +132,7 @@ class Metrics:
         self._again = _Counters("inferry_attempts_again_total")
         self._wasted = _Counters("inferry_wasted_tokens_total")
         self._tokens = _Counters("inferry_tokens_total")
+        self._corrected = _Counters("inferry_worker_usage_corrected_total")
         self._first_token = _Histograms("inferry_time_to_first_token_seconds")
         self._token_gap = _Histograms("inferry_token_gap_seconds")
         self._promises = _Counters("inferry_promises_total")
@@ -145,6 +149,7 @@ class Metrics:
                 self._again,
                 self._wasted,
                 self._tokens,
+                self._corrected,
                 self._first_token,
                 self._token_gap,
                 self._promises,
@@ -155,6 +160,8 @@ class Metrics:
         # Everything that may be counted is there from the start: a series that appears with its first event hides it
         # from rate(). "other" is the exception, since it should never appear.
         self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
+        for worker in self._size_of:
+            self._corrected.at(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
         self._gap_of = [self._token_gap.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
@@ -194,11 +201,13 @@ class Metrics:
         """A worker that an operator has added."""
         if worker not in self._size_of:
             self._size_of[worker] = self._batch_size.at(worker)
+            self._corrected.at(worker)
 
     def forget_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
         if self._size_of.pop(worker, None) is not None:
             self._batch_size.drop(worker)
+            self._corrected.drop(worker)
 
     def offered(self, job: InferenceJob) -> None:
         """The job was given to the scheduler; once per attempt."""
@@ -255,6 +264,10 @@ class Metrics:
                 self.refused(account.error_code)
         elif promised:
             self._promise_of[job.lane, attempt.promise_kept].value += 1
+
+    def usage_corrected(self, worker: str) -> None:
+        """The worker reported a usage that cannot be true."""
+        self._corrected.at(worker if worker in self._size_of else OTHER).value += 1
 
     def shared(self, kind: str) -> None:
         """A job gets another's answer; `shared_ended` or `unshared` follows."""

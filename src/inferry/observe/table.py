@@ -46,6 +46,12 @@ TABLE: tuple[MetricSpec, ...] = (
         ("outcome", "lane"),
     ),
     MetricSpec(
+        "inferry_worker_usage_corrected_total",
+        "counter",
+        "Attempts whose worker reported a usage that cannot be true: negative, beyond the context or the output limit.",
+        ("worker",),
+    ),
+    MetricSpec(
         "inferry_shared_jobs_total",
         "counter",
         "Jobs that got another's answer instead of an execution of their own: of an identical one in flight, of the "

@@ -1,6 +1,7 @@
 """What is asked of a server besides completions: what it serves, what it can do, how it is doing, and aborts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -10,6 +11,7 @@ from inferry.adapters.workers.profiles import Profile, Shown
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.readings import read_metrics
 from inferry.domain.errors import WorkerLost
+from inferry.domain.shapes import shape_of
 
 PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 QUESTION_S = 5.0
@@ -27,6 +29,16 @@ class ServedModel(Struct):
 
 class _ModelList(Struct):
     data: list[ServedModel]
+
+
+class Shapes(Struct):
+    """How the server writes whole answers of each API, where it has shown it."""
+
+    chat: dict[str, Any] | None = None
+    completions: dict[str, Any] | None = None
+
+    def of(self, api: str) -> dict[str, Any] | None:
+        return self.chat if api == "chat" else self.completions
 
 
 class _ProbedChoice(Struct):
@@ -49,6 +61,7 @@ class ServerQuestions:
         self._looks = looks
         self._authorization = authorization
         self._timeout_s = timeout_s
+        self.shapes = Shapes()
 
     async def models(self) -> dict[str, ServedModel]:
         status, body = await self._questions.get(b"/v1/models", self._authorization, self._timeout_s)
@@ -56,7 +69,7 @@ class ServerQuestions:
             raise WorkerLost(f"GET /v1/models answered {status}")
         try:
             return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
 
     async def metrics_page(self, timeout_s: float = QUESTION_S) -> tuple[int, bytes]:
@@ -98,15 +111,28 @@ class ServerQuestions:
             if status != 200:
                 status, body = await self._generate(fields)
             choices = msgspec.json.decode(body, type=_Probed).choices if status == 200 else []
-        except (WorkerLost, msgspec.MsgspecError):
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
             choices = []
+        if choices:
+            self.shapes = Shapes(await self._chat_shape(model), _shape(body, "text_completion"))
         returns_ids = bool(choices and choices[0].token_ids and choices[0].prompt_token_ids)
         return replace(shown, takes_priority=takes_priority, returns_token_ids=returns_ids)
 
+    async def _chat_shape(self, model: str) -> dict[str, Any] | None:
+        fields = {"model": model, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
+        try:
+            status, body = await self._ask(PATHS["chat"], fields)
+        except WorkerLost:
+            return None
+        return _shape(body, "chat.completion") if status == 200 else None
+
     async def _generate(self, fields: dict[str, object]) -> tuple[int, bytes]:
+        return await self._ask(PATHS["completions"], fields)
+
+    async def _ask(self, path: bytes, fields: dict[str, object]) -> tuple[int, bytes]:
         body = msgspec.json.encode(fields)
         timeout_s = min(LONGEST_PROBE_S, self._timeout_s)
-        return await self._questions.post(PATHS["completions"], self._authorization, body, timeout_s)
+        return await self._questions.post(path, self._authorization, body, timeout_s)
 
     async def _aborts(self) -> bool | None:
         if self._profile.abort_path is None:
@@ -124,3 +150,12 @@ class ServerQuestions:
         except WorkerLost:
             return False
         return status == 200 and read_metrics(page, self._profile.metrics) is not None
+
+
+def _shape(body: bytes, kind: str) -> dict[str, Any] | None:
+    """The shape of a whole answer of this kind; None where it is something else."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return shape_of(answer) if isinstance(answer, dict) and answer.get("object") == kind else None

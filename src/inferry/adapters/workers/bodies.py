@@ -14,11 +14,18 @@ PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b'
 RETURN_IDS = b',"return_token_ids":true'
 
 CONTINUED_FIELDS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"),
-    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
+    *("model", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("allowed_token_ids", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "user"),
 )
-"""What a continuation takes over from the client's body: how tokens are chosen, and when to stop."""
+"""What a continuation takes over from the client's body: how tokens are chosen, and when to stop. Stop strings are
+looked for by the gateway (`stops`)."""
+
+NEVER_CONTINUED = (
+    *(b'"bad_words"', b'"logits_processors"', b'"thinking_token_budget"', b'"repetition_detection"', b'"vllm_xargs"'),
+    *(b'"use_beam_search"', b'"kv_transfer_params"'),
+)
+"""Fields under which an engine looks at what it wrote itself, or at nothing that a continuation could be sent."""
 
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """What a client may say about how much is written, and a budget overrules."""
@@ -87,6 +94,20 @@ def streaming_body(
     return memoryview(body)[: body.rindex(b"}")], more + end
 
 
+def whole_body(
+    body: bytes, more: bytes, *, drop: Set[str] = frozenset(), output_cap: int | None = None
+) -> tuple[bytes | memoryview, bytes]:
+    """The client's body, to be answered in one piece: nothing about streaming is added."""
+    if output_cap is not None:
+        more += _limit_fields(body, output_cap)
+        drop = drop | OUTPUT_LIMITS
+    if drop and _may_name(body, drop):
+        body = msgspec.json.encode(
+            {name: raw for name, raw in _fields_decoder.decode(body).items() if name not in drop}
+        )
+    return memoryview(body)[: body.rindex(b"}")], more + b"}"
+
+
 def continued_body(job: InferenceJob, so_far: SoFar, left: int, more: bytes) -> bytes:
     """A call of /v1/completions that goes on after the output so far, for at most `left` tokens."""
     given = _fields_decoder.decode(job.payload.body)
@@ -126,6 +147,11 @@ def asks_for_token_ids(body: bytes) -> bool:
         return _asks_decoder.decode(body).return_token_ids is True
     except msgspec.MsgspecError:
         return False
+
+
+def is_never_continued(body: bytes) -> bool:
+    """Whether the body names something that cannot be continued exactly. Quotes inside strings are escaped."""
+    return any(name in body for name in NEVER_CONTINUED)
 
 
 def wants_one_choice(body: bytes) -> bool:

@@ -4,24 +4,24 @@ All of it runs in callbacks of the connection, on the worker's event loop.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from inferry.adapters.workers.bodies import asks_for_token_ids, wants_one_choice
+from inferry.adapters.workers.bodies import asks_for_token_ids, is_never_continued, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
-from inferry.adapters.workers.sse import EventScanner
-from inferry.adapters.workers.trail import ContinuedScanner, FollowingScanner, Trail
+from inferry.adapters.workers.sse import EventScanner, finish_of, is_utf8, usage_of, whole_said
+from inferry.adapters.workers.stops import StopSeam
+from inferry.adapters.workers.trail import ContinuedScanner, FollowingScanner
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, GatewayError, WorkerLost
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
+from inferry.domain.usage import most_output
 
 LONGEST_EVENT = 16 * 1024 * 1024
 LONGEST_REFUSAL = 65_536
-SLACK_TOKENS = 64
-"""Beyond what was asked for, plus an eighth: events are not quite tokens."""
 SLACK_EVENTS = 10_000
 """Events that say nothing, such as an engine's heartbeats, on top of those that do."""
 SURELY_SEEN_S = 0.1
@@ -47,6 +47,9 @@ class Server(Protocol):
 
     def heard(self) -> None:
         """The server has sent something that is no token: it is alive."""
+
+    def shape_of(self, api: str) -> dict[str, Any] | None:
+        """How it writes answers in one piece, where that is known."""
 
 
 class Flight:
@@ -113,12 +116,13 @@ class Call:
         self._index = 0
         limit = job.payload.output_limit
         limit = job.token_budget if limit is None else limit
-        self._most_tokens = limit + limit // 8 + SLACK_TOKENS
+        self._most_tokens = most_output(limit)
 
     def _make_scanner(self, follows: bool) -> EventScanner:
         if not follows:
             return EventScanner()
-        return FollowingScanner(passes_ids=asks_for_token_ids(self.job.payload.body))
+        payload = self.job.payload
+        return FollowingScanner(passes_ids=asks_for_token_ids(payload.body), holds_text=bool(payload.sampling.stop))
 
     @property
     def has_tokens(self) -> bool:
@@ -170,7 +174,7 @@ class Call:
         scanner = self._scanner
         if scanner.finish is not None and scanner.error is None and wants_one_choice(self.job.payload.body):
             self.drop()
-            self._finish(Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event))
+            self._finish(self._done(scanner.finish))
         else:
             self.fail(error)
 
@@ -205,8 +209,13 @@ class Call:
                 self.fail(WorkerLost(f"worker {self._worker.name} sent an event without an end"))
             return
         self._pending = chunk[end:]
+        events = chunk[:end]
+        # Events end between characters, so those that are complete can be checked on their own.
+        if not events.isascii() and not is_utf8(events):
+            self.fail(WorkerLost(f"worker {self._worker.name} sent bytes that are not UTF-8"))
+            return
         scanner = self._scanner
-        raw, tokens = self._scan(chunk[:end])
+        raw, tokens = self._scan(events)
         if scanner.tokens != written:
             self.heard_at = self._now()
         else:
@@ -241,7 +250,7 @@ class Call:
         elif scanner.finish is None:
             self.fail(WorkerLost(f"worker {self._worker.name} ended the stream before the answer was complete"))
         else:
-            self._finish(Done(self.job.job_id, scanner.finish, self._usage(), scanner.usage_event))
+            self._finish(self._done(scanner.finish))
 
     def on_lost(self, why: str) -> None:
         connection, self.connection = self.connection, None
@@ -272,51 +281,78 @@ class Call:
     def _usage(self) -> Usage:
         return self._scanner.usage or Usage(output_tokens=self._scanner.tokens)
 
+    def _done(self, finish: FinishReason) -> Done:
+        scanner = self._scanner
+        reason = scanner.stop_reason
+        shape = self._worker.shape_of(self.job.payload.api)
+        return Done(self.job.job_id, finish, self._usage(), scanner.usage_event, stop_reason=reason, shape=shape)
+
     def _so_far(self) -> SoFar | None:
-        trail: Trail | None = getattr(self._scanner, "trail", None)
-        return self.job.so_far if trail is None else trail.so_far()
+        scanner = self._scanner
+        if not isinstance(scanner, FollowingScanner | ContinuedScanner):
+            return self.job.so_far
+        return None if is_never_continued(self.job.payload.body) else scanner.so_far()
 
 
 class ContinuedCall(Call):
     """A job that goes on where an earlier attempt broke off. Its deltas carry text and token ids, no events.
 
-    `begins_whole`: that it begins with a whole character is known, or cannot be.
+    `begins_whole`: that it begins with a whole character is known, or cannot be. `stops` are the stop strings that it
+    is to look for, from where it goes on.
     """
 
-    __slots__ = ("begins_whole",)
+    __slots__ = ("begins_whole", "stops")
 
     def __init__(self, job: InferenceJob, emit: Emit, flight: Flight, worker: Server) -> None:
+        self.stops: StopSeam | None = None
         super().__init__(job, emit, flight, worker)
         self._scan = self._read
         self.begins_whole = False
 
-    def begin_after(self, written: int) -> None:
+    def begin_after(self, written: int, stops: StopSeam | None = None) -> None:
         """Begin after so many ids of what was written: those after them are half a character, and written again."""
         so_far = self.job.so_far
         assert so_far is not None
         self.begins_whole = True
         if written < len(so_far.output_ids):
-            self.job = replace(self.job, so_far=SoFar(so_far.prompt_ids, so_far.output_ids[:written]))
-            self._scanner = self._make_scanner(follows=False)
+            self.job = replace(self.job, so_far=replace(so_far, output_ids=so_far.output_ids[:written]))
+        self.stops = stops
+        self._scanner = self._make_scanner(follows=False)
 
     def _make_scanner(self, follows: bool) -> EventScanner:
         assert self.job.so_far is not None
-        return ContinuedScanner(self.job.so_far)
+        return ContinuedScanner(self.job.so_far, self.stops)
 
     def finish_at_once(self) -> None:
-        """The job broke off after the last token it could have."""
-        self._finish(Done(self.job.job_id, FinishReason.LENGTH, Usage()))
+        """The job broke off after the last token it could have: only text that was held back is left of it."""
+        rest = "" if self.stops is None else self.stops.finish()
+        if rest:
+            self._say(rest, (), 0)
+        self._finish(self._done(FinishReason.LENGTH))
 
     def _read(self, events: bytes) -> tuple[bytes, int]:
         scanner = self._scanner
         assert isinstance(scanner, ContinuedScanner)
         text, ids = scanner.read(events)
         if text or ids:
-            job = self.job
-            tokens = len(ids) or 1
-            self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, text, ids, tokens))
-            self._index += 1
+            self._say(text, ids, len(ids) or 1)
+        if scanner.is_stopped and self.end is None:
+            # The engine was not told of stop strings and would go on: closing the connection ends it.
+            self.drop()
+            self._finish(self._done(FinishReason.STOP))
         return b"", 0
+
+    def _say(self, text: str, ids: tuple[int, ...], tokens: int) -> None:
+        job = self.job
+        self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, text, ids, tokens))
+        self._index += 1
+
+    def _usage(self) -> Usage:
+        so_far, scanner = self.job.so_far, self._scanner
+        assert so_far is not None
+        if scanner.usage is None and scanner.stop_reason is not None:
+            return Usage(len(so_far.prompt_ids) + len(so_far.output_ids), 0, scanner.tokens)
+        return super()._usage()
 
     def _refuse(self, error: GatewayError) -> None:
         if isinstance(error, ContextLengthExceeded):
@@ -324,6 +360,56 @@ class ContinuedCall(Call):
             self.finish_at_once()
         else:
             self.fail(error)
+
+
+class WholeCall(Call):
+    """A job that is answered in one piece. Its only delta is the answer's body, as it came."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self, job: InferenceJob, emit: Emit, flight: Flight, worker: Server) -> None:
+        super().__init__(job, emit, flight, worker)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def again(self) -> None:
+        super().again()
+        self._parts.clear()
+        self._size = 0
+
+    def on_body(self, body: bytes) -> None:
+        if self._status != 200:
+            super().on_body(body)
+            return
+        self.heard_at = self._now()
+        self._size += len(body)
+        self._parts.append(body)
+        if self._size > LONGEST_EVENT:
+            self.fail(WorkerLost(f"worker {self._worker.name} sent an answer without an end"))
+
+    def on_end(self) -> None:
+        if self._status == 200 and self.end is None:
+            self._read_whole(b"".join(self._parts))
+        super().on_end()
+
+    def _read_whole(self, body: bytes) -> None:
+        scanner = self._scanner
+        said = whole_said(body)
+        if said is None:
+            scanner.error = b"not an answer"
+            return
+        for choice in said.choices:
+            if choice.finish_reason is not None and choice.finish_reason != "abort":
+                scanner.finish = finish_of(choice.finish_reason)
+        if scanner.finish is None:
+            return
+        if said.usage is not None:
+            scanner.usage = usage_of(said.usage, 1)
+            scanner.reports_cached = said.usage.prompt_tokens_details is not None
+        scanner.tokens = 1  # the first token's signal: how many there were is in the usage
+        job = self.job
+        self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
+        self._index += 1
 
 
 class LastWords:

@@ -62,6 +62,7 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_s=restart_backoff_s,
             restart_backoff_max_s=restart_backoff_max_s,
             silence_s=silence_s,
+            continues_seeds=True,  # it draws by seed and position
         )
 
 

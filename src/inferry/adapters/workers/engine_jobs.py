@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from inferry.adapters.workers.stops import held_back
 from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
 from inferry.domain.ports import Emit, TextAssembler
 from inferry.domain.streams import Done, Failed, Usage
@@ -60,13 +61,17 @@ class LiveJob:
         self.cancelled = False
 
     def so_far(self, make_assembler: Callable[[tuple[str, ...]], TextAssembler]) -> SoFar | None:
-        """Where another attempt can go on: after the last token whose text is out, all of it.
-
-        Engines that make their own text cannot go on from half a character, nor find a stop string that began before.
+        """Where another attempt can go on: after the last token whose text is out, all of it, because engines that make
+        their own text cannot go on from half a character. Where there are stop strings: after the last token, with the
+        text that is held back for them.
         """
         if self.job.resume is not Resume.CONTINUE or not (self.earlier_ids or self.output_ids):
             return None
         written = (*self.earlier_ids, *self.output_ids)
+        if self.job.payload.sampling.stop:
+            assembler = make_assembler(self.job.payload.sampling.stop)
+            catch_up(assembler, written)
+            return SoFar(self.prompt_ids, written, unsent=assembler.finish().rstrip("\ufffd"))
         for end in range(len(written), max(0, len(written) - _REPLAYED_ONE_BY_ONE), -1):
             assembler = make_assembler(self.job.payload.sampling.stop)
             catch_up(assembler, written[:end])
@@ -85,17 +90,28 @@ class LiveJob:
 _REPLAYED_ONE_BY_ONE = 64
 
 
-def catch_up(assembler: TextAssembler, earlier_ids: tuple[int, ...]) -> None:
-    """Bring an assembler to where the text was when the job broke off. Its reader has what comes out of this already,
-    but a character or a stop string may go on across the seam.
+def catch_up(assembler: TextAssembler, earlier_ids: tuple[int, ...]) -> str:
+    """Bring an assembler to where the text was when the job broke off. Its reader has what comes out of this already
+    (but see `undelivered`), but a character or a stop string may go on across the seam.
 
     What is held back may hang on how the tokens came in, so the last of them are replayed as they did.
     """
     older, latest = earlier_ids[:-_REPLAYED_ONE_BY_ONE], earlier_ids[-_REPLAYED_ONE_BY_ONE:]
-    if older:
-        assembler.push(older)
-    for token in latest:
-        assembler.push((token,))
+    texts = [assembler.push(older)[0]] if older else []
+    texts += [assembler.push((token,))[0] for token in latest]
+    return "".join(texts)
+
+
+def undelivered(so_far: SoFar, caught_up: str, held: str, stops: tuple[str, ...]) -> str:
+    """What of the text that an assembler gives out its reader does not have: other engines hold back more of it.
+
+    `held` is what the assembler holds back itself. One that says nothing about its text was an engine of this kind.
+    """
+    if so_far.unsent is None and so_far.tail is None:
+        return ""
+    whole = caught_up + held
+    unsent = held_back(stops, includes=False) if so_far.unsent is None else len(so_far.unsent)
+    return caught_up[max(0, len(whole) - unsent) :]
 
 
 def for_engine(sampling: Sampling, left: int) -> Sampling:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from inferry.adapters.workers.engine_jobs import Crowd, LiveJob, catch_up, for_engine, usage_of
+from inferry.adapters.workers.engine_jobs import Crowd, LiveJob, catch_up, for_engine, undelivered, usage_of
 from inferry.adapters.workers.engine_link import EngineLink, EngineProgram
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import (
@@ -92,6 +92,7 @@ class EngineWorker:
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
         silence_s: float = 30.0,
+        continues_seeds: bool = False,
     ) -> None:
         self._name = name
         self._program = program
@@ -107,6 +108,7 @@ class EngineWorker:
         self._default_output_tokens = default_output_tokens
         self._backoff_s = (restart_backoff_s, restart_backoff_max_s)
         self._silence_s = silence_s
+        self._continues_seeds = continues_seeds
         self._moved_at = 0.0
         self._heard = False
         self._missed_looks: int | None = None  # None until it has said for the first time that it runs
@@ -173,6 +175,7 @@ class EngineWorker:
                 vocab_size=vocab_size,
                 default_output_tokens=self._default_output_tokens,
                 continues=True,
+                continues_seeds=self._continues_seeds,
                 created=self._created,
             )
             for model in self._models
@@ -190,7 +193,7 @@ class EngineWorker:
             sampling = job.payload.sampling
             live.assembler = self._make_assembler(sampling.stop)
             if live.earlier_ids:
-                catch_up(live.assembler, live.earlier_ids)
+                self._catch_up(live, live.assembler)
             left = sampling.max_tokens - len(live.earlier_ids)
             finish = self._already_finished(live)
             if finish is not None:
@@ -370,6 +373,16 @@ class EngineWorker:
         if job.payload.prompt_ids is None and job.so_far is None:
             return UpstreamRefused("the engine takes token ids, and the job has none")
         return None
+
+    def _catch_up(self, live: LiveJob, assembler: TextAssembler) -> None:
+        caught_up = catch_up(assembler, live.earlier_ids)
+        stops, so_far = live.job.payload.sampling.stop, live.job.so_far
+        if stops and so_far is not None:
+            beside = self._make_assembler(stops)
+            catch_up(beside, live.earlier_ids)
+            rest = undelivered(so_far, caught_up, beside.finish(), stops)
+            if rest:
+                self._emit(live, rest, ())
 
     def _already_finished(self, live: LiveJob) -> FinishReason | None:
         """How a job ended that broke off between its last token and its end."""

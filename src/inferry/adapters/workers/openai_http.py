@@ -9,13 +9,22 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from inferry.adapters.workers.abilities import PATHS, ServedModel, ServerQuestions
 from inferry.adapters.workers.advice import Facts, advice
-from inferry.adapters.workers.bodies import PRIORITIES, RETURN_IDS, Salts, continued_body, streaming_body, tokens_left
-from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords
+from inferry.adapters.workers.bodies import (
+    PRIORITIES,
+    RETURN_IDS,
+    Salts,
+    continued_body,
+    streaming_body,
+    tokens_left,
+    whole_body,
+)
+from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords, WholeCall
 from inferry.adapters.workers.cancelling import abort_and_listen, is_gone
 from inferry.adapters.workers.engine_watch import EngineWatch
 from inferry.adapters.workers.hosted import Limits, Pacer, read_limits
@@ -25,6 +34,7 @@ from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.refusals import refusal
 from inferry.adapters.workers.seams import Seams
 from inferry.adapters.workers.server_life import ServerLife
+from inferry.adapters.workers.stops import VERIFIED_CHARS, seam
 from inferry.adapters.workers.values import EngineSteps, HttpWorkerSettings
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -323,6 +333,8 @@ class OpenAIHttpWorker:
     def _call(self, job: InferenceJob, emit: Emit, flight: Flight) -> Call:
         if job.so_far is not None:
             return ContinuedCall(job, emit, flight, self)
+        if job.payload.whole:
+            return WholeCall(job, emit, flight, self)
         follows = job.resume is Resume.CONTINUE and self._profile.continues
         return Call(job, emit, flight, self, follows=follows)
 
@@ -339,6 +351,9 @@ class OpenAIHttpWorker:
                 return
             if self._seams is not None and not call.begins_whole:
                 self._start(self._send_from_a_whole_character(call, self._seams))
+                return
+            if call.stops is None and call.job.payload.sampling.stop:
+                call.fail(NoWorker(f"worker {self._name} cannot tell what was held back for stop strings"))
                 return
             if self._left(call.job) < 1:
                 call.finish_at_once()
@@ -359,7 +374,13 @@ class OpenAIHttpWorker:
     async def _send_from_a_whole_character(self, call: ContinuedCall, seams: Seams) -> None:
         so_far = call.job.so_far
         assert so_far is not None
-        call.begin_after(await seams.whole_characters(call.job.route.model, so_far.output_ids))
+        model, stops = call.job.route.model, None
+        written = await seams.whole_characters(model, so_far.output_ids)
+        if call.job.payload.sampling.stop:
+            chars = max(map(len, call.job.payload.sampling.stop)) + VERIFIED_CHARS
+            text = await seams.end_of_text(model, so_far.prompt_ids, so_far.output_ids[:written], chars)
+            stops = None if text is None else seam(call.job, so_far, text)
+        call.begin_after(written, stops)
         self.send(call)
 
     def _take_a_key(self, call: Call, pacer: Pacer) -> bool:
@@ -407,6 +428,9 @@ class OpenAIHttpWorker:
                 retry_after_s = self._pacer.retry_after_s(now)
         return refusal(self._name, status, body, retry_after_s=retry_after_s, secrets=self._secrets)
 
+    def shape_of(self, api: str) -> dict[str, Any] | None:
+        return self._server.shapes.of(api)
+
     def ended(self, call: Call, end: Done | Failed) -> None:
         """The call's end, which comes once."""
         self._forget(call)
@@ -442,6 +466,9 @@ class OpenAIHttpWorker:
             body = continued_body(job, job.so_far, self._left(job), more)
             return self._http.request(b"POST", PATHS["completions"], headers, body)
         profile = self._profile
+        if payload.whole:
+            whole = whole_body(payload.body, more, drop=profile.refuses, output_cap=payload.output_cap)
+            return self._http.request(b"POST", PATHS[payload.api], headers, *whole)
         if job.resume is Resume.CONTINUE and profile.continues:
             more += RETURN_IDS
         return self._http.request(

@@ -75,7 +75,7 @@ VLLM = Profile(
         step_tokens=b"vllm:iteration_tokens_total",
         output_tokens=b"vllm:generation_tokens_total",
     ),
-    features=EVERY_FEATURE,
+    features=EVERY_FEATURE | {"prompt_logprobs", "beam_search"},
 )
 
 SGLANG = Profile(

@@ -36,6 +36,10 @@ def refusal(
         message, param = error.message or found.message, error.param
     except msgspec.MsgspecError:
         message, param = "", None
+    except UnicodeDecodeError:
+        if status not in (429, 503):  # those need no words
+            return WorkerLost(f"worker {worker} answered {status} with bytes that are not UTF-8")
+        message, param = "", None
     if status == 404:
         return ModelNotFound(f"worker {worker} does not serve this model", param="model")
     if status in (400, 413, 422):

@@ -48,6 +48,7 @@ class TracedChoice(Struct):
     text: str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: Raw | UnsetType = UNSET
+    stop_reason: str | int | None = None
 
 
 class TracedEvent(Struct):

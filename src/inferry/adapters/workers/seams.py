@@ -28,8 +28,10 @@ class Seams:
 
     async def whole_characters(self, model: str, ids: tuple[int, ...]) -> int:
         """How many of the ids are whole characters. All of them, where the server does not say."""
-        for dropped in range(min(LONGEST_CHARACTER, len(ids))):
+        for dropped in range(min(LONGEST_CHARACTER, len(ids) + 1)):
             kept = len(ids) - dropped
+            if not kept:
+                return 0
             text = await self._text(model, ids[max(0, kept - LOOKED_AT) : kept])
             if text is None:
                 break
@@ -37,10 +39,32 @@ class Seams:
                 return kept
         return len(ids)
 
+    async def end_of_text(
+        self, model: str, prompt_ids: tuple[int, ...], output_ids: tuple[int, ...], chars: int
+    ) -> str | None:
+        """The last characters of the text of an output, `chars` or all of them; None where the server does not say.
+
+        How the first ids of a text read may differ from how they read within it, so some before them are read too.
+        """
+        count = chars
+        while count < len(output_ids):
+            text = await self._text(model, output_ids[-count:])
+            if text is None:
+                return None
+            if len(text) >= chars + LOOKED_AT:
+                return text[-chars:]
+            count *= 2
+        before = prompt_ids[-LOOKED_AT:]
+        opening = await self._text(model, before)
+        whole = await self._text(model, before + output_ids)
+        if opening is None or whole is None or not whole.startswith(opening):
+            return None
+        return whole[len(opening) :]
+
     async def _text(self, model: str, ids: tuple[int, ...]) -> str | None:
         body = msgspec.json.encode({"model": model, "tokens": ids})
         try:
             status, answer = await self._questions.post(self._path, self._headers, body, TIMEOUT_S)
             return msgspec.json.decode(answer, type=PromptText).prompt if status == 200 else None
-        except (WorkerLost, msgspec.MsgspecError):
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
             return None

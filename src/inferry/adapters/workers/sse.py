@@ -67,12 +67,23 @@ class EventScanner:
     `[DONE]` is not success: an abort or an in-band error before it is what it says.
     """
 
-    __slots__ = ("error", "events", "finish", "is_done", "reports_cached", "tokens", "usage", "usage_event")
+    __slots__ = (
+        "error",
+        "events",
+        "finish",
+        "is_done",
+        "reports_cached",
+        "stop_reason",
+        "tokens",
+        "usage",
+        "usage_event",
+    )
 
     def __init__(self) -> None:
         self.events = 0
         self.tokens = 0
         self.finish: FinishReason | None = None
+        self.stop_reason: str | int | None = None
         self.usage: Usage | None = None
         self.reports_cached = False
         self.usage_event = b""
@@ -165,8 +176,25 @@ def says_something(choice: SaidChoice) -> bool:
 
 
 def _sane(count: int) -> int:
-    """A count of tokens that can be one: what an upstream says is not to break the ledger."""
-    return min(max(count, 0), MOST_TOKENS)
+    """A count that fits everywhere, however large, with all that are below zero as one: `domain.usage` judges them."""
+    return min(max(count, -1), MOST_TOKENS)
+
+
+def whole_said(body: bytes) -> SaidEvent | None:
+    """What an answer in one piece says; None where it is none."""
+    try:
+        said = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return None if is_there(said.error) or (not body.isascii() and not is_utf8(body)) else said
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def data_of(event: bytes) -> bytes:

@@ -6,12 +6,19 @@ those are told by what stands around the text. Anything else is decoded.
 
 import re
 from array import array
+from collections import deque
 
 import msgspec
+from msgspec.structs import replace
 
-from inferry.adapters.workers.said import TracedDelta, TracedEvent
+from inferry.adapters.workers.said import TracedChoice, TracedDelta, TracedEvent
 from inferry.adapters.workers.sse import EventScanner, data_of, finish_of, is_there, usage_of
+from inferry.adapters.workers.stops import VERIFIED_CHARS, StopSeam
 from inferry.domain.jobs import SoFar
+from inferry.domain.streams import FinishReason
+
+RECENT = 32
+"""Pieces of a stream with stop strings that are kept, to compare the end of its text with what its ids read as."""
 
 # A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
 # inside strings are escaped, so none of this can be part of what a model wrote.
@@ -35,13 +42,15 @@ _ids_decoder = msgspec.json.Decoder(tuple[int, ...])
 class Trail:
     """The ids of a prompt, and of the output as far as its text was passed on.
 
-    Ids whose text the engine still holds back (half a character) wait until it comes. `is_exact` says whether all that
-    was passed on was plain text whose ids are known.
+    Ids whose text the engine still holds back (half a character) wait until it comes; where it `holds_text`, for stop
+    strings, text comes later than its ids anyway, and all ids count. `is_exact` says whether all that was passed on was
+    plain text whose ids are known.
     """
 
-    __slots__ = ("_held", "_output", "_prompt", "_shape", "is_exact")
+    __slots__ = ("_held", "_holds_text", "_output", "_prompt", "_shape", "is_exact")
 
-    def __init__(self, so_far: SoFar | None = None) -> None:
+    def __init__(self, so_far: SoFar | None = None, *, holds_text: bool = False) -> None:
+        self._holds_text = holds_text
         self._prompt: bytes | tuple[int, ...] | None = None if so_far is None else so_far.prompt_ids
         self._output = array("I", () if so_far is None else so_far.output_ids)
         self._held: list[int] = []
@@ -152,38 +161,61 @@ class Trail:
                 self._prompt = _ids_decoder.decode(self._prompt)
             except msgspec.MsgspecError:
                 return None
-        return SoFar(self._prompt, tuple(self._output))
+        output = tuple(self._output)
+        return SoFar(self._prompt, (*output, *self._held) if self._holds_text else output)
 
 
 class FollowingScanner(EventScanner):
     """Scans a stream whose events carry token ids that its client did not ask for (or did: `passes_ids`)."""
 
-    __slots__ = ("_passes_ids", "trail")
+    __slots__ = ("_passes_ids", "_recent", "trail")
 
-    def __init__(self, *, passes_ids: bool = False) -> None:
+    def __init__(self, *, passes_ids: bool = False, holds_text: bool = False) -> None:
         super().__init__()
-        self.trail = Trail()
+        self.trail = Trail(holds_text=holds_text)
         self._passes_ids = passes_ids
+        self._recent: deque[bytes] | None = deque(maxlen=RECENT) if holds_text else None
 
     def scan(self, events: bytes) -> tuple[bytes, int]:
         bare, tokens = self.trail.follow(events)
         if self._passes_ids:
             bare = events
         if tokens is None:
-            return EventScanner.scan(self, bare)
-        self.events += tokens
-        self.tokens += tokens
+            bare, tokens = EventScanner.scan(self, bare)
+        else:
+            self.events += tokens
+            self.tokens += tokens
+        if self._recent is not None:
+            self._recent.append(bare)
         return bare, tokens
+
+    def so_far(self) -> SoFar | None:
+        """Where another attempt can go on."""
+        found = self.trail.so_far()
+        if found is None or self._recent is None:
+            return found
+        return replace(found, tail=text_of(b"".join(self._recent))[-VERIFIED_CHARS:])
 
 
 class ContinuedScanner(EventScanner):
-    """Reads the stream of a continuation: text and ids, for whoever writes events of another shape from them."""
+    """Reads the stream of a continuation: text and ids, for whoever writes events of another shape from them.
 
-    __slots__ = ("trail",)
+    With `stops` the text is theirs to deliver; one that is found ends the stream (`is_stopped`).
+    """
 
-    def __init__(self, so_far: SoFar) -> None:
+    __slots__ = ("_before", "is_stopped", "stops", "trail")
+
+    def __init__(self, so_far: SoFar, stops: StopSeam | None = None) -> None:
         super().__init__()
-        self.trail = Trail(so_far)
+        self.trail = Trail(so_far, holds_text=stops is not None)
+        self.stops = stops
+        self.is_stopped = False
+        self._before = len(so_far.output_ids)
+
+    def so_far(self) -> SoFar | None:
+        """Where another attempt can go on."""
+        found = self.trail.so_far()
+        return found if found is None or self.stops is None else replace(found, unsent=self.stops.unsent)
 
     def read(self, events: bytes) -> tuple[str, tuple[int, ...]]:
         """Complete events in; the text in them and its token ids out."""
@@ -212,17 +244,40 @@ class ContinuedScanner(EventScanner):
                 if choice.finish_reason == "abort":
                     self.error = b"aborted"
                     continue
-                if choice.text:
-                    texts.append(choice.text)
                 if choice.token_ids:
                     ids += choice.token_ids
                     self.tokens += len(choice.token_ids)
                 elif choice.text:
                     self.tokens += 1
                 self.trail.wrote(choice.text, choice.token_ids)
-                if choice.finish_reason is not None:
-                    self.finish = finish_of(choice.finish_reason)
+                texts.append(self._delivered(choice))
+                if self.is_stopped:
+                    return "".join(texts), tuple(ids)
         return "".join(texts), tuple(ids)
+
+    def _delivered(self, choice: TracedChoice) -> str:
+        """What of a choice's text is to be delivered now, and whether that is the end."""
+        text, found = choice.text or "", None
+        if self.stops is not None:
+            text, found = self.stops.push(text, self._before + self.tokens)
+        if found is not None:
+            self.finish, self.stop_reason, self.is_stopped = FinishReason.STOP, found, True
+        elif choice.finish_reason is not None:
+            self.finish, self.stop_reason = finish_of(choice.finish_reason), choice.stop_reason
+            if self.stops is not None:
+                text += self.stops.finish()
+        return text
+
+
+def text_of(events: bytes) -> str:
+    """The text in complete events."""
+    texts: list[str] = []
+    for event in events.split(b"\n\n"):
+        data = data_of(event)
+        if data and data != b"[DONE]":
+            for choice in _decoder.decode(data).choices:
+                texts.append((choice.text if choice.delta is None else choice.delta.content) or "")
+    return "".join(texts)
 
 
 def without_ids(events: bytes) -> bytes:

@@ -1,0 +1,43 @@
+"""How a server writes its answers in one piece: which fields there are, in which order, and which are null.
+
+Events of a stream leave out what is null, so an answer that is put together from them lacks those fields. What a server
+has shown in one whole answer is enough to add them.
+"""
+
+from typing import Any
+
+_SOMETHING = ...
+_ASKED_FOR = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
+"""Null unless a call asks for them, whatever the answer says that was seen."""
+
+
+def shape_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """The shape of a whole answer: every field in its place, null or not, and nothing of what it says."""
+    return {key: None if key in _ASKED_FOR else _kind(value) for key, value in answer.items()}
+
+
+def completed(answer: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the fields of the shape that are null, each in its place; what it does not name is last."""
+    found: dict[str, Any] = {}
+    for key, kind in shape.items():
+        if key in answer:
+            found[key] = _completed(answer[key], kind)
+        elif kind is None:
+            found[key] = None
+    return found | {key: value for key, value in answer.items() if key not in shape}
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        return shape_of(value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [shape_of(value[0])]
+    return None if value is None else _SOMETHING
+
+
+def _completed(value: Any, kind: Any) -> Any:
+    if isinstance(value, dict) and isinstance(kind, dict):
+        return completed(value, kind)
+    if isinstance(value, list) and isinstance(kind, list):
+        return [completed(one, kind[0]) if isinstance(one, dict) else one for one in value]
+    return value

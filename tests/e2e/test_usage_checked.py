@@ -1,0 +1,86 @@
+"""An engine that reports a usage that cannot be true harms neither its tenants' ceilings nor any estimate."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from support.over_http import OverHttp
+from support.upstream import DONE, Upstream, begin, chunk, event, role
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 50}
+LIES: list[dict[str, Any]] = [
+    {"prompt_tokens": 10**20, "completion_tokens": 2},
+    {"prompt_tokens": -5, "completion_tokens": -5},
+    {"prompt_tokens": 12, "completion_tokens": 10**20},
+    {"prompt_tokens": 12, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 10**20}},
+]
+
+
+@pytest.fixture
+def lying(tmp_path: Path) -> Iterator[OverHttp]:
+    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        counts = up.counts  # type: ignore[attr-defined]
+        head = {"id": "up-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        await response.write(role() + chunk("a") + chunk("b", "stop"))
+        await response.write(event({**head, "choices": [], "usage": counts}) + DONE)
+        return response
+
+    config = {"tenants": {"acme": {"day_token_ceiling": 100_000}}}
+    with OverHttp(tmp_path, script, config) as gateway:
+        yield gateway
+
+
+def ask(gateway: OverHttp, key: str, **more: Any) -> Any:
+    answer = gateway.call("POST", CHAT, {**BODY, **more}, {"authorization": f"Bearer {key}"})
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def metric(gateway: OverHttp, name: str) -> float:
+    page = gateway.call("GET", "/metrics").body.decode()
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name + "{"))
+
+
+def test_a_usage_that_cannot_be_true_is_neither_billed_nor_learned_nor_shown(
+    lying: OverHttp, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = lying.key("acme")
+    up: Any = lying.upstream
+    up.counts = {"prompt_tokens": 12, "completion_tokens": 2}
+    ask(lying, key)
+    gateway: Any = lying.service.gateway
+    before = gateway.estimate_prompt("acme", "m", None, 1000)
+    accuracy = gateway.output_accuracy
+    with caplog.at_level(logging.WARNING):
+        for number, counts in enumerate(LIES, 1):
+            up.counts = counts
+            usage = ask(lying, key).json["usage"]
+            assert 0 < usage["prompt_tokens"] <= 4096
+            assert usage["completion_tokens"] == 2
+            assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+            assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            assert metric(lying, "inferry_worker_usage_corrected_total") == number
+    assert gateway.estimate_prompt("acme", "m", None, 1000) == before
+    assert gateway.output_accuracy == accuracy
+    assert 0 < metric(lying, "inferry_tokens_total") < 100 * (len(LIES) + 1)
+    assert len([one for one in caplog.records if "cannot be true" in one.message]) == 1
+
+
+def test_a_stream_ends_with_the_usage_that_is_billed(lying: OverHttp) -> None:
+    key = lying.key("acme")
+    up: Any = lying.upstream
+    for counts in LIES:
+        up.counts = counts
+        answer = ask(lying, key, stream=True, stream_options={"include_usage": True})
+        *_, last, done = [part for part in answer.body.split(b"\n\n") if part]
+        assert done == b"data: [DONE]"
+        usage = json.loads(last[6:])["usage"]
+        assert 0 < usage["prompt_tokens"] <= 4096
+        assert usage["completion_tokens"] == 2
