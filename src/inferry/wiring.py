@@ -4,10 +4,12 @@ import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from inferry.adapters.ledgers import lock
 from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
 from inferry.adapters.ledgers.tenants import SqliteTenants
@@ -78,6 +80,17 @@ class Service(NamedTuple):
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
+
+
+@contextmanager
+def sole_use(config: Config) -> Iterator[None]:
+    """Keep every other gateway away from the configuration's ledger. Raises ConfigError where one is there already."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock.sole_use(config.ledger))
+        except LedgerUnusable as error:
+            raise ConfigError(str(error)) from None
+        yield
 
 
 def build(config: Config, clock: Clock | None = None) -> Service:

@@ -170,7 +170,7 @@ def test_reading_creates_nothing(path: Path, url: str) -> None:
 
 
 def test_a_ledger_in_memory_serves_the_recorder_thread() -> None:
-    recorder = Recorder(SqliteLedger("sqlite://"))
+    recorder = Recorder(SqliteLedger("sqlite:///:memory:"))
     recorder.record(an_entry())
     recorder.close()
     assert (recorder.written, recorder.dropped) == (1, 0)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.schema import SCHEMA_VERSION, UPGRADES, attempts, metadata
 from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ledger_urls import NOT_SHARED, problem_of_ledger
 
 BUSY_TIMEOUT_MS = 5000
 
@@ -84,10 +85,18 @@ def open_for_writing(url: str) -> Engine:
     return engine
 
 
+def must_be_a_file(url: str) -> Path:
+    """The ledger's file, which may still have to be made. Raises LedgerUnusable for one in memory."""
+    path = _file(_parse(url))
+    if path is None:
+        raise LedgerUnusable(NOT_SHARED)
+    return path
+
+
 def must_exist(url: str) -> None:
     """Raises LedgerMissing where opening it would make a new file."""
-    path = _file(_parse(url))
-    if path is not None and not path.is_file():
+    path = must_be_a_file(url)
+    if not path.is_file():
         raise LedgerMissing(f"there is no ledger at {path.absolute()}")
 
 
@@ -96,7 +105,7 @@ def open_sqlite_queries(url: str) -> LedgerQueries:
     parsed = _parse(url)
     path = _file(parsed)
     if path is None:
-        raise LedgerMissing("a ledger in memory can only be read by the process that holds it")
+        raise LedgerMissing(NOT_SHARED)
     if not path.is_file():
         raise LedgerMissing(f"there is no ledger at {path.absolute()}")
     engine = _engine(parsed)
@@ -136,6 +145,8 @@ def _parse(url: str) -> URL:
         raise LedgerUnusable("not a URL; a file is written sqlite:///path/to/ledger.db") from error
     if parsed.get_backend_name() != "sqlite":
         raise LedgerUnusable(f"not a SQLite address: {parsed.render_as_string(hide_password=True)}")
+    if (problem := problem_of_ledger(url)) is not None:
+        raise LedgerUnusable(f"the ledger's address {problem}")
     return parsed
 
 
