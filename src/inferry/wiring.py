@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inferry.adapters.ledgers import lock
+from inferry.adapters.ledgers.marks import SqliteMarks
 from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
 from inferry.adapters.ledgers.tenants import SqliteTenants
@@ -19,6 +20,7 @@ from inferry.adapters.workers.profiles import PROFILES
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.admission.door import Door
 from inferry.admission.gate import Gate
+from inferry.admission.marks import Marks
 from inferry.config import (
     Config,
     ConfigError,
@@ -35,6 +37,7 @@ from inferry.config import (
 )
 from inferry.dispatch.accounts import Accounts
 from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.mark_keeper import MarkKeeper
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantBook, TenantWatch
 from inferry.dispatch.values import HealthPolicy, Sharing
@@ -42,6 +45,7 @@ from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spent
@@ -131,9 +135,13 @@ def assemble(
         wall=clock.wall,
     )
     book = _book(config.ledger)
-    gate = Gate(config.price_list())
+    # What is in memory is gone with the process, and so are its budgets: there is nothing to keep.
+    marks = None if config.ledger == IN_MEMORY else SqliteMarks(config.ledger)
+    gate = Gate(config.price_list(), marks=None if marks is None else Marks())
+    recorder = Recorder(ledger)
     if book is not None:
         gate.restore(book.spent(clock.wall()), clock.now())
+    keeper = None if marks is None else MarkKeeper(gate, marks, recorder, clock)
     pool = Pool(workers, clock, health=policy, kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
@@ -141,11 +149,12 @@ def assemble(
     gateway = Gateway(
         lanes=config.lane_policies(),
         pool=pool,
-        recorder=Recorder(ledger),
+        recorder=recorder,
         metrics=metrics,
         clock=clock,
         tokenizers=tokenizers,
         gate=gate,
+        marks=keeper,
         sharing=_sharing(config.sharing),
         door=Door(
             config.lane_policies(),

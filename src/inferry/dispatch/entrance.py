@@ -38,8 +38,9 @@ class Entrance:
     def __len__(self) -> int:
         return len(self._inside)
 
-    def enter(self, job: InferenceJob, caller: Caller) -> tuple[InferenceJob, int]:
-        """Let the job in: the job as it may run, and how many tokens it may write for now.
+    def enter(self, job: InferenceJob, caller: Caller) -> tuple[InferenceJob, int, int]:
+        """Let the job in: the job as it may run, how many tokens it may write for now, and the batch of marks that must
+        be in the database before it runs (0: none).
 
         Raises the GatewayError that says why not, and then it has left no trace but in its run's count of refusals.
         """
@@ -53,7 +54,7 @@ class Entrance:
         self._inside[job.job_id] = _Inside(permit, run)
         if permit.output_cap < job.token_budget:
             job = _cut(job, permit.output_cap)
-        return job, permit.may_write
+        return job, permit.may_write, permit.batch
 
     def enter_free(self, job: InferenceJob, caller: Caller) -> "FreeTicket":
         """Let in a job that shares another's execution: it counts as a request, and for no tokens.
