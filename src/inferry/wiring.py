@@ -175,6 +175,13 @@ def assemble(
     app = App(gateway, metrics, limits, auth, admin_key=config.server.admin_key, tenants=tenants, book=book)
     accounts = Accounts(gate, clock, lambda: _spent(config.ledger, clock.wall()))
     tenants.on_change = accounts.catch_up
+
+    def end_unwelcome() -> None:
+        ended = gateway.end_unwelcome(tenants.problem)
+        if ended:
+            log.warning("ended %d calls in flight: their keys are no longer valid", ended)
+
+    tenants.on_ended = end_unwelcome
     return Service(app, gateway, pool, tenants, accounts)
 
 

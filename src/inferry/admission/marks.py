@@ -102,7 +102,7 @@ class Marks:
             self._live[account] = now
         self._on_their_way = []
 
-    def retire(self, now: float, recorded: int, settled: int, *, idle_s: float = IDLE_S) -> None:
+    def retire(self, now: float, recorded: int, settled: int, idle_s: float = IDLE_S) -> None:
         """Give up marks of accounts that hold no leases, once the rows of all that they spent are in the ledger.
 
         `recorded` is how many rows were given to the ledger so far, `settled` how many of them it has.

@@ -13,7 +13,7 @@ from inferry.admission.permits import Permit
 from inferry.admission.runs import Run, Runs
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, RunCancelled
+from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, RunCancelled
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.tenants import Caller
@@ -130,12 +130,12 @@ class FreeTicket:
 
 
 def _is_charged(attempt: Attempt) -> bool:
-    """Answers are paid for, and what a client had computed that left before the end. What we or a worker lost is not,
-    nor what never got to a first token."""
+    """Answers are paid for, and what a client had computed that left, or whose key ended, before the end. What we or a
+    worker lost is not, nor what never got to a first token."""
     end = attempt.end
     if isinstance(end, Done):
         return True
-    was_theirs = end is not None and isinstance(end.error, ClientClosed | RunCancelled)
+    was_theirs = end is not None and isinstance(end.error, ClientClosed | RunCancelled | InvalidApiKey)
     return was_theirs and (attempt.first_token_at is not None or attempt.job.so_far is not None)
 
 

@@ -1,7 +1,7 @@
 """The facade: what ingress knows of everything behind it."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -210,6 +210,17 @@ class Gateway:
         """End a job for a reason of its own. What it shares goes on for as long as somebody else wants it."""
         if not self._flights.leave(job_id, error):
             self.cancel_execution(job_id, error)
+
+    def end_unwelcome(self, problem: Callable[[str, str | None], GatewayError | None]) -> int:
+        """End every job, queued or running, whose tenant and key may not call any more; returns how many."""
+        found: dict[str, GatewayError] = {}
+        for job in (*self._flights.readers(), *self._loop.jobs()):
+            error = problem(job.tenant, job.key_id)
+            if error is not None:
+                found[job.job_id] = error
+        for job_id, error in found.items():
+            self.cancel(job_id, error)
+        return len(found)
 
     def _take_out(self, job_ids: Iterable[str]) -> set[str]:
         """Take jobs that are queued out of the queue, but for those whose execution somebody else may share."""

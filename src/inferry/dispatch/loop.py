@@ -212,6 +212,10 @@ class DispatchLoop:
         stream = self._demux.get(job_id)
         return None if stream is None else stream.attempt
 
+    def jobs(self) -> list[InferenceJob]:
+        """All jobs that have not ended."""
+        return [stream.attempt.job for stream in self._demux.streams()]
+
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():
             self.cancel(job_id, error)

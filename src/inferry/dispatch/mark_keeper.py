@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from inferry.admission.gate import Gate
+from inferry.admission.marks import IDLE_S
 from inferry.domain.clock import Clock
 from inferry.domain.spending import Mark, MarkBatch
 from inferry.ledger.recorder import Recorder
@@ -37,13 +38,24 @@ class MarkStore(Protocol):
 class MarkKeeper:
     """Writes what the gate wants written. Making it reads the store, and counts what a killed process left."""
 
-    def __init__(self, gate: Gate, store: MarkStore, recorder: Recorder, clock: Clock) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        store: MarkStore,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        sweep_s: float = SWEEP_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
         assert gate.marks is not None, "there is a store for marks and no gate that sets any"
         self._gate = gate
         self._marks = gate.marks
         self._store = store
         self._recorder = recorder
         self._clock = clock
+        self._sweep_s = sweep_s
+        self._idle_s = idle_s
         self._thread = ThreadPoolExecutor(1, "inferry-marks")
         self._task: asyncio.Task[None] | None = None
         self._sweeping: asyncio.TimerHandle | None = None
@@ -81,7 +93,7 @@ class MarkKeeper:
         """Give up all marks, since the ledger has every row by now; then close the store."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._retire(idle_s=0.0)
+        self._retire(0.0)
         self.wake()
         task = self._task
         if task is not None:
@@ -91,14 +103,14 @@ class MarkKeeper:
         self._store.close()
 
     def _sweep(self) -> None:
-        self._retire()
+        self._retire(self._idle_s)
         self.wake()
-        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._sweeping = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
 
-    def _retire(self, **idle: float) -> None:
+    def _retire(self, idle_s: float) -> None:
         if self._recorder.dropped:
             self._marks.keep_all()
-        self._marks.retire(self._clock.now(), self._recorder.accepted, self._recorder.settled, **idle)
+        self._marks.retire(self._clock.now(), self._recorder.accepted, self._recorder.settled, idle_s)
 
     async def _write(self) -> None:
         try:

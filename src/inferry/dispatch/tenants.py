@@ -8,13 +8,14 @@ looks about once a second, in a thread, whether another process has.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.directory import Directory
-from inferry.domain.errors import Conflict, InvalidRequest, NotFound
+from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_tenant_name, shown_key, status_of
 from inferry.domain.settings import shown_tenant
 from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
@@ -147,7 +148,8 @@ class TenantWatch:
     """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
 
     `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
-    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place.
+    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place, and
+    `on_ended` whenever keys may have stopped being valid: with a change, and when one expires.
     """
 
     def __init__(self, book: TenantBook, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time) -> None:
@@ -156,11 +158,14 @@ class TenantWatch:
         self._wall = wall
         self._complaint = ""
         self.on_change: Callable[[], None] | None = None
+        self.on_ended: Callable[[], None] | None = None
+        self._next_end = math.inf
         self._task: asyncio.Task[None] | None = None
         # One at a time, so that what was read first is not put in the place of what was read last.
         self._turn = asyncio.Lock()
         self.directory = Directory(is_required=mode == "on")
         self._version, self.directory = self._read()
+        self._next_end = self.directory.next_end(wall())
         log.info("authentication is %s", self._standing())
 
     @property
@@ -181,6 +186,10 @@ class TenantWatch:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await asyncio.to_thread(self.book.close)
+
+    def problem(self, tenant: str, key_id: str | None) -> GatewayError | None:
+        """Why a call in flight may not go on, if it may not."""
+        return self.directory.problem(tenant, key_id, self._wall())
 
     async def ask(self, act: Callable[[TenantBook, float], T]) -> T:
         """Have something looked up in the book, off the loop."""
@@ -214,6 +223,15 @@ class TenantWatch:
                 await self.look()
             except Exception:
                 log.exception("tenants and keys could not be followed")
+            self.end_expired()
+
+    def end_expired(self) -> None:
+        """Tell of keys that have expired since the last look."""
+        wall = self._wall()
+        if wall >= self._next_end:
+            self._next_end = self.directory.next_end(wall)
+            if self.on_ended is not None:
+                self.on_ended()
 
     def _acted(self, act: Callable[[TenantBook, float], T]) -> tuple[T, tuple[int, Directory]]:
         result = act(self.book, self._wall())
@@ -230,6 +248,9 @@ class TenantWatch:
     def _take(self, found: tuple[int, Directory]) -> None:
         was_required = self.is_required
         self._version, self.directory = found
+        self._next_end = self.directory.next_end(self._wall())
+        if self.on_ended is not None:
+            self.on_ended()
         if self.on_change is not None:
             self.on_change()
         if self.is_required and not was_required:

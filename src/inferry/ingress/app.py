@@ -120,6 +120,7 @@ class App:
                     job = await prompt.job()
                 if reply.is_gone:
                     raise ClientClosed("the client left before its prompt was tokenised")
+                caller = self._auth.caller(request.headers, reply.peer)  # its key may have been revoked meanwhile
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise

@@ -31,6 +31,9 @@ class Demux:
     def job_ids(self) -> list[str]:
         return list(self._streams)
 
+    def streams(self) -> list[JobStream]:
+        return list(self._streams.values())
+
     def close(self, stream: JobStream, end: End) -> None:
         del self._streams[end.job_id]
         stream.finish(end)
