@@ -145,7 +145,7 @@ def assemble(
     pool = Pool(workers, clock, health=policy, kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health)
+    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.gone is None))
     gateway = Gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -172,7 +172,16 @@ def assemble(
         max_unread_bytes=config.server.max_unread_bytes,
     )
     auth = Auth(tenants, off_for_all=config.auth.off_beyond_loopback, wall=clock.wall)
-    app = App(gateway, metrics, limits, auth, admin_key=config.server.admin_key, tenants=tenants, book=book)
+    app = App(
+        gateway,
+        metrics,
+        limits,
+        auth,
+        admin_key=config.server.admin_key,
+        tenants=tenants,
+        book=book,
+        problem=lambda: tenants.gone,
+    )
     accounts = Accounts(gate, clock, lambda: _spent(config.ledger, clock.wall()))
     tenants.on_change = accounts.catch_up
 
@@ -181,7 +190,13 @@ def assemble(
         if ended:
             log.warning("ended %d calls in flight: their keys are no longer valid", ended)
 
+    def start_over() -> None:
+        if keeper is not None:
+            keeper.start_over()
+        app.read_from(lambda: _book(config.ledger))
+
     tenants.on_ended = end_unwelcome
+    tenants.on_replaced = start_over
     return Service(app, gateway, pool, tenants, accounts)
 
 

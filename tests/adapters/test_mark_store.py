@@ -8,7 +8,8 @@ import pytest
 
 from inferry.adapters.ledgers.marks import SqliteMarks
 from inferry.adapters.ledgers.schema import SCHEMA_VERSION
-from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger
+from inferry.adapters.ledgers.sqlite import SqliteLedger
+from inferry.domain.ledger import LedgerGone
 from inferry.domain.spending import Mark, MarkBatch
 
 
@@ -57,22 +58,24 @@ def test_a_ledger_of_the_second_schema_gets_the_table_and_keeps_its_rows(tmp_pat
         assert raw.execute("SELECT version FROM changes").fetchone() == (7,)
 
 
-def test_reopening_uses_the_file_that_is_there_now(tmp_path: Path, url: str) -> None:
+def test_a_store_whose_file_was_replaced_uses_the_one_that_is_there(tmp_path: Path, url: str) -> None:
     with closing(SqliteMarks(url)) as store:
         store.write(MarkBatch(1, [a_mark()], []))
         for file in tmp_path.iterdir():
             file.unlink()
-        store.reopen()
+        with pytest.raises(LedgerGone, match=r"ledger\.db was deleted"):
+            store.read()
+        SqliteLedger(url).close()
         assert store.read() == []
         store.write(MarkBatch(2, [a_mark(3)], []))
         with closing(SqliteMarks(url)) as other:
             assert other.read() == [a_mark(3)]
 
 
-def test_a_file_that_cannot_be_reopened_is_said_in_words(tmp_path: Path, url: str) -> None:
+def test_a_file_that_is_no_database_is_said_in_words(tmp_path: Path, url: str) -> None:
     with closing(SqliteMarks(url)) as store:
         for file in tmp_path.iterdir():
             file.unlink()
         (tmp_path / "ledger.db").write_bytes(b"this is no database, whatever it is called" * 100)
-        with pytest.raises(LedgerUnusable):
-            store.reopen()
+        with pytest.raises(LedgerGone, match="was replaced"):
+            store.read()

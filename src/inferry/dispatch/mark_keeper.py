@@ -31,7 +31,6 @@ class MarkStore(Protocol):
 
     def read(self) -> list[Mark]: ...
     def write(self, batch: MarkBatch) -> None: ...
-    def reopen(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -60,7 +59,6 @@ class MarkKeeper:
         self._task: asyncio.Task[None] | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._waiting: dict[int, list[Callable[[], None]]] = {}
-        self._reopens = False
         counted = gate.restore_marks(store.read(), clock.now(), clock.wall())
         if counted:
             log.warning(
@@ -84,8 +82,7 @@ class MarkKeeper:
             self._waiting.setdefault(batch, []).append(then)
 
     def start_over(self) -> None:
-        """The database is another file: write to that one, and write all that is known."""
-        self._reopens = True
+        """The database is another file, and the store writes to that one: write all that is known."""
         self._gate.rewrite_marks()
         self.wake()
 
@@ -128,16 +125,10 @@ class MarkKeeper:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._write_now, batch)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, batch)
             except Exception as error:
                 log.error("marks of budgets cannot be written (again in %.2f s): %s", delay_s, error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)
             else:
                 return
-
-    def _write_now(self, batch: MarkBatch) -> None:
-        if self._reopens:
-            self._store.reopen()
-            self._reopens = False
-        self._store.write(batch)

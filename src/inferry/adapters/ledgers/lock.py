@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from inferry.adapters.ledgers.sqlite import LedgerUnusable, must_be_a_file
+from inferry.adapters.ledgers.opening import LedgerUnusable, must_be_a_file
 from inferry.domain.ledger_urls import IN_MEMORY
 
 

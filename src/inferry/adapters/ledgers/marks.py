@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import and_, bindparam, delete, select
 from sqlalchemy.dialects.sqlite import insert
 
+from inferry.adapters.ledgers.files import OpenedFile
 from inferry.adapters.ledgers.schema import marks
-from inferry.adapters.ledgers.sqlite import open_for_writing
 from inferry.domain.spending import Mark, MarkBatch
 
 _IDENTITY = ("scope", "tenant", "name", "period", "number")
@@ -19,35 +19,29 @@ class SqliteMarks:
     """What accounts may have used at most."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._engine = open_for_writing(url)
+        self._file = OpenedFile(url)
+        dialect = self._file.engine().dialect
         row = insert(marks)
         values = {name: row.excluded[name] for name in ("tokens", "nanos", "at")}
         upsert = row.on_conflict_do_update(index_elements=list(_IDENTITY), set_=values)
-        self._upsert = str(upsert.compile(dialect=self._engine.dialect))
+        self._upsert = str(upsert.compile(dialect=dialect))
         same = and_(*(marks.c[name] == bindparam(name) for name in _IDENTITY))
-        self._delete = str(delete(marks).where(same).compile(dialect=self._engine.dialect))
+        self._delete = str(delete(marks).where(same).compile(dialect=dialect))
 
     def read(self) -> list[Mark]:
-        with self._engine.connect() as connection:
+        with self._file.engine().connect() as connection:
             return [Mark(**row) for row in connection.execute(select(marks)).mappings()]
 
     def write(self, batch: MarkBatch) -> None:
-        """All of it or, with an exception, nothing."""
-        with self._engine.begin() as connection:
+        """All of it or, with an exception, nothing. Raises LedgerGone."""
+        with self._file.engine().begin() as connection:
             if batch.kept:
                 connection.exec_driver_sql(self._upsert, [_row(mark) for mark in batch.kept])
             if batch.gone:
                 connection.exec_driver_sql(self._delete, [_row(mark)[: len(_IDENTITY)] for mark in batch.gone])
 
-    def reopen(self) -> None:
-        """Use the file that is there now. Raises LedgerUnusable."""
-        engine = open_for_writing(self._url)
-        self._engine.dispose()
-        self._engine = engine
-
     def close(self) -> None:
-        self._engine.dispose()
+        self._file.close()
 
 
 def _row(mark: Mark) -> tuple[Any, ...]:
