@@ -18,8 +18,10 @@ from inferry._version import __version__
 from inferry.bench_cli import bench
 from inferry.calibrate_cli import calibrate
 from inferry.checkout import is_compiled
+from inferry.config_checks import problem_of_host
 from inferry.config_secrets import unset
 from inferry.config_tenants import AuthConfig, advise_callers, exposure, impossible_pools
+from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.keys_cli import keys_app, tenants_app
 from inferry.ledger_cli import ledger_app
 from inferry.plan_cli import plan_app
@@ -75,7 +77,9 @@ def _options(
 def serve(
     config_file: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (config: server.host).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (config: server.port).")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port to listen on (config: server.port); 0 takes a free one.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Ask nobody for a key, wherever it listens (config: auth).")
@@ -87,11 +91,9 @@ def serve(
     if no_auth:
         config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", off_beyond_loopback=True))
     try:
-        _run_server(config, host or config.server.host, config.server.port if port is None else port)
+        _run_server(config, config.server.host if host is None else host, config.server.port if port is None else port)
     except configuration.ConfigError as error:
         _fail(str(error))
-    except OSError as error:
-        _fail(f"cannot serve on {host or config.server.host}: {error}")
 
 
 @app.command("check-config")
@@ -139,7 +141,14 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     from inferry.ingress import server
 
     server.raise_file_limit()
-    sock = server.bind(host, port)
+    if (problem := problem_of_host(host)) is not None:
+        raise configuration.ConfigError(f"--host {problem}")
+    try:
+        sock = server.bind(host, port)
+    except OSError as error:
+        raise configuration.ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
+    if config.ledger == IN_MEMORY:
+        log.warning("the ledger is in memory: rows, keys and what was spent of budgets are lost with this process")
 
     async def main() -> None:
         service = wiring.build(config)
@@ -169,7 +178,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
         log.info("stopped")
 
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with wiring.sole_use(config), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     finally:
         sock.close()

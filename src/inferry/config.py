@@ -13,12 +13,12 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 from msgspec import UNSET, Struct, UnsetType
 
+from inferry.config_checks import impossible_values, problem_of_host, problem_of_url
 from inferry.config_sharing import SharingConfig, impossible_sharing
 from inferry.config_tenants import (
     AuthConfig,
@@ -40,8 +40,10 @@ from inferry.config_workers import (
     VllmWorkerConfig,
     WorkerConfig,
 )
+from inferry.config_yaml import read_yaml, why_not
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.keys import is_tenant_name
+from inferry.domain.ledger_urls import problem_of_ledger
 from inferry.domain.tenants import Price, Tenant
 
 __all__ = [
@@ -203,7 +205,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sharing: SharingConfig = SharingConfig()
     """When one execution answers several calls."""
     ledger: str = "sqlite:///inferry.db"
-    """The database where one row per attempt is kept, and the keys."""
+    """The database where one row per attempt is kept, and the keys. One gateway at a time writes to it: a second
+    `inferry serve` on the same file ends with an error. `"sqlite:///:memory:"` keeps nothing beyond the process."""
 
     def configured_tenants(self) -> dict[str, Tenant]:
         return {name: one.tenant(name) for name, one in self.tenants.items()}
@@ -220,13 +223,13 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Conf
     raw: Any = {}
     if path is not None:
         try:
-            raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+            raw = read_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not UTF-8 text") from None
         except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{path} is not valid YAML: {why_not(error)}") from None
         raw = {} if raw is None else raw
     return parse(raw, os.environ if env is None else env)
 
@@ -240,6 +243,9 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
         raw.setdefault("workers", [])
     _refuse_unknown_keys(raw, Config, "")
     _read_off_as_a_word(raw)
+    problems = list(impossible_values(raw))
+    if problems:
+        raise ConfigError("; ".join(problems))
     try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
@@ -263,11 +269,11 @@ def load_workers(path: Path) -> tuple[WorkerConfig, ...]:
 def parse_workers(content: bytes) -> tuple[WorkerConfig, ...]:
     """Workers from what a `workers_file` holds, checked like those of the configuration."""
     try:
-        raw = yaml.safe_load(content.decode())
+        raw = read_yaml(content.decode())
     except UnicodeDecodeError:
         raise ConfigError("it is not UTF-8 text") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"it is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"it is not valid YAML: {why_not(error)}") from None
     if not isinstance(raw, list):
         raise ConfigError(f"it must be a list of workers, not {_kind(raw)}")
     # An empty list is a fleet that is gone; an empty file is more likely an accident.
@@ -329,6 +335,9 @@ def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
                 f"; did you mean {ENV_PREFIX}SERVER__{leaf}?" if leaf.lower() in ServerConfig.__struct_fields__ else ""
             )
             raise ConfigError(f"the environment variable {name} sets nothing{hint}")
+        if name == f"{ENV_PREFIX}LEDGER":
+            raw["ledger"] = text  # as it is: YAML would read the colon at the end of sqlite:///:memory: as its own
+            continue
         *parents, leaf = name.removeprefix(ENV_PREFIX).split("__")
         # Lanes are the only upper-case keys.
         parents = [part if part in Lane.__members__ else part.lower() for part in parents]
@@ -339,9 +348,9 @@ def _with_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
                 raise ConfigError(f"{name} sets a key below {part}, which is not a mapping")
             here[part] = here = dict(child or {})
         try:
-            here[leaf.lower()] = yaml.safe_load(text)
+            here[leaf.lower()] = read_yaml(text)
         except yaml.YAMLError:
-            raise ConfigError(f"the environment variable {name} is not valid YAML") from None
+            raise ConfigError(f"the environment variable {name} is not valid YAML, or sets a key twice") from None
     return raw
 
 
@@ -400,7 +409,14 @@ def _impossible(config: Config) -> Iterator[str]:
     yield from _not_above_zero("server", server, "max_unread_bytes", "max_queued_bytes")
     yield from _outside("server", server, 0, 65_535, "port")
     yield from _outside("server", server, 0, math.inf, "drain_grace_s")
-    for lane, policy in config.lane_policies().items():
+    if (problem := problem_of_host(server.host)) is not None:
+        yield f"server.host {problem}"
+    policies = config.lane_policies()
+    shares = math.fsum(policy.share for policy in policies.values())
+    if shares > 1 + 1e-9:
+        names = ", ".join(f"lanes.{lane.name}.share" for lane, policy in policies.items() if policy.share)
+        yield f"{names} add up to {shares:g}: lanes cannot be owed more than all there is (1)"
+    for lane, policy in policies.items():
         where = f"lanes.{lane.name}"
         yield from _outside(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
         yield from _outside(where, policy, 1, math.inf, "max_batch", "queue_limit")
@@ -448,14 +464,20 @@ def _impossible(config: Config) -> Iterator[str]:
         yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s", "gap_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys exclude each other"
-        if isinstance(worker, HttpWorkerConfig) and not _is_address(worker.url):
-            yield f"{where}.url must be of the form http://HOST:PORT or https://HOST"
+        if isinstance(worker, HttpWorkerConfig) and (problem := problem_of_url(worker.url)) is not None:
+            yield f"{where}.url {problem}"
+        if not all(worker.models):
+            yield f"{where}.models names a model without a name"
+        if not worker.group:
+            yield f"{where}.group must have a name"
     yield from impossible_sharing(config.sharing)
     yield from impossible_callers(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
         yield from impossible_pools(config.tenants, config.workers)
-    if not config.ledger.startswith("sqlite:///"):
-        yield "ledger must be a URL of the form sqlite:///PATH"
+    if config.workers_file == "":
+        yield "workers_file is empty: leave it out, or name a file"
+    if (problem := problem_of_ledger(config.ledger)) is not None:
+        yield f"ledger {problem}"
 
 
 def _outside(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:
@@ -471,16 +493,6 @@ def _not_above_zero(where: str, struct: Struct, *names: str) -> Iterator[str]:
         value = getattr(struct, name, None)
         if value is not None and not (value > 0 and math.isfinite(value)):
             yield f"{where}.{name} must be above 0"
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-        )
-    except ValueError:
-        return False
 
 
 def _located(raw: dict[str, Any], message: str) -> str:

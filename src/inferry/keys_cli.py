@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from inferry.adapters.ledgers.sqlite import LedgerUnusable, must_exist
+from inferry.adapters.ledgers.sqlite import LedgerUnusable, must_be_a_file, must_exist
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.config import Config, ConfigError, load, load_workers
 from inferry.config_tenants import unpriced
@@ -202,8 +202,7 @@ def _book(
     try:
         config = load(config_file)
         url = ledger or config.ledger
-        if not may_make:
-            must_exist(url)
+        (must_be_a_file if may_make else must_exist)(url)
         book = TenantBook(SqliteTenants(url), config.configured_tenants())
     except (ConfigError, LedgerUnusable) as error:
         _fail(str(error), status=2)

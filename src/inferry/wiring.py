@@ -4,10 +4,13 @@ import asyncio
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from inferry.adapters.ledgers import lock
+from inferry.adapters.ledgers.marks import SqliteMarks
 from inferry.adapters.ledgers.queries import LedgerQueries
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
 from inferry.adapters.ledgers.tenants import SqliteTenants
@@ -17,6 +20,7 @@ from inferry.adapters.workers.profiles import PROFILES
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.admission.door import Door
 from inferry.admission.gate import Gate
+from inferry.admission.marks import Marks
 from inferry.config import (
     Config,
     ConfigError,
@@ -33,6 +37,7 @@ from inferry.config import (
 )
 from inferry.dispatch.accounts import Accounts
 from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.mark_keeper import MarkKeeper
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantBook, TenantWatch
 from inferry.dispatch.values import HealthPolicy, Sharing
@@ -40,6 +45,7 @@ from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spent
@@ -80,6 +86,17 @@ class Service(NamedTuple):
         await self.tenants.close()
 
 
+@contextmanager
+def sole_use(config: Config) -> Iterator[None]:
+    """Keep every other gateway away from the configuration's ledger. Raises ConfigError where one is there already."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock.sole_use(config.ledger))
+        except LedgerUnusable as error:
+            raise ConfigError(str(error)) from None
+        yield
+
+
 def build(config: Config, clock: Clock | None = None) -> Service:
     """Everything, wired. Must be called on the event loop that will run it; nothing has started yet."""
     clock = clock or SystemClock()
@@ -118,21 +135,26 @@ def assemble(
         wall=clock.wall,
     )
     book = _book(config.ledger)
-    gate = Gate(config.price_list())
+    # What is in memory is gone with the process, and so are its budgets: there is nothing to keep.
+    marks = None if config.ledger == IN_MEMORY else SqliteMarks(config.ledger)
+    gate = Gate(config.price_list(), marks=None if marks is None else Marks())
+    recorder = Recorder(ledger)
     if book is not None:
         gate.restore(book.spent(clock.wall()), clock.now())
+    keeper = None if marks is None else MarkKeeper(gate, marks, recorder, clock)
     pool = Pool(workers, clock, health=policy, kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health)
+    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.gone is None))
     gateway = Gateway(
         lanes=config.lane_policies(),
         pool=pool,
-        recorder=Recorder(ledger),
+        recorder=recorder,
         metrics=metrics,
         clock=clock,
         tokenizers=tokenizers,
         gate=gate,
+        marks=keeper,
         sharing=_sharing(config.sharing),
         door=Door(
             config.lane_policies(),
@@ -150,9 +172,31 @@ def assemble(
         max_unread_bytes=config.server.max_unread_bytes,
     )
     auth = Auth(tenants, off_for_all=config.auth.off_beyond_loopback, wall=clock.wall)
-    app = App(gateway, metrics, limits, auth, admin_key=config.server.admin_key, tenants=tenants, book=book)
+    app = App(
+        gateway,
+        metrics,
+        limits,
+        auth,
+        admin_key=config.server.admin_key,
+        tenants=tenants,
+        book=book,
+        problem=lambda: tenants.gone,
+    )
     accounts = Accounts(gate, clock, lambda: _spent(config.ledger, clock.wall()))
     tenants.on_change = accounts.catch_up
+
+    def end_unwelcome() -> None:
+        ended = gateway.end_unwelcome(tenants.problem)
+        if ended:
+            log.warning("ended %d calls in flight: their keys are no longer valid", ended)
+
+    def start_over() -> None:
+        if keeper is not None:
+            keeper.start_over()
+        app.read_from(lambda: _book(config.ledger))
+
+    tenants.on_ended = end_unwelcome
+    tenants.on_replaced = start_over
     return Service(app, gateway, pool, tenants, accounts)
 
 

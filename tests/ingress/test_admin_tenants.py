@@ -255,7 +255,7 @@ def test_a_method_that_a_path_does_not_take_is_answered_with_those_it_does() -> 
 
 def test_a_database_that_fails_is_an_error_that_names_no_file(tmp_path: Path) -> None:
     async def body(door: Door) -> None:
-        with door.store._engine.begin() as connection:
+        with door.store._file.engine().begin() as connection:
             connection.exec_driver_sql("DROP TABLE keys")
         status, told = await door.ask("GET", "/admin/keys")
         assert (status, told["error"]["code"]) == (500, "internal_error")

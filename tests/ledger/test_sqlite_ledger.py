@@ -170,7 +170,7 @@ def test_reading_creates_nothing(path: Path, url: str) -> None:
 
 
 def test_a_ledger_in_memory_serves_the_recorder_thread() -> None:
-    recorder = Recorder(SqliteLedger("sqlite://"))
+    recorder = Recorder(SqliteLedger("sqlite:///:memory:"))
     recorder.record(an_entry())
     recorder.close()
     assert (recorder.written, recorder.dropped) == (1, 0)
@@ -209,7 +209,7 @@ def test_writing_goes_on_while_somebody_reads(ledger: SqliteLedger, path: Path) 
 
 
 def test_a_locked_file_costs_the_recorder_no_entry(url: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferry.adapters.ledgers.sqlite.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("inferry.adapters.ledgers.opening.BUSY_TIMEOUT_MS", 1)
     recorder = Recorder(SqliteLedger(url), flush_interval_s=0.0)
     with closing(sqlite3.connect(path, isolation_level=None)) as bully:
         bully.execute("BEGIN IMMEDIATE")

@@ -21,18 +21,22 @@ class Books:
         "day",
         "day_nanos",
         "day_tokens",
+        "is_marked",
         "limits",
         "month",
         "month_nanos",
         "month_tokens",
+        "name",
         "quotas",
         "run_nanos",
         "run_tokens",
         "tenant",
     )
 
-    def __init__(self, tenant: str, whose: str) -> None:
+    def __init__(self, tenant: str, whose: str, key_id: str = "", *, is_marked: bool = False) -> None:
         self.tenant = tenant
+        self.name = (tenant, key_id)
+        self.is_marked = is_marked
         self.quotas = Quotas(whose)
         self.limits: Limits | None = None
         self.bounds_runs = False
@@ -51,9 +55,9 @@ class Books:
         self.day_tokens, self.day_nanos = _ceilings(limits.day_token_ceiling, limits.day_money_ceiling)
         self.month_tokens, self.month_nanos = _ceilings(limits.month_token_ceiling, limits.month_money_ceiling)
         if self.day is not None:
-            self.day.token_ceiling, self.day.nano_ceiling = self.day_tokens, self.day_nanos
+            self.day.hold_to(self.day_tokens, self.day_nanos)
         if self.month is not None:
-            self.month.token_ceiling, self.month.nano_ceiling = self.month_tokens, self.month_nanos
+            self.month.hold_to(self.month_tokens, self.month_nanos)
 
     def today(self, calendar: Calendar) -> Account | None:
         """The account of the day, where it has a ceiling."""
@@ -74,12 +78,12 @@ class Books:
         return self.begin_month(calendar.month)
 
     def begin_day(self, day: int) -> Account:
-        account = self.day = Account(" a day", self.quotas.whose, day)
+        account = self.day = Account(" a day", self.quotas.whose, day, self.name, is_marked=self.is_marked)
         account.token_ceiling, account.nano_ceiling = self.day_tokens, self.day_nanos
         return account
 
     def begin_month(self, month: int) -> Account:
-        account = self.month = Account(" a month", self.quotas.whose, month)
+        account = self.month = Account(" a month", self.quotas.whose, month, self.name, is_marked=self.is_marked)
         account.token_ceiling, account.nano_ceiling = self.month_tokens, self.month_nanos
         return account
 
@@ -103,6 +107,9 @@ class Shelf:
 
     def __len__(self) -> int:
         return len(self._books)
+
+    def all(self) -> list[Books]:
+        return list(self._books.values())
 
     def of_tenant(self, tenant: str) -> list[tuple[str, Books]]:
         return [(name, books) for name, books in self._books.items() if books.tenant == tenant]
@@ -128,8 +135,9 @@ class Shelf:
 class RunAccounts:
     """Accounts of runs, those longest unused first. One that nobody has used for `idle_s` is forgotten."""
 
-    def __init__(self, most: int, idle_s: float) -> None:
+    def __init__(self, most: int, idle_s: float, *, is_marked: bool = False) -> None:
         self._most = most
+        self._is_marked = is_marked
         self._idle_s = idle_s
         self._accounts: dict[tuple[str, str], Account] = {}
 
@@ -144,9 +152,11 @@ class RunAccounts:
         name = (tenant, run_id)
         account = self._accounts.get(name)
         if account is None:
-            account = Account("", "run")
-            account.name = name
+            account = Account("", "run", 0, name, is_marked=self._is_marked)
         return account
+
+    def all(self) -> list[Account]:
+        return list(self._accounts.values())
 
     def use(self, account: Account, now: float) -> None:
         """A job comes in that charges it. It is now among those used last."""

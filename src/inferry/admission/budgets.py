@@ -11,6 +11,8 @@ from inferry.domain.tenants import NANO, Price
 
 UNBOUNDED = 2**63 - 1
 """The ceiling where there is none."""
+NEVER = 2**62 - 1
+"""An alarm that is never reached. It is compared for every job, and numbers beyond it are slower to compare."""
 SHARERS = 64
 LEAST_PIECE = 16
 """A job gets one part in so many of what is left at a time, and at least so many tokens while there are any."""
@@ -20,31 +22,43 @@ _BACKWARDS_S = 3600.0
 
 class Account:
     """`taken` is what is spent and leased together. `kind` and `whose` say in words what it is the account of; `name`
-    is the tenant and the run, for a run's, and `parent` the account of the run above it, which has all of this one's
-    spending in it."""
+    is the tenant and the run or the key, and `parent` the account of the run above it, which has all of this one's
+    spending in it. `token_mark` and `nano_mark` are how far `taken` may go by what the database has (`marks`), and the
+    alarms when to raise them: always, for an account without a mark, never where marks are not kept."""
 
     __slots__ = (
+        "asked_nanos",
+        "asked_tokens",
+        "batch",
+        "first_alarm",
         "holders",
+        "is_beyond_ledger",
         "is_over",
         "kind",
         "name",
+        "nano_alarm",
         "nano_ceiling",
+        "nano_mark",
         "parent",
         "period",
         "spent_nanos",
         "spent_tokens",
         "taken_nanos",
         "taken_tokens",
+        "token_alarm",
         "token_ceiling",
+        "token_mark",
         "touched_at",
         "whose",
     )
 
-    def __init__(self, kind: str, whose: str, period: int = 0) -> None:
+    def __init__(
+        self, kind: str, whose: str, period: int = 0, name: tuple[str, str] = ("", ""), *, is_marked: bool = False
+    ) -> None:
         self.kind = kind
         self.whose = whose
         self.period = period
-        self.name = ("", "")
+        self.name = name
         self.parent: Account | None = None
         self.token_ceiling = UNBOUNDED
         self.nano_ceiling = UNBOUNDED
@@ -55,6 +69,28 @@ class Account:
         self.holders = 0
         self.touched_at = 0.0
         self.is_over = False
+        self.first_alarm = -1 if is_marked else NEVER
+        self.is_beyond_ledger = False
+        self.batch = 0
+        self.forget_mark()
+
+    def forget_mark(self) -> None:
+        """Nothing in the database covers what is taken from now on."""
+        self.token_mark = self.nano_mark = self.asked_tokens = self.asked_nanos = -1
+        self.token_alarm = self.nano_alarm = self.first_alarm
+
+    def hold_to(self, tokens: int, nanos: int) -> None:
+        """Set the ceilings. What had none has no mark yet; other marks stand, whatever the ceiling."""
+        if tokens != self.token_ceiling:
+            if self.token_mark == UNBOUNDED:
+                self.token_mark = self.asked_tokens = -1
+                self.token_alarm = self.first_alarm
+            self.token_ceiling = tokens
+        if nanos != self.nano_ceiling:
+            if self.nano_mark == UNBOUNDED:
+                self.nano_mark = self.asked_nanos = -1
+                self.nano_alarm = self.first_alarm
+            self.nano_ceiling = nanos
 
     @property
     def leased_tokens(self) -> int:

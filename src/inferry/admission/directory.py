@@ -16,6 +16,7 @@ _NOT_KNOWN = "the API key is not known here, or no longer valid"
 _NO_KEY = "an API key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 _ANOTHERS = "the API key is not one of the tenant in `x-inferry-tenant`; leave that out, keys say whose they are"
 _DISABLED = "the tenant is disabled"
+_ENDED = "the API key was revoked or has expired while the call was in flight"
 _HEADER = "x-inferry-tenant"
 _TENANT = re.compile(rb"[\x21-\x7e]{1,256}")
 
@@ -82,6 +83,18 @@ class Directory:
         if tenant_header and tenant_header != entry.header:
             raise InvalidApiKey(_ANOTHERS, param=_HEADER)
         return entry.caller
+
+    def problem(self, tenant: str, key_id: str | None, wall: float) -> InvalidApiKey | None:
+        """Why a call that was let in may not go on: its key is no longer valid, or its tenant is disabled."""
+        if key_id is None:
+            known = self.tenants.get(tenant)
+            return InvalidApiKey(_DISABLED) if known is not None and known.disabled else None
+        entry = self._keys.get(key_id.encode())
+        return InvalidApiKey(_ENDED) if entry is None or wall >= entry.until else None
+
+    def next_end(self, wall: float) -> float:
+        """When the next key ends by itself; infinity where none does."""
+        return min((entry.until for entry in self._keys.values() if entry.until > wall), default=math.inf)
 
     def _anybody(self, named: bytes | None) -> Caller:
         name = named or b"default"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from inferry.admission.books import Books, RunAccounts, Shelf
 from inferry.admission.budgets import (
+    NEVER,
     UNBOUNDED,
     Account,
     Calendar,
@@ -21,13 +22,14 @@ from inferry.admission.budgets import (
     piece,
     room,
 )
+from inferry.admission.marks import Marks
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
 from inferry.admission.standing import standing
 from inferry.admission.values import Line, Standing
-from inferry.domain.errors import GatewayError
+from inferry.domain.errors import GatewayError, LedgerUnavailable
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.spending import Spent
+from inferry.domain.spending import Mark, Spent
 from inferry.domain.streams import Usage
 from inferry.domain.tenants import Caller, Limits, Price
 
@@ -51,7 +53,11 @@ class Gate:
         most_names: int = MOST_NAMES,
         most_runs: int = MOST_RUNS,
         run_idle_s: float = RUN_IDLE_S,
+        marks: Marks | None = None,
     ) -> None:
+        self.marks = marks
+        self._is_marked = marks is not None
+        self._run_idle_s = run_idle_s
         self.lease_tokens = lease_tokens
         self.refused: dict[str, int] = {}
         self.would_refuse: dict[str, int] = {}
@@ -60,7 +66,7 @@ class Gate:
         self._calendar = Calendar()
         self._tenants = Shelf(most_names)
         self._keys = Shelf(most_names)
-        self._runs = RunAccounts(most_runs, run_idle_s)
+        self._runs = RunAccounts(most_runs, run_idle_s, is_marked=self._is_marked)
         self._tariffs = {model: Tariff(price) for model, price in prices.items()}
         self._unpriced = Tariff(prices.get("*"))
         self._open = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
@@ -81,14 +87,16 @@ class Gate:
         permit = Permit(self._tariffs.get(job.route.model, self._unpriced))
         books = self._tenants.get(tenant.name)
         if books is None:
-            books = self._tenants.add(tenant.name, Books(tenant.name, "tenant"), self._calendar, now)
+            books = Books(tenant.name, "tenant", is_marked=self._is_marked)
+            self._tenants.add(tenant.name, books, self._calendar, now)
         if books.limits is not tenant.limits:
             books.use(tenant.limits, now)
         permit.tenant = books
         if key is not None:
             books = self._keys.get(key.key_id)
             if books is None:
-                books = self._keys.add(key.key_id, Books(tenant.name, "key"), self._calendar, now)
+                books = Books(tenant.name, "key", key.key_id, is_marked=self._is_marked)
+                self._keys.add(key.key_id, books, self._calendar, now)
             if books.limits is not key.limits:
                 books.use(key.limits, now)
             permit.key = books
@@ -100,9 +108,14 @@ class Gate:
             self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1
             raise refusal.error()
         else:
+            if len(permit.runs) == 1 and job.run_id == job.job_id:
+                # A call that names no run is one of its own: after a crash nobody asks for it again.
+                permit.runs[0].token_alarm = permit.runs[0].nano_alarm = NEVER
             for account in permit.held:
                 account.taken_tokens += permit.leased_tokens
                 account.taken_nanos += permit.leased_nanos
+                if account.taken_tokens > account.token_alarm or account.taken_nanos > account.nano_alarm:
+                    self._reach(permit, account)
             self._enter(permit, now, takes=True)
         if permit.runs and job.run_id == job.job_id:
             permit.runs[0].is_over = True  # a call that names no run is one of its own, and no other will name it
@@ -126,6 +139,7 @@ class Gate:
         left, account, in_money = room(held, permit.tariff)
         if left < wanted:
             permit.bound_by, permit.bound_in_money = account, in_money
+            permit.is_unmarked = False
             if left <= 0:
                 return may_write
         if beyond > 0:
@@ -134,6 +148,11 @@ class Gate:
         else:
             granted = piece(left, self.lease_tokens if self.lease_tokens < wanted else wanted)
         nanos = permit.tariff.output(granted)
+        for account in held:
+            if account.taken_tokens + granted > account.token_alarm or account.taken_nanos + nanos > account.nano_alarm:
+                granted = self._marked(permit, granted)
+                nanos = permit.tariff.output(granted) if granted else 0
+                break
         for account in held:
             account.taken_tokens += granted
             account.taken_nanos += nanos
@@ -191,6 +210,8 @@ class Gate:
 
     def exhausted(self, permit: Permit) -> GatewayError:
         """Why the job gets no more."""
+        if permit.is_unmarked:
+            return LedgerUnavailable("what the call may use of its budgets could not be written to the ledger")
         account, in_money = permit.bound_by, permit.bound_in_money
         if account is None:
             _, account, in_money = room(permit.held, permit.tariff)
@@ -263,8 +284,8 @@ class Gate:
             shelf, name = (self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)
             books = shelf.get(name)
             if books is None:
-                whose = "tenant" if one.key_id is None else "key"
-                books = shelf.add(name, Books(one.tenant, whose), self._calendar, now)
+                books = self._blank_books(one.tenant, one.key_id)
+                shelf.add(name, books, self._calendar, now)
             day = day_of(one.at)
             if one.period == "day":
                 if books.day is None or books.day.period < day:
@@ -278,12 +299,82 @@ class Gate:
             if kept is not None and kept.period == period:
                 kept.is_at_least(one.tokens, one.nanos)
 
+    def restore_marks(self, marks: Iterable[Mark], now: float, wall: float) -> int:
+        """What a process that was killed may have used at most counts as spent. Returns how many accounts that was.
+
+        Comes after `restore`, which says what the ledger has.
+        """
+        if self.marks is None:
+            return 0
+        today = day_of(wall)
+        counted = 0
+        for mark in marks:
+            account: Account | None = None
+            if mark.scope == "run":
+                if wall - mark.at < self._run_idle_s:
+                    account = self._runs.keep(mark.tenant, mark.name, now)
+            elif mark.number == (today if mark.period == "day" else month_of(today)):
+                is_key = mark.scope == "key"
+                shelf, name = (self._keys, mark.name) if is_key else (self._tenants, mark.tenant)
+                books = shelf.get(name)
+                if books is None:
+                    books = self._blank_books(mark.tenant, mark.name if is_key else None)
+                    shelf.add(name, books, self._calendar, now)
+                if mark.period == "day":
+                    account = books.day if books.day is not None else books.begin_day(mark.number)
+                else:
+                    account = books.month if books.month is not None else books.begin_month(mark.number)
+            if account is None or account.period != mark.number:
+                self.marks.stale(mark)
+            else:
+                counted += 1
+                self.marks.restored(account, mark, now)
+        return counted
+
+    def rewrite_marks(self) -> None:
+        """The database is another one: it is to have the marks of all accounts."""
+        if self.marks is not None:
+            books = (*self._tenants.all(), *self._keys.all())
+            self.marks.rewrite(one.day for one in books if one.day is not None)
+            self.marks.rewrite(one.month for one in books if one.month is not None)
+            self.marks.rewrite(self._runs.all())
+
+    def _blank_books(self, tenant: str, key_id: str | None) -> Books:
+        whose = "tenant" if key_id is None else "key"
+        return Books(tenant, whose, key_id or "", is_marked=self._is_marked)
+
+    def _reach(self, permit: Permit, account: Account) -> None:
+        """The account's mark is to be raised, and the job waits for it where it does not cover what was taken."""
+        assert self.marks is not None, "without marks there are no alarms"
+        batch = self.marks.reach(account)
+        if batch > permit.batch:
+            permit.batch = batch
+
+    def _marked(self, permit: Permit, granted: int) -> int:
+        """How much of a further piece the marks cover. A running job does not wait: it asks again with every token."""
+        assert self.marks is not None, "without marks there are no alarms"
+        tariff = permit.tariff
+        for account in permit.held:
+            self.marks.reach(account)
+            left = account.token_mark - account.taken_tokens
+            if left < granted:
+                granted = left
+            if account.nano_mark != UNBOUNDED:
+                left = tariff.affordable(account.nano_mark - account.taken_nanos)
+                if left < granted:
+                    granted = left
+        permit.is_unmarked = granted <= 0
+        return granted if granted > 0 else 0
+
     def _charge_beyond_leases(self, permit: Permit, tokens: int, nanos: int) -> None:
         """The job used more than it had leased: charge as far as there is room, and count the rest."""
         _hold_the_run_to_its_ceilings(permit)
         lost = [account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos) for account in permit.held]
         self.overrun_tokens += max(tokens for tokens, _ in lost)
         self.overrun_nanos += max(nanos for _, nanos in lost)
+        for account in permit.held:
+            if account.taken_tokens > account.token_alarm or account.taken_nanos > account.nano_alarm:
+                self._reach(permit, account)
 
     # -- parts of admitting ------------------------------------------------------------------------------------------
 
@@ -421,8 +512,7 @@ def _hold_the_run_to_its_ceilings(permit: Permit) -> None:
             tokens = key.run_tokens
         if key.run_nanos < nanos:
             nanos = key.run_nanos
-    root.token_ceiling = tokens
-    root.nano_ceiling = nanos
+    root.hold_to(tokens, nanos)
 
 
 def _charge_above(runs: list[Account], tokens: int, nanos: int) -> None:

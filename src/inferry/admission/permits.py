@@ -12,11 +12,14 @@ class Permit:
     write per choice. The rest is the gate's. `most` is where its own limit ends it anyway, all choices together, and
     `is_capped` says that what was left of a budget set that. Every account in `held` holds `leased_tokens` and
     `leased_nanos` for it; those in `charged` are only told what it was in the end. `runs` are the accounts of its run
-    and those above it, the last of them the `root`; `requests` and `tokens` are the buckets that it took from, of the
+    and those above it, the last of them the `root`; `batch` is the batch of marks that must be in the database before
+    the job may be served, 0 where none; `is_unmarked` says that a mark that could not be written keeps it from more;
+    `requests` and `tokens` are the buckets that it took from, of the
     latter `reserved`.
     """
 
     __slots__ = (
+        "batch",
         "bound_by",
         "bound_in_money",
         "charged",
@@ -24,6 +27,7 @@ class Permit:
         "held",
         "is_capped",
         "is_settled",
+        "is_unmarked",
         "key",
         "leased_nanos",
         "leased_tokens",
@@ -46,6 +50,8 @@ class Permit:
         self.most = UNBOUNDED
         self.is_capped = False
         self.is_settled = False
+        self.is_unmarked = False
+        self.batch = 0
         self.cost_nanos: int | None = None
         self.tenant: Books | None = None
         self.key: Books | None = None

@@ -13,7 +13,7 @@ from inferry.admission.permits import Permit
 from inferry.admission.runs import Run, Runs
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, RunCancelled
+from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, RunCancelled
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.tenants import Caller
@@ -38,8 +38,9 @@ class Entrance:
     def __len__(self) -> int:
         return len(self._inside)
 
-    def enter(self, job: InferenceJob, caller: Caller) -> tuple[InferenceJob, int]:
-        """Let the job in: the job as it may run, and how many tokens it may write for now.
+    def enter(self, job: InferenceJob, caller: Caller) -> tuple[InferenceJob, int, int]:
+        """Let the job in: the job as it may run, how many tokens it may write for now, and the batch of marks that must
+        be in the database before it runs (0: none).
 
         Raises the GatewayError that says why not, and then it has left no trace but in its run's count of refusals.
         """
@@ -53,7 +54,7 @@ class Entrance:
         self._inside[job.job_id] = _Inside(permit, run)
         if permit.output_cap < job.token_budget:
             job = _cut(job, permit.output_cap)
-        return job, permit.may_write
+        return job, permit.may_write, permit.batch
 
     def enter_free(self, job: InferenceJob, caller: Caller) -> "FreeTicket":
         """Let in a job that shares another's execution: it counts as a request, and for no tokens.
@@ -129,12 +130,12 @@ class FreeTicket:
 
 
 def _is_charged(attempt: Attempt) -> bool:
-    """Answers are paid for, and what a client had computed that left before the end. What we or a worker lost is not,
-    nor what never got to a first token."""
+    """Answers are paid for, and what a client had computed that left, or whose key ended, before the end. What we or a
+    worker lost is not, nor what never got to a first token."""
     end = attempt.end
     if isinstance(end, Done):
         return True
-    was_theirs = end is not None and isinstance(end.error, ClientClosed | RunCancelled)
+    was_theirs = end is not None and isinstance(end.error, ClientClosed | RunCancelled | InvalidApiKey)
     return was_theirs and (attempt.first_token_at is not None or attempt.job.so_far is not None)
 
 

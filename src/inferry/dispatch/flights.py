@@ -26,6 +26,7 @@ from inferry.domain.errors import (
     ClientClosed,
     DeadlineInfeasible,
     GatewayError,
+    InvalidApiKey,
     QueueTimeout,
     RunBudgetExhausted,
     RunCancelled,
@@ -50,6 +51,7 @@ _Prompt = tuple[str, str, int | None]
 _OWN_MATTERS = (
     ClientClosed,
     DeadlineInfeasible,
+    InvalidApiKey,
     QueueTimeout,
     RunBudgetExhausted,
     RunCancelled,
@@ -170,6 +172,10 @@ class Flights:
     def concerns(self, job_id: str) -> bool:
         """Whether the job shares an execution, or others may share its own."""
         return job_id in self._seats or job_id in self._by_leader
+
+    def readers(self) -> list[InferenceJob]:
+        """The jobs that read along, or whose own execution others may share."""
+        return [seat.job for seat in self._seats.values()]
 
     def leave(self, job_id: str, error: GatewayError | None) -> bool:
         """A reader leaves, for its own reason. False where the job's execution is what is to be cancelled."""

@@ -1,8 +1,9 @@
 """The facade: what ingress knows of everything behind it."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from inferry.admission.comebacks import Comebacks
 from inferry.admission.door import Door
@@ -13,6 +14,7 @@ from inferry.admission.values import Accuracy, Coverage, Line, Question, Standin
 from inferry.dispatch.entrance import Entrance, FreeTicket
 from inferry.dispatch.flights import Flights, Kind
 from inferry.dispatch.loop import DispatchLoop
+from inferry.dispatch.mark_keeper import MarkKeeper
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.prefixes import NEW, PrefixMemory
 from inferry.dispatch.run_control import RunControl
@@ -68,8 +70,10 @@ class Gateway:
         runs: Runs | None = None,
         sharing: Sharing | None = None,
         door: Door | None = None,
+        marks: MarkKeeper | None = None,
     ) -> None:
         self.lanes = lanes
+        self._marks = marks
         self.clock = clock
         self._pool = pool
         self._recorder = recorder
@@ -215,6 +219,17 @@ class Gateway:
         if not self._flights.leave(job_id, error):
             self.cancel_execution(job_id, error)
 
+    def end_unwelcome(self, problem: Callable[[str, str | None], GatewayError | None]) -> int:
+        """End every job, queued or running, whose tenant and key may not call any more; returns how many."""
+        found: dict[str, GatewayError] = {}
+        for job in (*self._flights.readers(), *self._loop.jobs()):
+            error = problem(job.tenant, job.key_id)
+            if error is not None:
+                found[job.job_id] = error
+        for job_id, error in found.items():
+            self.cancel(job_id, error)
+        return len(found)
+
     def _take_out(self, job_ids: Iterable[str]) -> set[str]:
         """Take jobs that are queued out of the queue, but for those whose execution somebody else may share."""
         return self._loop.take_out(job_id for job_id in job_ids if not self._flights.concerns(job_id))
@@ -231,12 +246,18 @@ class Gateway:
             raise NoWorker(
                 f"no worker of the tenant's own pool serves model `{job.route.model}`", retry_after_s=RETRY_AFTER_S
             )
-        job, may_write = self.entrance.enter(job, caller)
+        job, may_write, batch = self.entrance.enter(job, caller)
         try:
-            return self._loop.submit(job, may_write)
+            stream = self._loop.submit(job, may_write, is_held=batch > 0)
         except BaseException:
             self.entrance.turn_away(job.job_id)
             raise
+        finally:
+            if self._marks is not None:
+                self._marks.wake()
+        if batch and self._marks is not None:
+            self._marks.call_when_written(batch, partial(self._loop.let_go, job.job_id))
+        return stream
 
     def _is_worth_waiting(self, job: InferenceJob) -> bool:
         """Whether a worker of the job's model may come back before its patience, or its deadline, is over."""
@@ -263,6 +284,8 @@ class Gateway:
 
     def start(self) -> None:
         self._pool.start()
+        if self._marks is not None:
+            self._marks.start()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -292,6 +315,8 @@ class Gateway:
         await self._pool.close()
         await self._loop.close()
         await asyncio.to_thread(self._recorder.close)  # it writes what is left
+        if self._marks is not None:
+            await self._marks.close()
 
     def _learn(self, job: InferenceJob, done: Done) -> None:
         predicted, prompt = job.footprint.output, job.footprint.prompt.expected

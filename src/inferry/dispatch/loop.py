@@ -33,6 +33,7 @@ from inferry.domain.errors import (
     ClientClosed,
     GatewayError,
     InternalError,
+    LedgerUnavailable,
     NoWorker,
     Preempted,
     QueueTimeout,
@@ -125,10 +126,11 @@ class DispatchLoop:
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: InferenceJob, may_write: int = UNLIMITED) -> JobStream:
+    def submit(self, job: InferenceJob, may_write: int = UNLIMITED, *, is_held: bool = False) -> JobStream:
         """Open the job's stream, then offer it: nobody waits for a job that nobody owns.
 
-        `may_write` is how many tokens its budgets grant it for now.
+        `may_write` is how many tokens its budgets grant it for now. A job that `is_held` is offered by `let_go`, and
+        fails where that does not come in time.
         Raises QueueFull, or DeadlineInfeasible where the deadline would pass in the queue: before it has waited.
         """
         now = self._now()
@@ -142,7 +144,10 @@ class DispatchLoop:
         attempt.predicted = told
         stream = self._demux.open(attempt)
         try:
-            self._scheduler.offer(job, now)
+            if is_held:
+                self._resting[job.job_id] = self._loop.call_later(PATIENCE_S, self._hold_no_longer, job.job_id)
+            else:
+                self._scheduler.offer(job, now)
         except Exception as error:
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
             self._demux.close(stream, Failed(job.job_id, refusal))
@@ -156,6 +161,16 @@ class DispatchLoop:
             self._look()
         self._ask_for_tick()
         return stream
+
+    def let_go(self, job_id: str) -> None:
+        """Offer a job that was held."""
+        held = self._resting.get(job_id)
+        if held is not None:
+            held.cancel()
+            self._offer_again(job_id)
+
+    def _hold_no_longer(self, job_id: str) -> None:
+        self.cancel(job_id, LedgerUnavailable("what the call may use of its budgets could not be written in time"))
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> None:
         """End a job for a reason of its own. Queued, it is gone at once; running, when its worker confirms."""
@@ -198,6 +213,10 @@ class DispatchLoop:
         """The attempt that a job in flight is at."""
         stream = self._demux.get(job_id)
         return None if stream is None else stream.attempt
+
+    def jobs(self) -> list[InferenceJob]:
+        """All jobs that have not ended."""
+        return [stream.attempt.job for stream in self._demux.streams()]
 
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():

@@ -8,20 +8,24 @@ looks about once a second, in a thread, whether another process has.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.directory import Directory
-from inferry.domain.errors import Conflict, InvalidRequest, NotFound
+from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_tenant_name, shown_key, status_of
+from inferry.domain.ledger import LedgerGone
 from inferry.domain.settings import shown_tenant
 from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+RETRY_AFTER_S = 2.0
+_GONE = "the gateway's database is gone, so it is not known who may call"
 AuthMode = Literal["auto", "on", "off"]
 
 T = TypeVar("T")
@@ -30,6 +34,8 @@ T = TypeVar("T")
 class Store(Protocol):
     """Where tenants and keys are kept. Methods wait for a disk, and may be called from any thread."""
 
+    @property
+    def generation(self) -> int: ...
     def version(self) -> int: ...
     def snapshot(self) -> TenantSnapshot: ...
     def put_tenant(self, tenant: Tenant) -> None: ...
@@ -59,6 +65,10 @@ class TenantBook:
     def __init__(self, store: Store, configured: Mapping[str, Tenant]) -> None:
         self.configured = configured
         self._store = store
+
+    @property
+    def generation(self) -> int:
+        return self._store.generation
 
     def version(self) -> int:
         return self._store.version()
@@ -147,7 +157,12 @@ class TenantWatch:
     """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
 
     `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
-    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place.
+    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place, and
+    `on_ended` whenever keys may have stopped being valid: with a change, and when one expires.
+
+    A database that is deleted while the gateway runs is waited for. Meanwhile keys that are known stay good; callers
+    without one are refused, since whoever is to be kept out may have a key in a database that cannot be read. One that
+    is replaced counts from then on; `on_replaced` is called.
     """
 
     def __init__(self, book: TenantBook, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time) -> None:
@@ -156,11 +171,17 @@ class TenantWatch:
         self._wall = wall
         self._complaint = ""
         self.on_change: Callable[[], None] | None = None
+        self.on_ended: Callable[[], None] | None = None
+        self.on_replaced: Callable[[], None] | None = None
+        self._next_end = math.inf
+        self._generation = book.generation
+        self.gone: str | None = None
         self._task: asyncio.Task[None] | None = None
         # One at a time, so that what was read first is not put in the place of what was read last.
         self._turn = asyncio.Lock()
         self.directory = Directory(is_required=mode == "on")
         self._version, self.directory = self._read()
+        self._next_end = self.directory.next_end(wall())
         log.info("authentication is %s", self._standing())
 
     @property
@@ -170,6 +191,8 @@ class TenantWatch:
     def caller(
         self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
     ) -> Caller:
+        if self.gone is not None and self._mode == "auto" and not self.directory.is_required:
+            raise LedgerUnavailable(_GONE, retry_after_s=RETRY_AFTER_S)
         return self.directory.caller(authorization, x_api_key, tenant_header, wall)
 
     def start(self) -> None:
@@ -182,14 +205,21 @@ class TenantWatch:
                 await self._task
         await asyncio.to_thread(self.book.close)
 
+    def problem(self, tenant: str, key_id: str | None) -> GatewayError | None:
+        """Why a call in flight may not go on, if it may not."""
+        return self.directory.problem(tenant, key_id, self._wall())
+
     async def ask(self, act: Callable[[TenantBook, float], T]) -> T:
-        """Have something looked up in the book, off the loop."""
-        return await asyncio.to_thread(act, self.book, self._wall())
+        """Have something looked up in the book, off the loop. Raises LedgerUnavailable."""
+        with _told_to_clients():
+            return await asyncio.to_thread(act, self.book, self._wall())
 
     async def change(self, act: Callable[[TenantBook, float], T]) -> T:
-        """Have something done to the book, off the loop. When this returns, every call sees it."""
+        """Have something done to the book, off the loop. When this returns, every call sees it. Raises
+        LedgerUnavailable."""
         async with self._turn:
-            result, found = await asyncio.to_thread(self._acted, act)
+            with _told_to_clients():
+                result, found = await asyncio.to_thread(self._acted, act)
             self._take(found)
         return result
 
@@ -198,12 +228,20 @@ class TenantWatch:
         async with self._turn:
             try:
                 found = await asyncio.to_thread(self._read_if_new)
+            except LedgerGone as error:
+                if self.gone is None:
+                    log.error("the ledger is gone: %s", error)
+                self.gone = str(error)
+                return
             except (OSError, RuntimeError) as error:
                 if str(error) != self._complaint:
                     log.error("tenants and keys cannot be read, they stay as they are: %s", error)
                     self._complaint = str(error)
                 return
             self._complaint = ""
+            if self.gone is not None:
+                log.warning("the ledger is there again")
+                self.gone = None
             if found is not None:
                 self._take(found)
 
@@ -214,6 +252,15 @@ class TenantWatch:
                 await self.look()
             except Exception:
                 log.exception("tenants and keys could not be followed")
+            self.end_expired()
+
+    def end_expired(self) -> None:
+        """Tell of keys that have expired since the last look."""
+        wall = self._wall()
+        if wall >= self._next_end:
+            self._next_end = self.directory.next_end(wall)
+            if self.on_ended is not None:
+                self.on_ended()
 
     def _acted(self, act: Callable[[TenantBook, float], T]) -> tuple[T, tuple[int, Directory]]:
         result = act(self.book, self._wall())
@@ -230,6 +277,17 @@ class TenantWatch:
     def _take(self, found: tuple[int, Directory]) -> None:
         was_required = self.is_required
         self._version, self.directory = found
+        if self.book.generation != self._generation:
+            self._generation = self.book.generation
+            log.error(
+                "the ledger was replaced by another file: keys, tenants and rows are those of the new one from now on; "
+                "what was spent of budgets is still counted"
+            )
+            if self.on_replaced is not None:
+                self.on_replaced()
+        self._next_end = self.directory.next_end(self._wall())
+        if self.on_ended is not None:
+            self.on_ended()
         if self.on_change is not None:
             self.on_change()
         if self.is_required and not was_required:
@@ -241,6 +299,14 @@ class TenantWatch:
         if self.is_required:
             return "on"
         return "off until the first key is created: whoever is on this machine may call"
+
+
+@contextlib.contextmanager
+def _told_to_clients() -> Iterator[None]:
+    try:
+        yield
+    except LedgerGone:
+        raise LedgerUnavailable("the gateway's database is gone", retry_after_s=RETRY_AFTER_S) from None
 
 
 def _check_name(name: str) -> None:

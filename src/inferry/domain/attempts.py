@@ -6,7 +6,7 @@ Whoever drives the attempt owns it; nothing here waits, sends or looks at a cloc
 import enum
 import sys
 
-from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout, RunCancelled
+from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, Preempted, QueueTimeout, RunCancelled
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
@@ -172,7 +172,7 @@ def _outcome(error: GatewayError | None) -> Outcome:
     match error:
         case None:
             return Outcome.DONE
-        case ClientClosed() | RunCancelled():
+        case ClientClosed() | RunCancelled() | InvalidApiKey():
             return Outcome.CANCELLED
         case QueueTimeout():
             return Outcome.EXPIRED

@@ -193,6 +193,12 @@ class Draining(GatewayError):
     status, code, retryable = 503, "draining", True
 
 
+class LedgerUnavailable(GatewayError):
+    """The database cannot be used, and the call may not be served without it."""
+
+    status, code, retryable = 503, "ledger_unavailable", True
+
+
 class Preempted(GatewayError):
     """The job was stopped for one of a higher lane and could not go on."""
 

@@ -13,6 +13,10 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
+class LedgerGone(RuntimeError):
+    """The database was deleted, or replaced by something that cannot be used, while it was open."""
+
+
 class LedgerEntry(Struct, frozen=True, kw_only=True):
     """The account of one attempt. Appending the same (job_id, attempt) twice changes nothing.
 

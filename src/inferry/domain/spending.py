@@ -1,6 +1,6 @@
 """What was spent before: what the ledger tells whoever keeps budgets."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -22,3 +22,28 @@ class Spent(Struct, frozen=True, kw_only=True):
     key_id: str | None = None
     run_id: str | None = None
     parent_run: str | None = None
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """What an account may have used at most, written before it is used: a killed process leaves it behind.
+
+    `scope` is tenant, key or run, and `name` the key's or the run's; `period` is day, month or run, and `number` which
+    day or month. `at` is when it was written, in seconds since the Unix epoch.
+    """
+
+    scope: str
+    tenant: str
+    name: str
+    period: str
+    number: int
+    tokens: int
+    nanos: int
+    at: float
+
+
+class MarkBatch(NamedTuple):
+    """Marks to write and marks to delete, in one transaction."""
+
+    number: int
+    kept: list[Mark]
+    gone: list[Mark]

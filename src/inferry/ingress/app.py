@@ -59,7 +59,9 @@ class App:
         admin_key: str | None = None,
         tenants: Keeper | None = None,
         book: RunBook | None = None,
+        problem: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._problem = problem
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
@@ -120,6 +122,7 @@ class App:
                     job = await prompt.job()
                 if reply.is_gone:
                     raise ClientClosed("the client left before its prompt was tokenised")
+                caller = self._auth.caller(request.headers, reply.peer)  # its key may have been revoked meanwhile
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
@@ -173,6 +176,10 @@ class App:
             raise MethodNotAllowed(f"{_printable(path)} takes {'GET' if api is None else 'POST'}")
         handler(path, reply, caller)
 
+    def read_from(self, open_book: Callable[[], RunBook | None]) -> None:
+        """Read pages of runs from another ledger from now on."""
+        self._runs.read_from(open_book)
+
     async def close(self) -> None:
         """Let go of what pages are read from. Nothing may be served any more."""
         await self._runs.close()
@@ -191,11 +198,15 @@ class App:
         _send_json(reply, 200, {"status": "ok"})
 
     def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
-        """Ready: some worker has really generated, and new work is welcome."""
-        ready = self._gateway.is_ready
+        """Ready: some worker has really generated, new work is welcome, and the ledger is there."""
+        problem = self._problem()
+        ready = self._gateway.is_ready and problem is None
         status = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
+        if problem is not None:
+            status = "ledger_unavailable"
         workers = {view.worker: view.phase.value for view in self._gateway.views()}
-        _send_json(reply, 200 if ready else 503, {"status": status, "workers": workers})
+        reason = {} if problem is None else {"reason": problem}
+        _send_json(reply, 200 if ready else 503, {"status": status, **reason, "workers": workers})
 
     def _expose(self, path: str, reply: Reply, caller: Caller) -> None:
         body, content_type = self._metrics.render()

@@ -89,6 +89,18 @@ class RunEndpoints:
         except Exception:
             self._fail(request, reply)
 
+    def read_from(self, open_book: Callable[[], RunBook | None]) -> None:
+        """Have another ledger opened, off the loop, and read from that one."""
+        task = asyncio.get_running_loop().create_task(self._change_book(open_book))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _change_book(self, open_book: Callable[[], RunBook | None]) -> None:
+        async with self._reading:
+            former, self._book = self._book, await asyncio.to_thread(open_book)
+            if former is not None:
+                former.close()
+
     async def close(self) -> None:
         """Let the ledger go."""
         for task in self._tasks:

@@ -70,6 +70,16 @@ class Recorder:
         return self._refused + self._discarded
 
     @property
+    def accepted(self) -> int:
+        """Entries taken in so far."""
+        return self._accepted
+
+    @property
+    def settled(self) -> int:
+        """How many of those taken in are written or dropped."""
+        return self._settled
+
+    @property
     def buffered(self) -> int:
         """Entries taken in and not yet written or dropped."""
         return self._accepted - self._settled

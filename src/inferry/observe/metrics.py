@@ -298,6 +298,7 @@ class Metrics:
         health: Callable[[], Iterable[WorkerHealth]] | None = None,
         open_streams: Callable[[], int] | None = None,
         merged_deltas: Callable[[], int] | None = None,
+        ledger_up: Callable[[], float] | None = None,
         ledger_written: Callable[[], int] | None = None,
         ledger_dropped: Callable[[], int] | None = None,
         wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
@@ -317,6 +318,7 @@ class Metrics:
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
+            ("inferry_ledger_up", ledger_up),
             ("inferry_ledger_written_total", ledger_written),
             ("inferry_ledger_dropped_total", ledger_dropped),
             ("inferry_predicted_output_error", output_error),

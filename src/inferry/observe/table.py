@@ -143,6 +143,11 @@ TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_worker_waiting", "gauge", "Sequences that wait inside the worker.", ("worker",)),
     MetricSpec("inferry_kv_tokens_used", "gauge", "Tokens in the worker's KV cache.", ("worker",)),
     MetricSpec("inferry_kv_tokens_capacity", "gauge", "Tokens that fit the worker's KV cache.", ("worker",)),
+    MetricSpec(
+        "inferry_ledger_up",
+        "gauge",
+        "1 while the ledger's database is the file that its address names, 0 while that is gone or unusable.",
+    ),
     MetricSpec("inferry_ledger_written_total", "counter", "Entries the ledger has acknowledged."),
     MetricSpec("inferry_ledger_dropped_total", "counter", "Entries that will never reach the ledger."),
 )

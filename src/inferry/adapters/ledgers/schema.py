@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -76,6 +76,20 @@ changes = Table(
     Column("version", Integer, nullable=False),
 )
 
+# What accounts of budgets may have used at most, written before they use it. Few rows: those of accounts in use.
+marks = Table(
+    "marks",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("nanos", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
 # Most runs have no parent; those that have are found from it.
 IS_BELOW = attempts.c.parent_run.is_not(None)
 Index("attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=IS_BELOW, postgresql_where=IS_BELOW)
@@ -87,5 +101,6 @@ UPGRADES: dict[int, tuple[str, ...]] = {
         "ALTER TABLE attempts ADD COLUMN shared_with TEXT",
         "CREATE INDEX IF NOT EXISTS attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
     ),
+    2: (),
 }
 """What makes a file of each earlier version one of the next. Tables that are new are made wherever they are missing."""

@@ -5,119 +5,59 @@ batch that was acknowledged. A power cut may lose the last ones, never half of o
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import astuple
-from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 
-from inferry.adapters.ledgers.queries import LedgerQueries
-from inferry.adapters.ledgers.schema import SCHEMA_VERSION, UPGRADES, attempts, metadata
+from inferry.adapters.ledgers.files import OpenedFile
+from inferry.adapters.ledgers.opening import (
+    LedgerMissing,
+    LedgerUnusable,
+    must_be_a_file,
+    must_exist,
+    open_sqlite_queries,
+)
+from inferry.adapters.ledgers.schema import attempts
 from inferry.domain.ledger import LedgerEntry
 
-BUSY_TIMEOUT_MS = 5000
-
-
-class LedgerUnusable(RuntimeError):
-    """The ledger cannot be opened; the message says why and is meant for people."""
-
-
-class LedgerMissing(LedgerUnusable):
-    """There is no ledger to read yet."""
+__all__ = [
+    "LedgerMissing",
+    "LedgerUnusable",
+    "SqliteLedger",
+    "must_be_a_file",
+    "must_exist",
+    "open_sqlite_queries",
+]
 
 
 class SqliteLedger:
     """One row per attempt; appending the same (job_id, attempt) again changes nothing.
 
-    Holds one connection for its whole life. One process writes, any number may read.
+    Holds one connection. One process writes, any number may read. Where the file is deleted, nothing is appended until
+    one is there again; where it is replaced, rows go to the one that is there.
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = open_for_writing(url)
+        self._file = OpenedFile(url)
         # Compiled once and run with plain rows: a writer that is busy in Python keeps the event loop waiting.
         inserting = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
-        self._insert = str(inserting.compile(dialect=self._engine.dialect))
+        self._insert = str(inserting.compile(dialect=self._file.engine().dialect))
 
     def append(self, entries: Sequence[LedgerEntry]) -> None:
-        """Write all of them or, with an exception, none. ValueError or OverflowError: one of them can never be held."""
+        """Write all of them or, with an exception, none. ValueError or OverflowError: one of them can never be held;
+        LedgerGone: there is no file to write to."""
         if not entries:
             return
         try:
-            with self._engine.begin() as connection:
+            with self._file.engine().begin() as connection:
                 connection.exec_driver_sql(self._insert, [_row(entry) for entry in entries])
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry breaks the table's rules: {error.orig}") from error
 
     def close(self) -> None:
-        self._engine.dispose()
-
-
-def open_for_writing(url: str) -> Engine:
-    """The database with all its tables, made or brought up to date where that is needed. Raises LedgerUnusable."""
-    parsed = _parse(url)
-    if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
-        raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
-    engine = _engine(parsed)
-    try:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-            connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
-            # Take the write lock before looking, so that two processes do not both make the tables.
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            version = _version(connection, parsed)
-            if version < SCHEMA_VERSION:
-                for older in range(version, SCHEMA_VERSION) if version else ():
-                    for statement in UPGRADES[older]:
-                        connection.exec_driver_sql(statement)
-                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            metadata.create_all(connection)
-            connection.commit()
-    except DBAPIError as error:
-        engine.dispose()
-        raise LedgerUnusable(f"cannot open the ledger {parsed.database}: {error.orig}") from error
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
-
-
-def must_exist(url: str) -> None:
-    """Raises LedgerMissing where opening it would make a new file."""
-    path = _file(_parse(url))
-    if path is not None and not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
-
-
-def open_sqlite_queries(url: str) -> LedgerQueries:
-    """The read side of a ledger that exists, also while a gateway writes to it. Creates and changes nothing."""
-    parsed = _parse(url)
-    path = _file(parsed)
-    if path is None:
-        raise LedgerMissing("a ledger in memory can only be read by the process that holds it")
-    if not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
-    engine = _engine(parsed)
-    try:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA query_only = ON")
-            version = _version(connection, parsed)
-            if version == 0:
-                raise LedgerMissing(f"{path} holds no ledger yet")
-            if version < SCHEMA_VERSION:
-                raise LedgerUnusable(
-                    f"the ledger {path} is of an earlier release (schema {version}, this one reads {SCHEMA_VERSION}); "
-                    "start the gateway with it once, which brings it up to date"
-                )
-    except DBAPIError as error:
-        engine.dispose()
-        raise LedgerUnusable(f"cannot read the ledger {path}: {error.orig}") from error
-    except BaseException:
-        engine.dispose()
-        raise
-    return LedgerQueries(engine)
+        self._file.close()
 
 
 _OUTCOME = LedgerEntry.__struct_fields__.index("outcome")
@@ -127,42 +67,3 @@ def _row(entry: LedgerEntry) -> tuple[Any, ...]:
     """The entry's fields, which are the table's columns in the same order."""
     values = astuple(entry)  # a writer that is busy in Python keeps the event loop waiting
     return (*values[:_OUTCOME], entry.outcome.value, *values[_OUTCOME + 1 :])
-
-
-def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise LedgerUnusable("not a URL; a file is written sqlite:///path/to/ledger.db") from error
-    if parsed.get_backend_name() != "sqlite":
-        raise LedgerUnusable(f"not a SQLite address: {parsed.render_as_string(hide_password=True)}")
-    return parsed
-
-
-def _file(url: URL) -> Path | None:
-    return None if url.database in (None, "", ":memory:") else Path(str(url.database))
-
-
-def _engine(url: URL) -> Engine:
-    # One connection, used by one thread at a time, though not always the thread that opened it. Parameters stay out of
-    # messages: they are noise there.
-    engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True)
-
-    @event.listens_for(engine, "connect")
-    def set_timeout(connection, _record) -> None:  # type: ignore[no-untyped-def]
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-
-    return engine
-
-
-def _version(connection: Connection, url: URL) -> int:
-    """The schema version of the file: 0 for an empty one, never one that this release does not know."""
-    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-    if version > SCHEMA_VERSION:
-        raise LedgerUnusable(
-            f"the ledger {url.database} was written by a newer release (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}); upgrade, or choose another file"
-        )
-    if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
-        raise LedgerUnusable(f"{url.database} is a SQLite database, but not a ledger")
-    return version

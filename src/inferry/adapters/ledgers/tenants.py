@@ -15,8 +15,9 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import DBAPIError
 
+from inferry.adapters.ledgers.files import OpenedFile
+from inferry.adapters.ledgers.opening import LedgerUnusable
 from inferry.adapters.ledgers.schema import changes, keys, tenants
-from inferry.adapters.ledgers.sqlite import LedgerUnusable, open_for_writing
 from inferry.domain.errors import Conflict, NotFound
 from inferry.domain.keys import (
     ALPHABET,
@@ -30,19 +31,25 @@ from inferry.domain.keys import (
 from inferry.domain.tenants import ApiKey, Isolation, Limits, Tenant, decode_limits
 
 _TOPIC = "tenants"
+_FILES = 2**40
 
 
 class SqliteTenants:
     """What the gateway's operators say of tenants, beyond its configuration."""
 
     def __init__(self, url: str) -> None:
-        self._engine = open_for_writing(url)
+        self._file = OpenedFile(url)
         self._lock = threading.Lock()
         # As text, for plain rows: there may be ten thousand keys, and whoever reads them keeps the event loop waiting.
-        dialect = self._engine.dialect
+        dialect = self._file.engine().dialect
         self._all_keys = str(select(keys).order_by(keys.c.created_at, keys.c.key_id).compile(dialect=dialect))
         asking = select(changes.c.version).where(changes.c.of == _TOPIC)
         self._ask_version = str(asking.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+    @property
+    def generation(self) -> int:
+        """Another number whenever the database has become another file."""
+        return self._file.generation
 
     def version(self) -> int:
         """Another number whenever somebody has changed something."""
@@ -111,14 +118,16 @@ class SqliteTenants:
 
     def close(self) -> None:
         with self._lock:
-            self._engine.dispose()
+            self._file.close()
 
     def _version(self, connection: Connection) -> int:
-        return connection.exec_driver_sql(self._ask_version).scalar() or 0
+        # Another file may have the same number, and other keys.
+        version: int = connection.exec_driver_sql(self._ask_version).scalar() or 0
+        return version + self._file.generation * _FILES
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._lock, _told_plainly(), self._engine.connect() as connection:
+        with self._lock, _told_plainly(), self._file.engine().connect() as connection:
             # All of it as of one moment; and sqlite3 itself would begin nothing for a SELECT.
             connection.exec_driver_sql("BEGIN")
             yield connection
@@ -126,7 +135,7 @@ class SqliteTenants:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with self._lock, _told_plainly(), self._engine.connect() as connection:
+        with self._lock, _told_plainly(), self._file.engine().connect() as connection:
             # The write lock first: a reader that turns writer may find that somebody was faster, and fail.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection

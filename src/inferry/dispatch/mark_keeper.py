@@ -1,0 +1,134 @@
+"""Keeps the high-water marks of budgets in the database, off the event loop.
+
+Belongs to the loop it is started on. One batch is written at a time, by a thread of its own; what is asked for while it
+is written goes into the next. A batch that cannot be written is tried again until it can: jobs that wait for it fail
+after a while, and jobs without ceilings never wait.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from inferry.admission.gate import Gate
+from inferry.admission.marks import IDLE_S
+from inferry.domain.clock import Clock
+from inferry.domain.spending import Mark, MarkBatch
+from inferry.ledger.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""How often marks that nobody needs are given up."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+CLOSE_S = 5.0
+"""How long the end waits for the last batch. A mark that stays costs its account some of its ceiling, nothing else."""
+
+
+class MarkStore(Protocol):
+    """Where marks are kept. Methods wait for a disk."""
+
+    def read(self) -> list[Mark]: ...
+    def write(self, batch: MarkBatch) -> None: ...
+    def close(self) -> None: ...
+
+
+class MarkKeeper:
+    """Writes what the gate wants written. Making it reads the store, and counts what a killed process left."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        store: MarkStore,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        sweep_s: float = SWEEP_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        assert gate.marks is not None, "there is a store for marks and no gate that sets any"
+        self._gate = gate
+        self._marks = gate.marks
+        self._store = store
+        self._recorder = recorder
+        self._clock = clock
+        self._sweep_s = sweep_s
+        self._idle_s = idle_s
+        self._thread = ThreadPoolExecutor(1, "inferry-marks")
+        self._task: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        counted = gate.restore_marks(store.read(), clock.now(), clock.wall())
+        if counted:
+            log.warning(
+                "the gateway was not stopped cleanly: for %d accounts of budgets, what may have been used counts as "
+                "spent (at most one block more than was used)",
+                counted,
+            )
+
+    def start(self) -> None:
+        self._sweep()
+
+    def wake(self) -> None:
+        """Write what is due, soon: what is asked for in the same burst goes into one batch."""
+        if self._task is None and self._marks.is_due:
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    def call_when_written(self, batch: int, then: Callable[[], None]) -> None:
+        if batch <= self._marks.written:
+            then()
+        else:
+            self._waiting.setdefault(batch, []).append(then)
+
+    def start_over(self) -> None:
+        """The database is another file, and the store writes to that one: write all that is known."""
+        self._gate.rewrite_marks()
+        self.wake()
+
+    async def close(self) -> None:
+        """Give up all marks, since the ledger has every row by now; then close the store."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._retire(0.0)
+        self.wake()
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task}, timeout=CLOSE_S)
+            task.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._store.close()
+
+    def _sweep(self) -> None:
+        self._retire(self._idle_s)
+        self.wake()
+        self._sweeping = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+
+    def _retire(self, idle_s: float) -> None:
+        if self._recorder.dropped:
+            self._marks.keep_all()
+        self._marks.retire(self._clock.now(), self._recorder.accepted, self._recorder.settled, idle_s)
+
+    async def _write(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            while self._marks.is_due:
+                batch = self._marks.take(self._clock.wall())
+                await self._until_written(batch)
+                self._marks.wrote(batch.number, self._clock.now())
+                for then in self._waiting.pop(batch.number, ()):
+                    then()
+        finally:
+            self._task = None
+
+    async def _until_written(self, batch: MarkBatch) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, batch)
+            except Exception as error:
+                log.error("marks of budgets cannot be written (again in %.2f s): %s", delay_s, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+            else:
+                return
