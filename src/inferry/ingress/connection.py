@@ -231,16 +231,14 @@ class Connection(asyncio.Protocol):
                 return self._take_blank(data, at)
             end = data.find(b"\r\n\r\n", at, at + LARGEST_HEADERS) + 4
             if end > 3:
-                self._begin(data if at == 0 and end == len(data) else data[at:end])
-                return end
+                return self._begin(data if at == 0 and end == len(data) else data[at:end], data, end)
             self._phase = _Phase.HEAD
             self._held = Held(b"\r\n\r\n", LARGEST_HEADERS)
         held = self._held
         at = held.take(data, at)
         if held.is_whole:
             self._held = None
-            self._begin(bytes(held.text))
-            return at
+            return self._begin(bytes(held.text), data, at)
         wrong = flaw(held)
         if wrong is not None:
             raise wrong
@@ -258,20 +256,26 @@ class Connection(asyncio.Protocol):
         self._is_blank = True
         return at + 2
 
-    def _begin(self, head: bytes) -> None:
-        """A head is complete."""
+    def _begin(self, head: bytes, data: bytes, at: int) -> int:
+        """A head is complete, and `data` goes on at `at` behind it."""
         house = self._house
         request = self._reading = house.heads.read(head)
         request.head_bytes = len(head)
         self._is_blank = False
-        if not request.length:
+        length = request.length
+        if not length:
             self._complete()
-            return
-        self._phase = _Phase.BODY
+            return at
         is_wanted = house.admits is None or house.admits(request, self.peer)
-        body = self._body = Body(request.length, house.max_body_bytes if is_wanted else 0)
-        if body.is_hopeless or (body.is_too_large and self._asks_first()):
+        if is_wanted and 0 < length <= min(len(data) - at, house.max_body_bytes):
+            request.body = data[at : at + length]  # all of it has come: most bodies are short
+            self._complete()
+            return at + length
+        self._phase = _Phase.BODY
+        body = self._body = Body(length, house.max_body_bytes if is_wanted else 0)
+        if body.is_hopeless or ((body.is_too_large or not is_wanted) and self._asks_first()):
             self._refuse_rest(request.problem or _too_large(body))
+        return at
 
     def _take_body(self, body: Body, data: bytes, at: int) -> int:
         at = body.take(data, at)

@@ -90,7 +90,7 @@ def flaw(held: Held) -> Refused | None:
             if line is None:
                 return _no_request()
             if line[1] not in (b"1.0", b"1.1"):
-                return Refused(505, "this server speaks HTTP/1.1 and HTTP/1.0")
+                return Refused(505, "the version of HTTP has to be 1.1 or 1.0")
     return None if stray is None else _no_request()
 
 
@@ -158,7 +158,8 @@ class HeadReader:
         if len(head) > _SHORTEST_FIELD * MOST_FIELDS and head.count(b"\n") > MOST_FIELDS + 2:
             return Refused(431, f"a request has at most {MOST_FIELDS} header fields")
         self._is_complete = False
-        self._repeated.clear()
+        if self._repeated:
+            self._repeated.clear()
         try:
             self._parser.feed_data(head)
         except httptools.HttpParserUpgrade:
@@ -186,6 +187,8 @@ class HeadReader:
         length = headers.get(b"content-length")
         if coding is not None or length is not None or b"upgrade" in headers or request.method == b"CONNECT":
             self._renew()  # it waits for a body, or for another protocol
+        elif not request.keeps_alive:
+            self._renew()  # it takes nothing more
         if request.is_http10:
             request.keeps_alive = False
         if host != self._host or host is None:

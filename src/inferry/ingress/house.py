@@ -26,6 +26,7 @@ class House:
         body_timeout_s: float,
         idle_timeout_s: float,
         admits: Callable[[Request, str], bool] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.serve = serve
         self.admits = admits
@@ -36,7 +37,7 @@ class House:
         self.connections: set[Connection] = set()
         self.held: set[Connection] = set()  # from whom nothing is read now
         self.answering = 0
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._is_closing = False
         # One timer for all connections: moving one for every request of each would cost more than the look-around.
