@@ -65,6 +65,8 @@ REFUSED = [
     (400, b"GET health HTTP/1.1\r\n" + HOST + b"\r\n", "no path"),
     (400, b"GET * HTTP/1.1\r\n" + HOST + b"\r\n", "an asterisk without OPTIONS"),
     (400, b"GET x:80 HTTP/1.1\r\n" + HOST + b"\r\n", "an authority without CONNECT"),
+    (400, b"CONNECT /health HTTP/1.1\r\n" + HOST + b"\r\n", "a path with CONNECT"),
+    (400, b"\nGET /health HTTP/1.1\r\n" + HOST + b"\r\n", "a bare LF first"),
     (400, b"GET ftp://x/health HTTP/1.1\r\n" + HOST + b"\r\n", "another scheme"),
     (400, b"GET http://a@x/health HTTP/1.1\r\n" + HOST + b"\r\n", "a user in the target"),
     (400, b"GET http:///health HTTP/1.1\r\n" + HOST + b"\r\n", "no host in the target"),

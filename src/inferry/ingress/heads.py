@@ -153,7 +153,7 @@ class HeadReader:
             if not head.endswith(b" HTTP/1.0", 0, line):
                 return _no_request()
             request.is_http10 = True
-        if head.count(b" ", 0, line) != 2:
+        if head.count(b" ", 0, line) != 2 or head[0] <= 32:  # the parser would skip empty lines, whatever ends them
             return _no_request()
         if len(head) > _SHORTEST_FIELD * MOST_FIELDS and head.count(b"\n") > MOST_FIELDS + 2:
             return Refused(431, f"a request has at most {MOST_FIELDS} header fields")
@@ -209,7 +209,7 @@ class HeadReader:
             if not length.isdigit() or len(length) > _MOST_DIGITS:
                 return Refused(400, "the content-length is not a number of bytes")
             request.length = int(length)
-        if not request.target.startswith(b"/"):
+        if not request.target.startswith(b"/") or request.method == b"CONNECT":
             return _resolve(request)
         return None
 
