@@ -134,8 +134,8 @@ DIFFERENCES: tuple[Reason, ...] = (
         lambda it: it.ours.status == 400
         and bool(it.values(b"content-length"))
         and bool(it.values(b"transfer-encoding")),
-        "A length beside a transfer coding may be meant to smuggle a request, and is refused (RFC 9112, 6.1); h11 drops "
-        "the length.",
+        "A length beside a transfer coding may be meant to smuggle a request, and is refused (RFC 9112, 6.1); h11 "
+        "drops the length.",
     ),
     Reason(
         "lengths", "h11", "stricter end",
@@ -152,6 +152,11 @@ DIFFERENCES: tuple[Reason, ...] = (
         lambda it: it.ours.status in (400, 501)
         and b",".join(it.values(b"transfer-encoding")).lower() not in (b"", b"chunked"),
         "No coding but chunked is understood (501), nor an empty one; gunicorn takes identity, and hands gzip on.",
+    ),
+    Reason(
+        "a tab after chunked", "h11 gunicorn", "stricter end",
+        lambda it: it.ours.status == 400 and re.search(rb"chunked *\t", it.head, re.IGNORECASE) is not None,
+        "llhttp takes spaces behind `chunked`, but no tab.",
     ),
     Reason(
         "line ends", "h11", "stricter end",

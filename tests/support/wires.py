@@ -19,7 +19,7 @@ class _Timer:
         self.act = None
 
 
-class StillLoop(asyncio.AbstractEventLoop):
+class StillLoop:
     """What a connection asks of its event loop; `turn` runs what is due."""
 
     def __init__(self) -> None:
@@ -53,6 +53,10 @@ class StillLoop(asyncio.AbstractEventLoop):
                 timer.act()
             self.turn()
         self.now = end
+
+
+def as_loop(loop: StillLoop) -> asyncio.AbstractEventLoop:
+    return cast(asyncio.AbstractEventLoop, loop)
 
 
 class Wire:
@@ -110,14 +114,19 @@ def a_house(
 ) -> tuple[House, StillLoop]:
     loop = StillLoop()
     house = House(
-        serve, max_body_bytes=max_body_bytes, body_timeout_s=30.0, idle_timeout_s=75.0, admits=admits, loop=loop
+        serve,
+        max_body_bytes=max_body_bytes,
+        body_timeout_s=30.0,
+        idle_timeout_s=75.0,
+        admits=admits,
+        loop=as_loop(loop),
     )
     return house, loop
 
 
 def connect(house: House, loop: StillLoop) -> tuple[Connection, Wire]:
     wire = Wire()
-    connection = Connection(house, loop)
+    connection = Connection(house, as_loop(loop))
     connection.connection_made(cast(asyncio.Transport, wire))
     return connection, wire
 
