@@ -26,7 +26,7 @@ help:
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
 	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
-	@echo "make fuzz    broken bytes and made-up calls at the HTTP surface, for minutes (FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
+	@echo "make fuzz    a million connections against other HTTP parsers, broken bytes and made-up calls (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in a virtual environment of its own (VLLM_VENV, VLLM_INDEX_URL)"
@@ -110,8 +110,10 @@ mutants: $(VENV)/.installed-dev
 
 # Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
 fuzz: $(VENV)/.installed-dev
-	@export FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_CASES=$${FUZZ_CASES:-20000} FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100}; \
-	  echo "seed $$FUZZ_SEED"; $(BIN)/pytest -q tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
+	@export FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_CASES=$${FUZZ_CASES:-20000} FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100} \
+	    FUZZ_CONNECTIONS=$${FUZZ_CONNECTIONS:-1000000}; \
+	  echo "seed $$FUZZ_SEED"; \
+	  $(BIN)/pytest -q tests/ingress/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.docs

@@ -27,7 +27,7 @@ PATIENCE_S = 120.0
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
 
-STATUSES = {kind.status for kind in openapi.error_kinds() if kind.status < 500} | {100, 200, 201, 431}
+STATUSES = {kind.status for kind in openapi.error_kinds() if kind.status < 500} | {100, 200, 201, 431, 501, 505}
 OUT = {
     *openapi.document()["components"]["headers"],
     *("content-type", "content-length", "transfer-encoding", "connection", "cache-control", "allow"),

@@ -44,7 +44,7 @@ class Admin:
 
     def serve(self, path: str, request: Request, reply: Reply) -> None:
         """Answer, or raise the GatewayError that says why not. `path` is decoded and without its query."""
-        self._let_in(request, reply)
+        self.let_in(request, reply.peer)
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return
         if path == _WORKERS:
@@ -61,13 +61,14 @@ class Admin:
         body = msgspec.json.encode({"workers": self._gateway.fleet.report()})
         reply.whole(200, b"content-type: application/json\r\n", body)
 
-    def _let_in(self, request: Request, reply: Reply) -> None:
+    def let_in(self, request: Request, peer: str) -> None:
+        """Raise AdminOnly unless the request, from this address, may administer."""
         headers = request.headers
         if self._key is not None:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
                 raise AdminOnly("this needs the admin key as a bearer token")
-        elif not _is_loopback(reply.peer):
+        elif not _is_loopback(peer):
             raise AdminOnly("this is for clients on the gateway's own machine; elsewhere set server.admin_key")
         elif any(name in headers for name in _FROM_ELSEWHERE) or not _names_loopback(headers.get(b"host", b"")):
             raise AdminOnly("this is neither for browsers nor behind proxies; there set server.admin_key")

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[str, Reply, Caller], None]
 
 _JSON = b"content-type: application/json\r\n"
+_CALLS = "/v1/"
+_ADMIN = "/admin/"
 _MODELS = "/v1/models/"
 
 
@@ -82,6 +84,26 @@ class App:
             "/v1/models": self._models,
         }
 
+    def admits(self, request: Request, peer: str) -> bool:
+        """Whether the body of a request is worth reading: its sender is let in, and the path takes one. Never raises.
+
+        Who the sender is stays with the request, and so does what is wrong with it.
+        """
+        try:
+            if request.target in self._posts:
+                request.caller = self._auth.caller(request.headers, peer)
+                return True
+            path = _path_of(request.target.partition(b"?")[0])
+            if path.startswith(_CALLS):
+                request.caller = self._auth.caller(request.headers, peer)
+                return True
+            if path.startswith(_ADMIN):
+                self._admin.let_in(request, peer)
+                return True
+        except GatewayError as error:
+            request.problem = error
+        return False
+
     def serve(self, request: Request, reply: Reply) -> None:
         """Answer the request, now or later. Never raises."""
         try:
@@ -102,7 +124,7 @@ class App:
         try:
             if request.problem is not None:
                 raise request.problem
-            caller = self._auth.caller(request.headers, reply.peer)
+            caller = request.caller or self._auth.caller(request.headers, reply.peer)
             job = parse(api, request.body, request.headers, self._gateway, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
@@ -157,14 +179,16 @@ class App:
         if api is not None and request.method == b"POST":
             self._generate(api, request, reply)
             return
-        path = unquote(target.decode("latin-1"))
+        if request.problem is not None:
+            raise request.problem
+        path = _path_of(target)
         caller = ANYBODY
-        if path.startswith("/v1/"):
-            caller = self._auth.caller(request.headers, reply.peer)
+        if path.startswith(_CALLS):
+            caller = request.caller or self._auth.caller(request.headers, reply.peer)
             if path == RUNS or path.startswith(f"{RUNS}/"):
                 self._runs.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
-        if path.startswith("/admin/"):
+        if path.startswith(_ADMIN):
             self._admin.serve(path, request, reply)
             return
         handler = self._gets.get(path)
@@ -266,6 +290,10 @@ class App:
 
 def _send_json(reply: Reply, status: int, value: Any) -> None:
     reply.whole(status, _JSON, msgspec.json.encode(value))
+
+
+def _path_of(target: bytes) -> str:
+    return unquote(target.decode("latin-1"))
 
 
 def _printable(text: str) -> str:

@@ -4,7 +4,9 @@ import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from inferry.domain.errors import GatewayError
+from inferry.domain.errors import GatewayError, InvalidRequest
+from inferry.domain.tenants import Caller
+from inferry.ingress.problems import error_body
 
 if TYPE_CHECKING:
     from inferry.ingress.connection import Connection
@@ -16,16 +18,36 @@ STATUS_LINES = {
 
 
 class Request:
-    """One request, whole. `problem` says why its body could not be had; the body is empty then."""
+    """One request, whole. `problem` says why its body could not be had, or may not be; the body is empty then.
 
-    __slots__ = ("body", "headers", "is_http10", "keeps_alive", "method", "problem", "target")
+    `length` is how long its body is said to be; -1 where it comes in chunks. `caller` is who sent it, once somebody has
+    asked. `refused` is the status and the reason where this stands for what could not be understood.
+    """
+
+    __slots__ = (
+        "body",
+        "caller",
+        "head_bytes",
+        "headers",
+        "is_http10",
+        "keeps_alive",
+        "length",
+        "method",
+        "problem",
+        "refused",
+        "target",
+    )
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
         self.method = method
         self.target = target
         self.headers = headers
         self.body = b""
+        self.length = 0
+        self.head_bytes = 0
+        self.caller: Caller | None = None
         self.problem: GatewayError | None = None
+        self.refused: tuple[int, str] | None = None
         self.is_http10 = False
         self.keeps_alive = True
 
@@ -113,3 +135,10 @@ class Reply:
         if not self._request.is_http10:
             self._connection.send(CONTINUE)
         return not self._request.is_http10
+
+
+def refusal(status: int, why: str) -> bytes:
+    """The answer to what could not be understood as a request. Nothing follows it."""
+    body = error_body(InvalidRequest(why))
+    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (STATUS_LINES[status], len(body)) + body

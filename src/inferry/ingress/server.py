@@ -11,7 +11,8 @@ from collections.abc import Generator
 
 from inferry.dispatch.gateway import Gateway
 from inferry.ingress.app import App
-from inferry.ingress.connection import Connection, House
+from inferry.ingress.connection import Connection
+from inferry.ingress.house import House
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ async def serve(
         max_body_bytes=app.limits.max_body_bytes,
         body_timeout_s=app.limits.body_timeout_s,
         idle_timeout_s=idle_timeout_s,
+        admits=app.admits,
     )
     listener = await loop.create_server(lambda: Connection(house, loop), sock=sock, backlog=BACKLOG)
     try:

@@ -1,0 +1,234 @@
+"""Heads of HTTP/1.1 requests: complete ones are parsed by llhttp, incomplete ones are held within limits.
+
+Everything here is decided by the bytes alone, never by the way they were cut into reads: a head is parsed in one piece
+once its end has come, and what is refused earlier (`flaw`) is what the parser would refuse in the whole of it too.
+llhttp checks the syntax of fields, and that the fields that frame a body do not contradict each other. What it leaves
+open and RFC 9112 demands is checked here: version, request target, Host, and transfer codings.
+"""
+
+import re
+
+import httptools
+
+from inferry.ingress.reply import Request
+
+LARGEST_HEADERS = 65_536
+"""Bytes of a head, from the first of the request line to the empty line, both included."""
+MOST_FIELDS = 128
+CHUNKED = -1
+"""The length of a body that comes in chunks."""
+
+_MOST_DIGITS = 18
+_SHORTEST_FIELD = 4  # a:\r\n
+_STRAY = re.compile(rb"[^\r]\n|\r[^\n]|\x00|^\n")
+"""A line break that is none (RFC 9112, 2.2), or a NUL."""
+_METHOD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,24}"
+_REQUEST_LINE = re.compile(_METHOD + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
+_BEGUN_LINE = re.compile(_METHOD + rb"(?: |\Z)")
+_BEGINNING = 32
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]*)(?::[0-9]{0,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?][^#]*)?", re.IGNORECASE)
+_AUTHORITY = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9\-._~!$&'()*+,;=%]+):[0-9]{1,5}")
+
+
+class Refused(Exception):
+    """What came is no request that is understood here. The connection ends with this answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+class Held:
+    """Text that ends with `mark`, has at most `limit` bytes and comes in pieces. Every byte is looked at once."""
+
+    __slots__ = ("_limit", "_mark", "is_lined", "is_whole", "searched", "text")
+
+    def __init__(self, mark: bytes, limit: int) -> None:
+        self.text = bytearray()
+        self.is_whole = False
+        self.is_lined = False  # its first line has been looked at
+        self.searched = 0  # how much of it had come before the last piece
+        self._mark = mark
+        self._limit = limit
+
+    def take(self, data: bytes, at: int) -> int:
+        """Take what belongs to it from `data`, beginning at `at`; where that ends."""
+        text, mark = self.text, self._mark
+        self.searched = had = len(text)
+        text += memoryview(data)[at : at + self._limit - had]
+        found = text.find(mark, max(0, had - len(mark) + 1))
+        if found >= 0:
+            self.is_whole = True
+            del text[found + len(mark) :]
+        return at + len(text) - had
+
+    @property
+    def is_over(self) -> bool:
+        """It is as long as it may be, and has not ended."""
+        return not self.is_whole and len(self.text) >= self._limit
+
+    def has_stray(self) -> bool:
+        """Whether a bare CR, a bare LF or a NUL has come with the last piece."""
+        return _STRAY.search(self.text, max(0, self.searched - 1)) is not None
+
+
+def flaw(held: Held) -> Refused | None:
+    """What is wrong with a head, as far as it has come. To be asked after every piece, or once for all of it."""
+    text = held.text
+    stray = _STRAY.search(text, max(0, held.searched - 1))
+    if not held.is_lined:
+        end = text.find(b"\r\n", max(0, held.searched - 1))
+        if end < 0 and stray is None:
+            if held.searched >= _BEGINNING or _BEGUN_LINE.match(text):
+                return None
+            return _no_request()
+        if end >= 0 and (stray is None or stray.start() > end):
+            held.is_lined = True
+            line = _REQUEST_LINE.fullmatch(text, 0, end)
+            if line is None:
+                return _no_request()
+            if line[1] not in (b"1.0", b"1.1"):
+                return Refused(505, "the version of HTTP has to be 1.1 or 1.0")
+    return None if stray is None else _no_request()
+
+
+def _no_request() -> Refused:
+    return Refused(400, "this is not a well-formed HTTP/1.1 request")
+
+
+class HeadReader:
+    """Parses heads, each in one piece. One of these serves all connections of an event loop."""
+
+    __slots__ = ("_host", "_is_complete", "_parser", "_repeated", "_request")
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._request = Request(b"", b"", {})
+        self._repeated: dict[bytes, list[bytes]] = {}
+        self._is_complete = False
+        self._host = b""  # the last that was found valid: clients send the same one again and again
+
+    def read(self, head: bytes) -> Request:
+        """The request that a whole head announces. Raises Refused."""
+        request = self._request = Request(b"", b"", {})
+        refused = self._parse(head, request)
+        if refused is None:
+            refused = self._check(request)
+        if refused is None:
+            return request
+        # What is wrong further ahead goes first: had the head come in pieces, that would have been seen first.
+        held = Held(b"\r\n\r\n", LARGEST_HEADERS)
+        held.take(head, 0)
+        raise flaw(held) or refused
+
+    # -- httptools' callbacks ----------------------------------------------------------------------------------------
+
+    def on_url(self, url: bytes) -> None:
+        self._request.target = url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if value and value[-1] <= 32:
+            value = value.rstrip(b" \t")
+        headers = self._request.headers
+        given = headers.get(name)
+        if given is None:
+            headers[name] = value
+        else:
+            self._repeated.setdefault(name, [given]).append(value)
+
+    def on_headers_complete(self) -> None:
+        self._is_complete = True
+        parser, request = self._parser, self._request
+        request.method = parser.get_method()
+        request.keeps_alive = parser.should_keep_alive()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _parse(self, head: bytes, request: Request) -> Refused | None:
+        line = head.find(b"\r\n")
+        if not head.endswith(b" HTTP/1.1", 0, line):
+            if not head.endswith(b" HTTP/1.0", 0, line):
+                return _no_request()
+            request.is_http10 = True
+        if head.count(b" ", 0, line) != 2 or head[0] <= 32:  # the parser would skip empty lines, whatever ends them
+            return _no_request()
+        if len(head) > _SHORTEST_FIELD * MOST_FIELDS and head.count(b"\n") > MOST_FIELDS + 2:
+            return Refused(431, f"a request has at most {MOST_FIELDS} header fields")
+        self._is_complete = False
+        if self._repeated:
+            self._repeated.clear()
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # no other protocol is spoken here: this is a request like any other, and so is its body
+        except httptools.HttpParserInvalidMethodError:
+            self._renew()
+            return Refused(501, "this method is not implemented")
+        except httptools.HttpParserError:
+            self._renew()
+            return _no_request()
+        if not self._is_complete:
+            self._renew()
+            return _no_request()
+        if self._repeated:
+            # What comes twice is one list, as HTTP has it: two keys, tenants or runs are then none that anybody knows.
+            for name, values in self._repeated.items():
+                request.headers[name] = b", ".join(values)
+        return None
+
+    def _check(self, request: Request) -> Refused | None:
+        """What RFC 9112 demands beyond the grammar. Sets the length of the body, and a target in origin form."""
+        headers = request.headers
+        host = headers.get(b"host")
+        coding = headers.get(b"transfer-encoding")
+        length = headers.get(b"content-length")
+        if coding is not None or length is not None or b"upgrade" in headers or request.method == b"CONNECT":
+            self._renew()  # it waits for a body, or for another protocol
+        elif not request.keeps_alive:
+            self._renew()  # it takes nothing more
+        if request.is_http10:
+            request.keeps_alive = False
+        if host != self._host or host is None:
+            if host is None:
+                if not request.is_http10:
+                    return Refused(400, "an HTTP/1.1 request has one Host header")
+            elif _HOST.fullmatch(host) is None:
+                return Refused(400, "the Host header is not one host with or without a port")
+            else:
+                self._host = host
+        if coding is not None:
+            if coding.lower() != b"chunked":
+                return Refused(501, "the only transfer coding that is understood is chunked")
+            if request.is_http10 or length is not None:
+                return Refused(400, "a transfer coding goes with HTTP/1.1 and without a content-length")
+            request.length = CHUNKED
+        elif length is not None:
+            if not length.isdigit() or len(length) > _MOST_DIGITS:
+                return Refused(400, "the content-length is not a number of bytes")
+            request.length = int(length)
+        if not request.target.startswith(b"/") or request.method == b"CONNECT":
+            return _resolve(request)
+        return None
+
+    def _renew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+
+
+def _resolve(request: Request) -> Refused | None:
+    """Bring a target that is no path into the form of one (RFC 9112, 3.2)."""
+    target = request.target
+    if request.method == b"CONNECT":
+        request.keeps_alive = False  # what follows is no HTTP
+        return None if _AUTHORITY.fullmatch(target) else _no_request()
+    if target == b"*" and request.method == b"OPTIONS":
+        return None
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or _HOST.fullmatch(absolute[1]) is None:
+        return _no_request()
+    request.headers[b"host"] = absolute[1]  # it goes before the header
+    path = absolute[2] or b"/"
+    request.target = b"/" + path if path.startswith(b"?") else path
+    return None
