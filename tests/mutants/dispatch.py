@@ -2,12 +2,18 @@
 
 from mutants.mutant import Mutant, Room
 
-_HEALTH = ("tests/dispatch/test_health.py",)
-_AGAIN = ("tests/domain/test_recovery.py", "tests/dispatch/test_second_attempts.py", "tests/dispatch/test_going_on.py")
-_FLIGHTS = ("tests/dispatch/test_flights.py", "tests/ingress/test_sharing.py")
-_REPLAYS = ("tests/dispatch/test_replays.py",)
-_PREFIXES = ("tests/dispatch/test_prefixes.py", "tests/dispatch/test_tokens.py")
-_POOL = ("tests/dispatch/test_pool.py",)
+_HEALTH = ("tests/dispatch/test_breaker_bounds.py", "tests/dispatch/test_health.py")
+_AGAIN = (
+    *("tests/domain/test_attempts.py", "tests/dispatch/test_entrance.py", "tests/dispatch/test_second_attempts.py"),
+    *("tests/domain/test_recovery.py", "tests/dispatch/test_going_on.py"),
+)
+_FLIGHTS = (
+    *("tests/dispatch/test_sharing_bounds.py", "tests/dispatch/test_entrance.py"),
+    "tests/dispatch/test_flights.py",
+)
+_REPLAYS = ("tests/dispatch/test_sharing_bounds.py", "tests/dispatch/test_replays.py")
+_PREFIXES = ("tests/dispatch/test_memory_bounds.py", "tests/dispatch/test_prefixes.py", "tests/dispatch/test_tokens.py")
+_POOL = ("tests/dispatch/test_memory_bounds.py", "tests/dispatch/test_pool.py")
 
 ROOM = Room(
     tests=(*_HEALTH, *_AGAIN, *_REPLAYS, *_PREFIXES, *_FLIGHTS, *_POOL, "tests/dispatch/test_loop.py"),
@@ -369,7 +375,7 @@ ROOM = Room(
             "dispatch/pool.py",
             " and view.worker not in avoid for view in self.views()",
             " for view in self.views()",
-            (*_AGAIN, *_POOL),
+            _AGAIN,
         ),
         Mutant(
             "jobs that time out are not lost",

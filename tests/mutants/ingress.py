@@ -3,8 +3,8 @@
 from mutants.mutant import Mutant, Room
 
 _HEADERS = ("tests/ingress/test_headers.py", "tests/ingress/test_harness.py", "tests/ingress/test_sharing.py")
-_PROBLEMS = ("tests/ingress/test_problems.py",)
-_RATES = ("tests/ingress/test_rates.py",)
+_PROBLEMS = ("tests/ingress/test_zeros.py", "tests/ingress/test_problems.py")
+_RATES = ("tests/ingress/test_zeros.py", "tests/ingress/test_rates.py")
 _PARSE = ("tests/ingress/test_parameter_bounds.py", "tests/ingress/test_bad_input.py")
 _ANSWERS = ("tests/ingress/test_answers.py", "tests/ingress/test_continued.py")
 
