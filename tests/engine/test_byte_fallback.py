@@ -5,6 +5,7 @@ Such a decoder reads a run of byte tokens as a whole: it is text, or every byte 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from inferry.adapters.workers.engine_jobs import catch_up
+from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.assembler import Assembler, Detokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,"
@@ -124,6 +126,14 @@ def test_who_goes_on_within_a_long_run_of_bytes_goes_on_with_whole_characters(wr
         catch_up(assembler, ids[:at])
         rest = "".join(assembler.push((token,))[0] for token in ids[at:])
         assert rest + assembler.finish() == text[at // 3 :]
+
+
+def test_the_longest_token_is_measured_in_bytes(tmp_path: Path) -> None:
+    """What cannot fit the context is refused by this measure, before it is tokenised."""
+    vocabulary = {"<unk>": 0, "▁": 1, "▁▁": 2, "abcde": 3}
+    merges = [("▁", "▁")]
+    FastTokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    assert HfTokenizer(tmp_path).longest_token_bytes == len("▁▁".encode()) == 6
 
 
 @pytest.mark.parametrize("piece", ["€", "😀", "a€", "a"])
