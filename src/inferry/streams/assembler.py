@@ -16,6 +16,7 @@ class Assembler:
 
     Law: the pieces joined are the decoded text of all tokens, cut before the stop string that is complete first (of
     two that end together, the longer). What is held back is an unfinished character or the beginning of a stop string.
+    A character that was complete stays one, even where a decoder of all tokens gives it up for bytes that follow it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
@@ -35,22 +36,36 @@ class Detokenizer:
 
     The window starts a few tokens before the first one not yet given out: decoders treat the start of a text in a way
     of their own, such as dropping a space, and that must not happen in the middle.
+
+    Decoders that fall back to bytes read a run of byte tokens as a whole: with one byte of the next character all
+    characters before it become unreadable. What was given out stands, and the tokens after it are decoded alone.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._given = ""  # the part of the window's text that is given out
+        self._settled = 0  # tokens of the window whose text is given out, all of it
 
     def push(self, token_ids: Sequence[int]) -> str:
         window = self._window
         window.extend(token_ids)
         text = self._tokenizer.decode(window)
+        if text.endswith(_UNFINISHED) and len(token_ids) > 1:
+            # How much of this is unfinished shows only token by token.
+            del window[-len(token_ids) :]
+            return "".join([self.push((token,)) for token in token_ids])
+        if not text.startswith(self._given):
+            del window[: self._settled]
+            self._settled, self._given = 0, ""
+            text = self._tokenizer.decode(window)
         certain = len(text)
         if text.endswith(_UNFINISHED):
             open_end = len(text) - len(text.rstrip(_UNFINISHED))
             certain -= min(open_end, _MAY_STILL_CHANGE)
-        if certain <= len(self._given) or not text.startswith(self._given):
+        else:
+            self._settled = len(window)
+        if certain <= len(self._given):
             fresh = ""
         else:
             fresh = text[len(self._given) : certain]
@@ -62,7 +77,7 @@ class Detokenizer:
     def finish(self) -> str:
         text = self._tokenizer.decode(self._window)
         fresh = text[len(self._given) :]
-        self._window, self._given = [], ""
+        self._window, self._given, self._settled = [], "", 0
         return fresh
 
     def _slide(self, text: str) -> None:
@@ -78,6 +93,7 @@ class Detokenizer:
         open_text = text[given:]
         if cut > 0 and text.endswith(tail) and len(tail) >= len(open_text):
             self._window = rest
+            self._settled = max(0, self._settled - cut)
             self._given = tail[: len(tail) - len(open_text)]
 
 

@@ -1,0 +1,124 @@
+"""Who is inside: what a job may write, exactly at the bounds of its budgets, and who pays for what."""
+
+import pytest
+from msgspec.structs import replace
+
+from admission.callers import a_call, a_caller, used
+from inferry.admission.gate import Gate
+from inferry.admission.runs import Runs
+from inferry.dispatch.entrance import Entrance
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import ClientClosed, GatewayError, RateLimited, RunCancelled, WorkerLost
+from inferry.domain.jobs import SoFar
+from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.streams import Done, End, Failed, FinishReason
+from inferry.domain.tenants import Caller, Limits
+
+
+class StillClock:
+    def now(self) -> float:
+        return 100.0
+
+    def wall(self) -> float:
+        return 1_773_576_000.0
+
+
+def an_entrance() -> Entrance:
+    return Entrance(Gate({}), Runs(), StillClock())
+
+
+def spent(entrance: Entrance, tenant: str = "a") -> int:
+    return entrance.gate.report(tenant)[0].spent_tokens
+
+
+def test_a_budget_that_is_just_enough_changes_nothing_and_one_token_less_cuts_the_output() -> None:
+    job = a_call(10, 20)
+    enough, _ = an_entrance().enter(job, a_caller(day_token_ceiling=30))
+    assert enough is job
+    cut, _ = an_entrance().enter(job, a_caller(day_token_ceiling=29))
+    assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (19, 19, 19)
+    assert cut.payload.sampling.max_tokens == 19
+    assert cut.footprint.output.high == 19
+
+
+def test_choices_share_what_is_left_and_together_may_write_all_of_it() -> None:
+    job = a_call(10, 20, choices=3)
+    cut, may_write = an_entrance().enter(job, a_caller(day_token_ceiling=10 + 31))
+    assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (10, 10, 30)
+    assert may_write <= 30
+
+
+def test_a_job_of_a_run_that_was_cancelled_is_not_welcome_again() -> None:
+    entrance = an_entrance()
+    job, other = a_call(run="mine"), a_call(run="other")
+    entrance.enter(job, a_caller())
+    entrance.enter(other, a_caller())
+    assert entrance.is_welcome(job) is None
+    entrance.runs.cancel("a", "mine", 100.0)
+    assert isinstance(entrance.is_welcome(job), RunCancelled)
+    assert entrance.is_welcome(other) is None
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_who_is_refused_is_not_in_flight_in_its_run(free: bool) -> None:
+    entrance = an_entrance()
+    caller = a_caller(requests_per_minute=0)
+    with pytest.raises(RateLimited):
+        (entrance.enter_free if free else entrance.enter)(a_call(run="mine"), caller)
+    run = entrance.runs.enter(a_call(run="mine"), 100.0)
+    assert len(run.in_flight) == 1, "the one that has just come in"
+
+
+# -- who pays --------------------------------------------------------------------------------------------------------
+
+
+def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_token: bool) -> int:
+    """What is charged for a job of 10 prompt tokens that ends so, having used all of them and 5 of output."""
+    entrance = an_entrance()
+    job, _ = entrance.enter(a_call(10, 20), caller)
+    if resumed:
+        job = replace(job, attempt=2, so_far=SoFar(tuple(range(10)), (1, 2)))
+    attempt = Attempt(job)
+    plan = BatchPlan(plan_id=1, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
+    attempt.sent(plan, 100.0)
+    if has_token:
+        attempt.first_token(100.0)
+    usage = used(10, 5)
+    end: End = Done(job.job_id, FinishReason.STOP, usage) if error is None else Failed(job.job_id, error, usage)
+    attempt.ended(end, 101.0)
+    entrance.ended(attempt, usage, 101.0)
+    assert len(entrance) == 0
+    return spent(entrance)
+
+
+@pytest.mark.parametrize(
+    ("error", "resumed", "has_token", "charged"),
+    [
+        (None, False, True, 15),
+        (None, True, True, 15),
+        (ClientClosed("left"), False, True, 15),
+        (ClientClosed("left"), False, False, 0),  # nothing had come
+        (ClientClosed("left"), True, False, 15),  # an earlier attempt had delivered
+        (RunCancelled("x"), True, False, 15),
+        (WorkerLost("gone"), True, True, 0),
+        (WorkerLost("gone"), False, True, 0),
+    ],
+)
+@pytest.mark.parametrize("caller", [a_caller(day_token_ceiling=1000)])
+def test_answers_are_paid_for_and_what_a_client_left_that_had_some_of_it(
+    caller: Caller, error: GatewayError | None, resumed: bool, has_token: bool, charged: int
+) -> None:
+    assert end_of(caller, error, resumed=resumed, has_token=has_token) == charged
+
+
+def test_who_shares_an_answer_takes_a_request_of_tenant_and_key_and_no_tokens() -> None:
+    caller = a_caller(tokens_per_minute=100, key=Limits(requests_per_minute=2, tokens_per_minute=50))
+    entrance = an_entrance()
+    ticket = entrance.enter_free(a_call(10, 20), caller)
+    standing = entrance.gate.standing(caller, 100.0)
+    assert standing is not None
+    assert (standing.requests_left, standing.tokens_left) == (1, 50)
+    ticket.withdraw()
+    standing = entrance.gate.standing(caller, 100.0)
+    assert standing is not None
+    assert (standing.requests_left, standing.tokens_left) == (2, 50)

@@ -1,0 +1,94 @@
+"""What is remembered of prompts, exactly at the bounds of slices; ratios and models in the corners."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from inferry.dispatch import prefixes
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.prefixes import LONG_SLICE_BYTES, NEW, SHORT_PART_BYTES, SLICE_BYTES, PrefixMemory
+from inferry.dispatch.tokens import TokenRatios
+from inferry.domain.clock import SystemClock
+from inferry.domain.jobs import Estimate
+from inferry.domain.ports import ModelCard
+from support.scripted_worker import ScriptedWorker
+
+
+def a_prompt(size: int, letter: str = "a") -> bytes:
+    """A body of which so many bytes are the prompt and what follows it."""
+    start, end = b'{"model":"m",', b'"}'
+    body = b'"prompt":"'
+    return start + body + letter.encode() * (size - len(body) - len(end)) + end
+
+
+@pytest.mark.parametrize(
+    ("size", "marks"),
+    [
+        (SLICE_BYTES - 1, 0),
+        (SLICE_BYTES, 1),
+        (2 * SLICE_BYTES - 1, 1),
+        (2 * SLICE_BYTES, 2),
+        (4 * SLICE_BYTES, 3),  # after one, two and four slices
+        (SHORT_PART_BYTES, 6),
+        (SHORT_PART_BYTES + LONG_SLICE_BYTES - 1, 6),
+        (SHORT_PART_BYTES + LONG_SLICE_BYTES, 7),
+    ],
+)
+def test_a_slice_counts_as_soon_as_it_is_whole(size: int, marks: int) -> None:
+    found = PrefixMemory().meet("a", "m", a_prompt(size))
+    assert len(found.chain) == marks
+    assert (found is NEW) is (marks == 0)
+
+
+def test_a_prompt_of_exactly_one_slice_is_known_when_it_comes_again() -> None:
+    memory = PrefixMemory()
+    assert memory.meet("a", "m", a_prompt(SLICE_BYTES)).share == 0.0
+    assert memory.meet("a", "m", a_prompt(SLICE_BYTES)).share == 1.0
+
+
+@pytest.mark.plain
+def test_a_prompt_that_comes_again_and_again_takes_the_memory_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MOST_TAIL_BYTES", 2000)
+    memory = PrefixMemory()
+    other, often = a_prompt(SLICE_BYTES + 500, "b"), a_prompt(SLICE_BYTES + 500, "c")
+    memory.meet("a", "m", other)
+    for _ in range(20):
+        memory.meet("a", "m", often)
+    assert memory.meet("a", "m", other).share == 1.0, "with what stands behind its last whole slice"
+
+
+def test_what_is_expected_is_possible_also_where_a_byte_is_several_tokens() -> None:
+    ratios = TokenRatios()
+    ratios.learn("m", None, 100, 1000)
+    assert ratios.estimate("m", None, 200) == Estimate(1, 2000, 2000)
+
+
+def test_a_server_that_reports_no_prompt_tokens_teaches_nothing() -> None:
+    ratios = TokenRatios()
+    ratios.learn("m", None, 100, 0)
+    ratios.learn("m", None, 100, 50)
+    assert ratios.estimate("m", None, 100).expected == 50
+
+
+class Carded(ScriptedWorker):
+    def __init__(self, name: str, card: ModelCard) -> None:
+        super().__init__(name)
+        self._card = card
+
+    def cards(self) -> Sequence[ModelCard]:
+        return [self._card]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_a_model_on_several_workers_only_what_all_of_them_can_do_counts(swapped: bool) -> None:
+    able = ModelCard(name="m", context_tokens=4096, vocab_size=10, features=frozenset({"n", "tools"}), continues=True)
+    plain = replace(able, context_tokens=1024, vocab_size=11, features=frozenset({"n"}), continues=False)
+    cards = (plain, able) if swapped else (able, plain)
+    pool = Pool([Carded(f"w{number}", card) for number, card in enumerate(cards)], SystemClock())
+    card = pool.cards()["m"]
+    assert card.features == {"n"}
+    assert (card.context_tokens, card.vocab_size, card.continues) == (1024, None, False)
+    unknown = replace(able, context_tokens=None)
+    pool = Pool([Carded("w0", unknown), Carded("w1", plain)], SystemClock())
+    assert pool.cards()["m"].context_tokens == 1024, "what one does not say binds nobody"

@@ -1,0 +1,74 @@
+"""What headers say, exactly at the bounds of what they may."""
+
+import pytest
+
+from inferry.domain.errors import InvalidRequest, LaneNotAllowed
+from inferry.domain.jobs import Lane
+from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+from inferry.ingress.harness import identity
+from inferry.ingress.headers import identifier, lane_of, whole_number
+from inferry.ingress.repeats import repeat_of
+
+
+def a_caller(tenant: Lane = Lane.P0, key: Lane | None = None, default: Lane | None = None) -> Caller:
+    limits = Limits() if key is None else Limits(max_lane=key, default_lane=default)
+    api_key = ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=limits)
+    return Caller(Tenant(name="a", limits=Limits(max_lane=tenant)), None if key is None else api_key)
+
+
+@pytest.mark.parametrize(
+    "caller", [a_caller(Lane.P1), a_caller(Lane.P0, Lane.P1), a_caller(Lane.P1, Lane.P0), a_caller(Lane.P1, Lane.P1)]
+)
+def test_the_lower_lane_of_tenant_and_key_may_be_asked_for_and_no_higher(caller: Caller) -> None:
+    assert lane_of({b"x-inferry-lane": b"P1"}, None, caller) is Lane.P1
+    assert lane_of({b"x-inferry-lane": b" p2 "}, None, caller) is Lane.P2
+    with pytest.raises(LaneNotAllowed):
+        lane_of({b"x-inferry-lane": b"P0"}, None, caller)
+    assert lane_of({}, "priority", caller) is Lane.P1, "a tier is a wish"
+    assert lane_of({}, "flex", caller) is Lane.P2
+
+
+def test_a_keys_default_lane_comes_before_its_tenants_and_never_above_what_it_may() -> None:
+    assert lane_of({}, None, a_caller()) is Lane.P1
+    assert lane_of({}, "auto", a_caller(Lane.P0, Lane.P0, default=Lane.P0)) is Lane.P0
+    assert lane_of({}, None, a_caller(Lane.P2, Lane.P0, default=Lane.P0)) is Lane.P2
+
+
+def test_an_id_has_up_to_256_characters_and_an_empty_one_is_none() -> None:
+    assert identifier({b"x": b"a" * 256}, b"x") == "a" * 256
+    assert identifier({b"x": b""}, b"x") is None
+    for wrong in (b"a" * 257, b"a b", b"\x7f", b"\xe9"):
+        with pytest.raises(InvalidRequest):
+            identifier({b"x": wrong}, b"x")
+
+
+def test_a_whole_number_has_up_to_twelve_plain_digits_and_may_be_zero() -> None:
+    assert whole_number({b"x": b"0"}, b"x") == 0
+    assert whole_number({b"x": b"9" * 12}, b"x") == 10**12 - 1
+    for wrong in (b"1" * 13, b"-1", b"1.5", b"", b"\xb2", b"1e3"):
+        with pytest.raises(InvalidRequest):
+            whole_number({b"x": wrong}, b"x")
+
+
+def test_a_linger_of_nothing_is_one_and_not_the_default() -> None:
+    key = {b"idempotency-key": b"k"}
+    said = repeat_of(key | {b"x-inferry-linger-ms": b"0"}, None, None)
+    unsaid = repeat_of(key, None, None)
+    assert said is not None
+    assert unsaid is not None
+    assert (said.linger_s, unsaid.linger_s) == (0.0, None)
+
+
+def test_a_step_alone_is_no_name_for_a_call_that_is_made_again() -> None:
+    assert repeat_of({}, None, "step") is None
+    named = repeat_of({}, "run", "step")
+    assert named is not None
+    assert named.name == "run step"
+
+
+def test_a_sub_agent_belongs_to_its_own_parent_and_the_first_run_to_the_orchestrator() -> None:
+    claude = {b"x-claude-code-session-id": b"s", b"x-inferry-parent-run-id": b"orchestrator"}
+    assert identity(claude, "job").parent_run == "orchestrator"
+    assert identity(claude | {b"x-claude-code-agent-id": b"a"}, "job").parent_run == "claude-code:s"
+    itself = claude | {b"x-inferry-parent-run-id": b"claude-code:s"}
+    assert identity(itself, "job").parent_run is None, "nobody is its own parent"

@@ -1,0 +1,189 @@
+"""The embedded engine, broken in one place at a time: blocks, planning, sampling, tokens."""
+
+from mutants.mutant import Mutant, Room
+
+_CORE = ("tests/engine/test_engine_core.py", "tests/engine/test_engine_bounds.py")
+_PLANNER = ("tests/engine/test_engine_planner.py", "tests/engine/test_engine_bounds.py")
+_SAMPLING = ("tests/engine/test_engine_sampling.py",)
+_TOKENIZER = ("tests/engine/test_engine_tokenizer.py", "tests/engine/test_byte_fallback.py")
+
+ROOM = Room(
+    tests=(*_CORE, *_PLANNER, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_TOKENIZER),
+    mutants=(
+        Mutant(
+            "a seed of nothing is none",
+            "engine/core.py",
+            "self._draw_seed() if sampling.seed is None else sampling.seed",
+            "sampling.seed or self._draw_seed()",
+            _CORE,
+        ),
+        Mutant(
+            "a prompt may fill the whole context",
+            "engine/core.py",
+            "if tokens >= self.context_tokens:",
+            "if tokens > self.context_tokens:",
+            _CORE,
+        ),
+        Mutant(
+            "a prompt may fill the whole cache",
+            "engine/core.py",
+            "if tokens >= self.kv_tokens:",
+            "if tokens > self.kv_tokens:",
+            _CORE,
+        ),
+        Mutant(
+            "the vocabulary has one token more",
+            "engine/core.py",
+            "max(request.prompt_ids) >= self._runner.vocab_size",
+            "max(request.prompt_ids) > self._runner.vocab_size",
+            _CORE,
+        ),
+        Mutant(
+            "no output at all may be asked for",
+            "engine/core.py",
+            "if request.sampling.max_tokens < 1:",
+            "if request.sampling.max_tokens < 0:",
+            _CORE,
+        ),
+        Mutant(
+            "who ends by a stop token at its limit has reached its limit",
+            "engine/core.py",
+            "            if token in sequence.stop_ids:\n",
+            "            if token in sequence.stop_ids and len(sequence.tokens) < sequence.limit:\n",
+            _CORE,
+        ),
+        Mutant(
+            "who ignores the end of text ignores its own stop tokens",
+            "engine/core.py",
+            "stop_ids=eos | frozenset(sampling.stop_token_ids)",
+            "stop_ids=eos and eos | frozenset(sampling.stop_token_ids)",
+            _CORE,
+        ),
+        Mutant(
+            "time spent on the tokens of a step is given to each sequence",
+            "engine/core.py",
+            "piece.sequence.gpu_seconds += seconds * piece.tokens / computed",
+            "piece.sequence.gpu_seconds += seconds / len(work)",
+            _CORE,
+        ),
+        Mutant(
+            "what a preempted sequence had computed is still there",
+            "engine/core.py",
+            "            sequence.computed = 0\n",
+            "",
+            _CORE,
+        ),
+        Mutant(
+            "the last free blocks are kept from newcomers",
+            "engine/planner.py",
+            "need + crowd <= free",
+            "need + crowd < free",
+            _PLANNER,
+        ),
+        Mutant(
+            "one token more makes holding back worth it",
+            "engine/planner.py",
+            "if batch_tokens >= limits.hold_at_least:",
+            "if batch_tokens > limits.hold_at_least:",
+            _PLANNER,
+        ),
+        Mutant(
+            "a newcomer overtakes who had to make way",
+            "engine/planner.py",
+            "() if preempted else waiting",
+            "waiting",
+            _PLANNER,
+        ),
+        Mutant(
+            "a small newcomer slips past a large one",
+            "engine/planner.py",
+            "door_open = door_open and need + crowd <= free",
+            "door_open = need + crowd <= free",
+            _PLANNER,
+        ),
+        Mutant(
+            "who is preempted gives nothing back",
+            "engine/planner.py",
+            "            free += len(victim.blocks)\n",
+            "",
+            _PLANNER,
+        ),
+        Mutant(
+            "the last free block is never handed out",
+            "engine/blocks.py",
+            "if need > self._free:",
+            "if need >= self._free:",
+            ("tests/engine/test_engine_blocks.py",),
+        ),
+        Mutant(
+            "a freed block is not the lowest",
+            "engine/blocks.py",
+            "        self._lowest = min(self._lowest, *blocks, self.total)\n",
+            "        self._lowest = min(blocks, default=self._lowest)\n",
+            ("tests/engine/test_engine_blocks.py",),
+        ),
+        Mutant(
+            "a number on the border falls to a token of no weight",
+            "engine/sampling.py",
+            "numbers * reached[:, -1:], right=True)",
+            "numbers * reached[:, -1:], right=False)",
+            _SAMPLING,
+        ),
+        Mutant(
+            "a number past the last weight falls to a token of no weight",
+            "engine/sampling.py",
+            "chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()",
+            "chosen: list[int] = tokens.clamp(max=weights.shape[-1] - 1).squeeze(1).tolist()",
+            _SAMPLING,
+        ),
+        Mutant(
+            "one token too many is within top_p",
+            "engine/sampling.py",
+            "(before < wanted * ordered.sum(dim=-1, keepdim=True))",
+            "(before <= wanted * ordered.sum(dim=-1, keepdim=True))",
+            _SAMPLING,
+        ),
+        Mutant(
+            "a top_p of nothing keeps nothing",
+            "engine/sampling.py",
+            " | (places == 0))",
+            ")",
+            _SAMPLING,
+        ),
+        Mutant(
+            "top_p is a part of what top_k left out too",
+            "engine/sampling.py",
+            "wanted * ordered.sum(dim=-1, keepdim=True)",
+            "wanted",
+            _SAMPLING,
+        ),
+        Mutant(
+            "who shares a step draws another's number",
+            "engine/sampling.py",
+            "best[row] = token",
+            "best[drawn.index(row)] = token",
+            _SAMPLING,
+        ),
+        Mutant(
+            "a prompt begins with two BOS tokens",
+            "engine/tokenizer.py",
+            "return ids[1:] if doubled else ids",
+            "return ids",
+            _TOKENIZER,
+        ),
+        Mutant(
+            "special tokens are part of the text",
+            "engine/tokenizer.py",
+            "skip_special_tokens=True",
+            "skip_special_tokens=False",
+            _TOKENIZER,
+        ),
+        Mutant(
+            "a token is as long as its letters",
+            "engine/tokenizer.py",
+            "len(token.encode()) for token",
+            "len(token) for token",
+            _TOKENIZER,
+        ),
+    ),
+)
