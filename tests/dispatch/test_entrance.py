@@ -33,9 +33,9 @@ def spent(entrance: Entrance, tenant: str = "a") -> int:
 
 def test_a_budget_that_is_just_enough_changes_nothing_and_one_token_less_cuts_the_output() -> None:
     job = a_call(10, 20)
-    enough, _ = an_entrance().enter(job, a_caller(day_token_ceiling=30))
+    enough, _, _ = an_entrance().enter(job, a_caller(day_token_ceiling=30))
     assert enough is job
-    cut, _ = an_entrance().enter(job, a_caller(day_token_ceiling=29))
+    cut, _, _ = an_entrance().enter(job, a_caller(day_token_ceiling=29))
     assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (19, 19, 19)
     assert cut.payload.sampling.max_tokens == 19
     assert cut.footprint.output.high == 19
@@ -43,7 +43,7 @@ def test_a_budget_that_is_just_enough_changes_nothing_and_one_token_less_cuts_th
 
 def test_choices_share_what_is_left_and_together_may_write_all_of_it() -> None:
     job = a_call(10, 20, choices=3)
-    cut, may_write = an_entrance().enter(job, a_caller(day_token_ceiling=10 + 31))
+    cut, may_write, _ = an_entrance().enter(job, a_caller(day_token_ceiling=10 + 31))
     assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (10, 10, 30)
     assert may_write <= 30
 
@@ -75,7 +75,7 @@ def test_who_is_refused_is_not_in_flight_in_its_run(free: bool) -> None:
 def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_token: bool) -> int:
     """What is charged for a job of 10 prompt tokens that ends so, having used all of them and 5 of output."""
     entrance = an_entrance()
-    job, _ = entrance.enter(a_call(10, 20), caller)
+    job, _, _ = entrance.enter(a_call(10, 20), caller)
     if resumed:
         job = replace(job, attempt=2, so_far=SoFar(tuple(range(10)), (1, 2)))
     attempt = Attempt(job)

@@ -145,7 +145,8 @@ class DispatchLoop:
         stream = self._demux.open(attempt)
         try:
             if is_held:
-                self._resting[job.job_id] = self._loop.call_later(PATIENCE_S, self._hold_no_longer, job.job_id)
+                patience_s = self._pool.policy.patience_s
+                self._resting[job.job_id] = self._loop.call_later(patience_s, self._hold_no_longer, job.job_id)
             else:
                 self._scheduler.offer(job, now)
         except Exception as error:
