@@ -167,7 +167,7 @@ def test_a_stream_goes_on_when_its_only_engine_is_killed_and_comes_back(process:
         return
     assert engine not in process.children()
     again = re.findall(r"^inferry_attempts_again_total\{.*\} (\S+)$", get(process.url, "/metrics")[2], re.MULTILINE)
-    assert sum(map(float, again)) == 1
+    assert sum(map(float, again)) >= 1
     assert len({event.id for event in events}) == 1
     assert "".join(event.choices[0].text for event in events) == "".join(event.choices[0].text for event in undisturbed)
     assert events[-1].choices[0].finish_reason == "length"
