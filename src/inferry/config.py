@@ -138,6 +138,18 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Part of its room that a worker gets when it has come back; doubles until it has all of it."""
     double_every_s: float = 1.0
     """How long each of those parts is kept."""
+    liveness_interval_s: float = 2.0
+    """How often a server without calls is asked whether it is alive: for its metrics page, or for its models. Hosted
+    APIs (`kind: openai`) are not asked."""
+    liveness_timeout_s: float = 1.5
+    """A server that is asked twice in a row and from which nothing at all is heard for this long is down. One that
+    answers slowly, or has long prompts to read first, is given more."""
+    patience_s: float = 30.0
+    """How long a call without a deadline waits for a worker of its model to come back up, before it is answered with
+    503 `no_worker`; 0 refuses at once. A call with a deadline waits until that."""
+    overdue_share: float = 0.02
+    """Part of all calls that may be retried on another worker because their first token is overdue and their worker
+    silent; 0 retries none before the worker is down."""
 
 
 class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -439,6 +451,9 @@ def _impossible(config: Config) -> Iterator[str]:
     health = config.health
     yield from _outside("health", health, 2, math.inf, "losses")
     yield from _not_above_zero("health", health, "window_s", "first_pause_s", "longest_pause_s", "double_every_s")
+    yield from _not_above_zero("health", health, "liveness_interval_s", "liveness_timeout_s")
+    yield from _outside("health", health, 0, math.inf, "patience_s")
+    yield from _outside("health", health, 0, 1, "overdue_share")
     if health.longest_pause_s < health.first_pause_s:
         yield f"health.longest_pause_s ({health.longest_pause_s:g}) is shorter than health.first_pause_s"
     for name in ("loss_share", "first_share"):

@@ -257,7 +257,9 @@ def errors_page() -> str:
 
 def _error_kinds() -> list[type[GatewayError]]:
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
-    return [kind for kind in kinds if kind is not GatewayError]
+    # A kind without a code of its own is the same to clients as the one it is a case of.
+    cases = {kind for kind in kinds for base in kind.__bases__ if base is not GatewayError and base in kinds}
+    return [kind for kind in kinds if kind is not GatewayError and kind not in cases]
 
 
 def _wire_type(kind: type[GatewayError]) -> str:

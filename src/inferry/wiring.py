@@ -25,6 +25,7 @@ from inferry.config import (
     Config,
     ConfigError,
     EmbeddedWorkerConfig,
+    HealthConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
     SharingConfig,
@@ -105,7 +106,7 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     watched = _watched_workers(config)
     kinds: dict[str, str] = {}
     for one in (*config.workers, *watched.values()):
-        worker, found = _worker(one, clock, config.lane_policies())
+        worker, found = _worker(one, clock, config.lane_policies(), config.health)
         workers.append(worker)
         tokenizers.update(found)
         kinds[one.name] = _kind(one)
@@ -128,7 +129,8 @@ def assemble(
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
     health = config.health
-    policy = HealthPolicy(**{name: getattr(health, name) for name in health.__struct_fields__})
+    common = set(health.__struct_fields__) & set(HealthPolicy.__struct_fields__)
+    policy = HealthPolicy(**{name: getattr(health, name) for name in common})
     tenants = TenantWatch(
         TenantBook(SqliteTenants(config.ledger), config.configured_tenants()),
         config.auth.mode,
@@ -258,7 +260,7 @@ def _watch(
             ):  # reads a tokenizer, and may have to make a model
                 worker, found = await asyncio.to_thread(_worker, entry, clock)
             else:
-                worker, found = _worker(entry, clock, config.lane_policies())
+                worker, found = _worker(entry, clock, config.lane_policies(), config.health)
         except ConfigError as error:
             raise Unusable(str(error)) from None
         tokenizers.update(found)
@@ -278,10 +280,13 @@ def _kind(config: WorkerConfig | HttpWorkerConfig) -> str:
     return str(config.__struct_config__.tag)
 
 
-def over_http(config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy]) -> OpenAIHttpWorker:
+def over_http(
+    config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy], health: HealthConfig | None = None
+) -> OpenAIHttpWorker:
     """The worker for a server that speaks the OpenAI API."""
     vllm = config if isinstance(config, VllmWorkerConfig) else None
     keys = config.api_keys if isinstance(config, OpenAIWorkerConfig) else ()
+    health = health or HealthConfig()
     settings = HttpWorkerSettings(
         url=config.url.rstrip("/").removesuffix("/v1"),
         profile=PROFILES[_kind(config)],
@@ -299,6 +304,8 @@ def over_http(config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LaneP
         connect_timeout_s=config.connect_timeout_s,
         silence_timeout_s=config.silence_timeout_s,
         gap_timeout_s=config.gap_timeout_s,
+        liveness_interval_s=health.liveness_interval_s,
+        liveness_timeout_s=health.liveness_timeout_s,
     )
     return OpenAIHttpWorker(config.name, settings, clock, lanes)
 
@@ -353,7 +360,10 @@ def _secret(config: HttpWorkerConfig, secret: str | None) -> str | None:
 
 
 def _worker(
-    config: WorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES
+    config: WorkerConfig,
+    clock: Clock,
+    lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
+    health: HealthConfig | None = None,
 ) -> tuple[Worker, dict[str, Tokenizer]]:
     match config:
         case EmbeddedWorkerConfig():
@@ -361,7 +371,7 @@ def _worker(
         case VllmInProcessWorkerConfig():
             return _vllm_in_process(config, clock)
         case HttpWorkerConfig():
-            return over_http(config, clock, lanes), {}
+            return over_http(config, clock, lanes, health), {}
 
 
 def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:

@@ -1,9 +1,10 @@
 """What is heard of a server, and when that is too little."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.adapters.workers.liveness import LONGEST_S, MISSES, Liveness, Verdict
+from inferry.adapters.workers.liveness import LONGEST_IDLE_S, LONGEST_S, MISSES, Liveness, Verdict
 
 SECONDS = st.floats(0.0, 1e4)
 
@@ -39,12 +40,19 @@ def test_both_questions_together_take_the_time_that_was_set() -> None:
 def test_a_server_that_answers_slowly_is_given_more_time_and_in_the_end_no_more() -> None:
     life = Liveness(1.0)
     life.answered(0.9, 1.0)
-    assert MISSES * life.question_s() == 3.6
+    assert MISSES * life.question_s() == pytest.approx(2.7)
     for number in range(100):
         life.answered(0.01, 2.0 + number)
     assert MISSES * life.question_s() == 1.0
     life.answered(1000.0, 200.0)
     assert MISSES * life.question_s() == LONGEST_S
+
+
+def test_how_slow_it_was_under_load_does_not_count_for_long_while_it_is_idle() -> None:
+    life = Liveness(1.5)
+    life.answered(5.0, 1.0)
+    assert MISSES * life.question_s(None) == LONGEST_IDLE_S
+    assert MISSES * Liveness(1.5).question_s(None) == 1.5
 
 
 def test_a_burst_of_long_prompts_is_given_time_to_be_read() -> None:

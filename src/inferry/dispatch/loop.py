@@ -525,7 +525,8 @@ class DispatchLoop:
         self._metrics.ended(attempt, promised=job.lane in self._promises, entry=entry, resumed=resumed)
         self._recorder.record(entry)
         if attempt.plan is not None:
-            self._overdue.ended(attempt.plan.worker, attempt)
+            if attempt.first_token_at is None:
+                self._overdue.ended(attempt.plan.worker, attempt)
             if isinstance(end, Done):
                 self._pool.served(attempt.plan.worker)
             else:

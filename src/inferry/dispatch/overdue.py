@@ -65,7 +65,8 @@ class Overdue:
         if watched is None:
             watched = self._workers[worker] = _Watched()
         watched.waiting[attempt] = None
-        self._tokens = min(BURST, self._tokens + self._share)
+        if self._tokens < BURST:
+            self._tokens += self._share
 
     def first_token(self, worker: str, attempt: Attempt, now: float) -> None:
         watched = self._workers.get(worker)

@@ -14,6 +14,8 @@ from inferry.domain.jobs import InferenceJob
 RETRY_AFTER_S = 2.0
 """What a client is told: engines take longer to start, and when this one began to is not known."""
 
+LEAST_S = 0.1
+
 
 class Patience:
     """`waiting` are the queued jobs of a model; `give_up` ends one of them."""
@@ -60,7 +62,7 @@ class Patience:
             else:
                 next_s = min(next_s, left_s)
         # A job that comes later is not due before this either.
-        self._timers[model] = self._loop.call_later(next_s, self._run_out, model)
+        self._timers[model] = self._loop.call_later(max(next_s, LEAST_S), self._run_out, model)
 
 
 def waits_until(job: InferenceJob, out_since: float, patience_s: float) -> float:

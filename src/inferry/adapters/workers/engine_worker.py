@@ -50,6 +50,8 @@ MISSED_LOOKS = 5
 """An engine process that was not heard in so many looks, one after the other, is frozen: it says several times between
 two of them that it runs. Looks are counted and not seconds, because they stop where this process does not run itself.
 """
+SILENT_LOOKS = 3
+"""After so many it gets no more work: it is down, unless it is heard again."""
 
 
 class EngineFailed(RuntimeError):
@@ -69,9 +71,9 @@ class EngineWorker:
     """`domain.ports.Worker` over an engine process of its own that speaks `engine.messages`.
 
     `models` are the names it answers to; `salt_of` a tenant is what keeps its prompts apart from others' in a prefix
-    cache, where the engine has one. What differs between engines is the program and its limits. An engine that
-    holds jobs is ended when its process is not heard (`MISSED_LOOKS`), or when for `silence_s` it is heard to run and
-    nothing comes of it.
+    cache, where the engine has one. What differs between engines is the program and its limits. An engine is ended
+    when its process is not heard (`MISSED_LOOKS`), idle or not, or when it holds jobs and for `silence_s` it is heard
+    to run and nothing comes of it.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class EngineWorker:
         self._continues_seeds = continues_seeds
         self._moved_at = 0.0
         self._heard = False
+        self._heard_at: float | None = None
         self._missed_looks: int | None = None  # None until it has said for the first time that it runs
         self._created = int(self._clock.wall())
         self._phase = Phase.STARTING
@@ -154,7 +157,7 @@ class EngineWorker:
         return WorkerView(
             worker=self._name,
             models=frozenset(self._models),
-            phase=self._phase,
+            phase=Phase.DOWN if self._is_silent and self._phase is Phase.READY else self._phase,
             room=Room(limits.sequences, kv_tokens, limits.prefill_tokens),
             observed_at=self._observed_at,
             group=self._group,
@@ -163,7 +166,12 @@ class EngineWorker:
             kv_capacity=kv_tokens,
             chunk_tokens=limits.chunk_tokens,
             controlled=self._controlled,
+            heard_at=self._heard_at,
         )
+
+    @property
+    def _is_silent(self) -> bool:
+        return (self._missed_looks or 0) >= SILENT_LOOKS
 
     def cards(self) -> Sequence[ModelCard]:
         context = self._context_tokens if self._ready is None else self._ready.context_tokens
@@ -248,7 +256,7 @@ class EngineWorker:
                     self._phase = Phase.STARTING
                     self._link = link
                     self._moved_at = self._clock.now()
-                    self._missed_looks = None
+                    self._missed_looks = self._heard_at = None
                     while not link.gone.done():
                         await asyncio.wait({link.gone}, timeout=LOOK_EVERY_S)
                         stuck = self._look()
@@ -286,19 +294,20 @@ class EngineWorker:
         if self._missed_looks is not None:
             self._missed_looks = 0 if self._heard else self._missed_looks + 1
         self._heard = False
-        if not (self._live or self._aborts):
-            return None
         if (self._missed_looks or 0) >= MISSED_LOOKS:
             return f"the engine process was not heard for {MISSED_LOOKS * LOOK_EVERY_S:g} s"
+        if not (self._live or self._aborts):
+            return None
         if self._clock.now() - self._moved_at > self._silence_s:
             return f"nothing came of the engine for {self._silence_s:g} s"
         return None
 
     def _receive(self, body: bytes) -> None:
         self._heard = True
+        self._heard_at = self._clock.now()
         said = decode_from_engine(body)
         if not isinstance(said, Alive):
-            self._moved_at = self._clock.now()
+            self._moved_at = self._heard_at
         match said:
             case Alive():
                 self._missed_looks = 0

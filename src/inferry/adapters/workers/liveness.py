@@ -10,11 +10,13 @@ import enum
 import math
 
 MISSES = 2
-SLOWER = 4.0
+SLOWER = 3.0
 """How many times the slowest recent answer a server may take. Some write their metrics page in a second."""
 FORGETS = 0.9
 """Part of the slowest answer that is left with every further one."""
-LONGEST_S = 15.0
+LONGEST_S = 10.0
+LONGEST_IDLE_S = 2.5
+"""The same for a server that has no calls: how slow it was under load says nothing then."""
 BYTES_PER_S = 2e6
 """How fast a server is expected to take in bodies. A burst of long prompts keeps an API server's event loop busy before
 any byte comes back."""
@@ -46,10 +48,11 @@ class Liveness:
         """Whether the last question was left open."""
         return self._misses > 0
 
-    def question_s(self, unread_bytes: int = 0) -> float:
-        """How long the next question may stay open, where the server has so much to read first."""
-        least_s = min(max(self._timeout_s, SLOWER * self._slowest_s), max(self._timeout_s, LONGEST_S))
-        return (least_s + unread_bytes / BYTES_PER_S) / MISSES
+    def question_s(self, unread_bytes: int | None = 0) -> float:
+        """How long the next question may stay open, where the server has so much to read first; None: it is idle."""
+        longest_s = LONGEST_IDLE_S if unread_bytes is None else LONGEST_S
+        least_s = max(self._timeout_s, min(SLOWER * self._slowest_s, longest_s))
+        return (least_s + (unread_bytes or 0) / BYTES_PER_S) / MISSES
 
     def heard(self, at: float) -> None:
         """A sign of life. One that is older than the last is none."""

@@ -117,5 +117,7 @@ class ServerLife:
         self._liveness.answered(now - asked_at, now)
 
     def _question_s(self) -> float:
+        if not self._calls:
+            return self._liveness.question_s(None)
         unread = sum(len(call.job.payload.body) for call in self._calls.values() if call.heard_at <= call.sent_at)
         return self._liveness.question_s(unread)
