@@ -77,25 +77,39 @@ def masked(value: Any) -> Any:
 def test_an_answer_is_the_servers_own(
     server: VllmServer, gateway: GatewayProcess, path: str, fields: dict[str, Any]
 ) -> None:
-    check(server, gateway, path, fields)
+    direct, through = both(server, gateway, path, fields)
+    assert json.dumps(through) == json.dumps(direct), "fields, values and order"
 
 
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
 def test_a_call_of_a_tool_is_the_servers_own(
     server: VllmServer, gateway: GatewayProcess, model: Path, choice: Any
 ) -> None:
-    """A call that is complete: of one that is cut off, vLLM's two parsers make two things."""
+    """A call that is complete: of one that is cut off, vLLM's two parsers make two things. The one for streams leaves
+    arguments as the model wrote them, and content null.
+    """
     vocabulary = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
     compact = {str(token): -100 for name, token in vocabulary.items() if set(name) <= SPACES}
     more = {"logit_bias": compact, "parallel_tool_calls": False, "max_tokens": 400}
-    check(server, gateway, CHAT, {"tools": [LOOKUP], "tool_choice": choice, **more})
+    direct, through = both(server, gateway, CHAT, {"tools": [LOOKUP], "tool_choice": choice, **more})
+    assert read(through) == read(direct)
 
 
-def check(server: VllmServer, gateway: GatewayProcess, path: str, fields: dict[str, Any]) -> None:
+def read(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a client understands of an answer with tool calls."""
+    for choice in answer["choices"]:
+        choice["message"]["content"] = choice["message"]["content"] or None
+        for call in choice["message"]["tool_calls"]:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return answer
+
+
+def both(server: VllmServer, gateway: GatewayProcess, path: str, fields: dict[str, Any]) -> tuple[Any, Any]:
+    """The server's own answer, and the gateway's."""
     prompt = {"messages": [{"role": "user", "content": "hello there"}]} if path == CHAT else {"prompt": "hello there"}
     body = {"model": "m", "temperature": 0, "max_tokens": 12, **prompt, **fields}
     status, _, direct = post(server.url, path, body)
     assert status == 200, direct
     status, _, through = post(gateway.url, path, body)
     assert status == 200, through
-    assert json.dumps(masked(through)) == json.dumps(masked(direct)), "fields, values and order"
+    return masked(direct), masked(through)
