@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from inferry.adapters.workers.stops import StopSeam, held_back
+from inferry.adapters.workers.trail import FollowingScanner
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.streams import Delta, Done, Failed, Item
 from support.http_jobs import a_call, a_plan, a_worker, failed, ran, raw_of, run
 from support.stop_server import StopServer, next_id, read, texts
-from support.upstream import Upstream
+from support.upstream import Upstream, event
 
 Api = Literal["chat", "completions"]
 TOKENS = 24
@@ -208,3 +209,15 @@ def test_text_after_a_seam_is_the_text_without_one(
     more, again, _ = through(second, pieces[cut:], cut)
     more += "" if again else second.finish()
     assert (text + more, again) == (expected, found)
+
+
+def test_what_only_looks_like_events_is_not_gone_on_from() -> None:
+    scanner = FollowingScanner(holds_text=True)
+    opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    scanner.scan(event({**opening, "prompt_token_ids": [1]}))
+    choice = {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None, "token_ids": [4]}
+    good = event({"choices": [choice]})
+    scanner.scan(good)
+    assert scanner.so_far() == SoFar((1,), (4,), tail="a")
+    scanner.scan(good.replace(b"}]}\n\n", b"}]\n\n"))
+    assert scanner.so_far() is None

@@ -27,6 +27,7 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.dispatch.running import run_plan
 from inferry.dispatch.spending import Budget, is_cut, stopped_well
+from inferry.dispatch.usage_check import UsageCheck
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
@@ -42,8 +43,7 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
 from inferry.domain.recovery import Again, next_attempt, whole_usage
-from inferry.domain.streams import Delta, Done, End, Failed, Item, Usage
-from inferry.domain.usage import checked, with_usage
+from inferry.domain.streams import Delta, Done, End, Failed, Item
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
@@ -106,7 +106,7 @@ class DispatchLoop:
         self._cancel_reasons: dict[str, GatewayError] = {}
         self._stopped: set[str] = set()
         self._taken_out: set[str] = set()
-        self._disbelieved: set[str] = set()
+        self._usage_check = UsageCheck(metrics)
         self._resting: dict[str, asyncio.TimerHandle] = {}
         self._patience = Patience(pool.policy.patience_s, self._now, pool.is_out, self._waiting, self.cancel)
         self._idle = asyncio.Event()
@@ -266,7 +266,7 @@ class DispatchLoop:
         self._rooms.forget(worker)
         self._overdue.forget(worker)
         self._metrics.forget_worker(worker)
-        self._disbelieved.discard(worker)
+        self._usage_check.forget(worker)
         for stream in self._demux.streams():
             job = stream.attempt.job
             if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
@@ -415,9 +415,7 @@ class DispatchLoop:
 
     def _over(self, stream: JobStream, end: End, now: float) -> None:
         """A worker is done with a job. The job is over too, unless it is to go on elsewhere."""
-        usage = checked(stream.attempt.job, end.usage, stream.attempt.output_tokens)
-        if usage is not end.usage:
-            end = self._corrected(stream.attempt, end, usage)
+        end = self._usage_check.of(stream.attempt, end)
         if self._cancel_reasons:
             reason = self._cancel_reasons.pop(end.job_id, None)
             if end.job_id in self._stopped:
@@ -434,16 +432,6 @@ class DispatchLoop:
 
     def _may_wait(self, error: GatewayError) -> bool:
         return (error.retry_after_s or 0.0) <= self._pool.policy.patience_s
-
-    def _corrected(self, attempt: Attempt, end: End, usage: Usage) -> End:
-        """The end with a usage that can be true, for billing and client alike. Nothing is learned from it."""
-        worker = "" if attempt.plan is None else attempt.plan.worker
-        attempt.usage_corrected = True
-        self._metrics.usage_corrected(worker)
-        if worker not in self._disbelieved:
-            self._disbelieved.add(worker)
-            log.warning("worker %s reports a usage that cannot be true; what the gateway counted is used", worker)
-        return with_usage(end, usage) if isinstance(end, Done) else replace(end, usage=usage)
 
     def _go_on(self, stream: JobStream, end: Failed, then: Again, now: float) -> None:
         """Account for the attempt that is over and offer the job again."""
@@ -495,8 +483,7 @@ class DispatchLoop:
         if job.so_far is not None and isinstance(end, Done):
             end = replace(end, usage=usage, raw=b"")
         self._demux.close(stream, end)
-        is_plain = job.so_far is None and not attempt.usage_corrected
-        if isinstance(end, Done) and self._on_done is not None and is_plain and end.stopped is None:
+        if isinstance(end, Done) and self._on_done is not None and attempt.teaches and end.stopped is None:
             self._on_done(job, end)
         if not len(self._demux):
             self._idle.set()

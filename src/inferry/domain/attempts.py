@@ -70,7 +70,7 @@ class Attempt:
         # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
         self.promised_from = job.arrived_at
         self.predicted: PredictedWait | None = None
-        # Whether the worker's account of it could not be true: then nothing is learned from it.
+        # Whether the worker's account of it could not be true.
         self.usage_corrected = False
 
     def sent(self, plan: BatchPlan, now: float) -> None:
@@ -115,6 +115,11 @@ class Attempt:
     @property
     def is_ended(self) -> bool:
         return self.state is AttemptState.ENDED
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its usage says something about jobs like it: it is all of the job's, and can be true."""
+        return self.job.so_far is None and not self.usage_corrected
 
     @property
     def queue_s(self) -> float | None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import asks_for_token_ids, is_never_continued, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
-from inferry.adapters.workers.sse import EventScanner, finish_of, is_utf8, usage_of, whole_said
+from inferry.adapters.workers.sse import EventScanner, is_utf8
 from inferry.adapters.workers.stops import StopSeam
 from inferry.adapters.workers.trail import ContinuedScanner, FollowingScanner
 from inferry.domain.clock import Clock
@@ -360,56 +360,6 @@ class ContinuedCall(Call):
             self.finish_at_once()
         else:
             self.fail(error)
-
-
-class WholeCall(Call):
-    """A job that is answered in one piece. Its only delta is the answer's body, as it came."""
-
-    __slots__ = ("_parts", "_size")
-
-    def __init__(self, job: InferenceJob, emit: Emit, flight: Flight, worker: Server) -> None:
-        super().__init__(job, emit, flight, worker)
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def again(self) -> None:
-        super().again()
-        self._parts.clear()
-        self._size = 0
-
-    def on_body(self, body: bytes) -> None:
-        if self._status != 200:
-            super().on_body(body)
-            return
-        self.heard_at = self._now()
-        self._size += len(body)
-        self._parts.append(body)
-        if self._size > LONGEST_EVENT:
-            self.fail(WorkerLost(f"worker {self._worker.name} sent an answer without an end"))
-
-    def on_end(self) -> None:
-        if self._status == 200 and self.end is None:
-            self._read_whole(b"".join(self._parts))
-        super().on_end()
-
-    def _read_whole(self, body: bytes) -> None:
-        scanner = self._scanner
-        said = whole_said(body)
-        if said is None:
-            scanner.error = b"not an answer"
-            return
-        for choice in said.choices:
-            if choice.finish_reason is not None and choice.finish_reason != "abort":
-                scanner.finish = finish_of(choice.finish_reason)
-        if scanner.finish is None:
-            return
-        if said.usage is not None:
-            scanner.usage = usage_of(said.usage, 1)
-            scanner.reports_cached = said.usage.prompt_tokens_details is not None
-        scanner.tokens = 1  # the first token's signal: how many there were is in the usage
-        job = self.job
-        self._tell(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
-        self._index += 1
 
 
 class LastWords:

@@ -24,7 +24,7 @@ from inferry.adapters.workers.bodies import (
     tokens_left,
     whole_body,
 )
-from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords, WholeCall
+from inferry.adapters.workers.calls import Call, ContinuedCall, Flight, LastWords
 from inferry.adapters.workers.cancelling import abort_and_listen, is_gone
 from inferry.adapters.workers.engine_watch import EngineWatch
 from inferry.adapters.workers.hosted import Limits, Pacer, read_limits
@@ -36,6 +36,7 @@ from inferry.adapters.workers.seams import Seams
 from inferry.adapters.workers.server_life import ServerLife
 from inferry.adapters.workers.stops import VERIFIED_CHARS, seam
 from inferry.adapters.workers.values import EngineSteps, HttpWorkerSettings
+from inferry.adapters.workers.whole_calls import WholeCall
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
     ClientClosed,

@@ -17,7 +17,7 @@ from inferry.adapters.workers.stops import VERIFIED_CHARS, StopSeam
 from inferry.domain.jobs import SoFar
 from inferry.domain.streams import FinishReason
 
-RECENT = 32
+RECENT = 8
 """Pieces of a stream with stop strings that are kept, to compare the end of its text with what its ids read as."""
 
 # A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
@@ -194,7 +194,10 @@ class FollowingScanner(EventScanner):
         found = self.trail.so_far()
         if found is None or self._recent is None:
             return found
-        return replace(found, tail=text_of(b"".join(self._recent))[-VERIFIED_CHARS:])
+        try:
+            return replace(found, tail=text_of(b"".join(self._recent))[-VERIFIED_CHARS:])
+        except msgspec.MsgspecError:
+            return None  # what looked like events was something else
 
 
 class ContinuedScanner(EventScanner):
