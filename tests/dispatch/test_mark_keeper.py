@@ -133,7 +133,7 @@ def test_a_disk_that_fails_for_a_while_only_delays() -> None:
 
 @pytest.mark.plain
 def test_a_call_whose_mark_cannot_be_written_fails_and_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(loop_module, "HELD_S", 0.05)
 
     async def body() -> None:
         disk = Disk()

@@ -14,6 +14,7 @@ Pure: the owner calls `take`, writes the batch in one transaction, then calls `w
 from collections.abc import Iterable
 
 from inferry.admission.budgets import NEVER, UNBOUNDED, Account
+from inferry.admission.permits import Permit
 from inferry.domain.spending import Mark, MarkBatch
 
 LEAST_BLOCK_TOKENS = 4096
@@ -57,6 +58,31 @@ class Marks:
         self._due[account] = None
         self._owners[_identity(account)] = account
         return 0 if is_covered else self._gathering
+
+    def cut(self, permit: Permit, granted: int, nanos: int) -> tuple[int, int]:
+        """Give back what marks do not cover of a piece that was taken, have them raised, and say what is left of it.
+
+        A running job does not wait for them: it asks again with every token.
+        """
+        covered = granted
+        for account in permit.held:
+            self.reach(account)
+            left = account.token_mark - account.taken_tokens + granted
+            if left < covered:
+                covered = left
+            if account.nano_mark != UNBOUNDED:
+                left = permit.tariff.affordable(account.nano_mark - account.taken_nanos + nanos)
+                if left < covered:
+                    covered = left
+        if covered < 0:
+            covered = 0
+        cost = permit.tariff.output(covered) if covered else 0
+        if covered < granted:
+            for account in permit.held:
+                account.taken_tokens -= granted - covered
+                account.taken_nanos -= nanos - cost
+        permit.is_unmarked = covered == 0
+        return covered, cost
 
     def take(self, wall: float) -> MarkBatch:
         """What to write now, as one transaction."""
