@@ -196,3 +196,32 @@ def test_a_database_that_is_another_one_gets_every_mark_again() -> None:
         assert disk.marks["tenant", "", "day"].tokens == spent
 
     run(body())
+
+
+def test_a_long_stream_alone_has_its_mark_raised_in_time() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            house.worker.words = ("w",) * 6_000
+            job = a_job(at=house.clock.now(), tenant="a", output=6_000)
+            _, end = await read(house.gateway.submit(job, a_caller("a", day_token_ceiling=20_000)))
+            assert isinstance(end, Done)
+            assert end.stopped is None
+            assert end.usage.output_tokens == 6_000
+            assert disk.batches >= 2
+
+    run(body())
+
+
+def test_a_clean_stop_gives_up_any_number_of_marks() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            caller = a_caller("a", run_token_ceiling=100_000)
+            jobs = [a_job(at=house.clock.now(), tenant="a", run_id=f"r{number}") for number in range(1_500)]
+            for stream in [house.gateway.submit(job, caller) for job in jobs]:
+                await read(stream)
+            assert len(disk.marks) == 1_500
+        assert disk.marks == {}
+
+    run(body())

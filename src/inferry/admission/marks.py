@@ -43,6 +43,10 @@ class Marks:
         # A run that was forgotten and comes again has another account, whose mark must outlive the former's.
         self._owners: dict[_Identity, Account] = {}
 
+    def __len__(self) -> int:
+        """How many marks the database has, as far as is known."""
+        return len(self._live)
+
     @property
     def is_due(self) -> bool:
         """Whether there is a batch to write."""
@@ -128,12 +132,12 @@ class Marks:
             self._live[account] = now
         self._on_their_way = []
 
-    def retire(self, now: float, recorded: int, settled: int, idle_s: float = IDLE_S) -> None:
+    def retire(self, now: float, recorded: int, settled: int, idle_s: float = IDLE_S, at_once: int = AT_ONCE) -> None:
         """Give up marks of accounts that hold no leases, once the rows of all that they spent are in the ledger.
 
         `recorded` is how many rows were given to the ledger so far, `settled` how many of them it has.
         """
-        for account, since in list(self._live.items())[:AT_ONCE]:
+        for account, since in list(self._live.items())[:at_once]:
             if now - since < idle_s:
                 break
             if account.leased_tokens or account.leased_nanos or account.batch > self.written or account in self._due:
@@ -160,9 +164,12 @@ class Marks:
             if account.taken_tokens or account.taken_nanos:
                 account.is_beyond_ledger = True
                 account.forget_mark()
-                self._released.pop(account, None)
-                self._due[account] = None
+                self._live.pop(account, None)
                 self._owners[_identity(account)] = account
+                if account.leased_tokens or account.leased_nanos:
+                    self._due[account] = None
+                else:
+                    self._released[account] = None
 
     def restored(self, account: Account, mark: Mark, now: float) -> None:
         """A process that was killed has left this mark."""

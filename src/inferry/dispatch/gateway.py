@@ -86,6 +86,8 @@ class Gateway:
         self._draining = False
         self._tidying: asyncio.TimerHandle | None = None
         self.entrance = Entrance(gate or Gate({}), runs or Runs(), clock)
+        if marks is not None:
+            self.entrance.on_renewed = marks.wake
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
         self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
