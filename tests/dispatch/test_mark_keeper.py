@@ -57,12 +57,12 @@ class Disk:
 
 
 class House:
-    def __init__(self, disk: Disk, idle_s: float) -> None:
+    def __init__(self, disk: Disk, idle_s: float, sweep_s: float) -> None:
         self.worker = ScriptedWorker()
         self.clock = SystemClock()
         self.recorder = Recorder(ListLedger())
         gate = Gate({}, marks=Marks())
-        self.keeper = MarkKeeper(gate, disk, self.recorder, self.clock, sweep_s=0.01, idle_s=idle_s)
+        self.keeper = MarkKeeper(gate, disk, self.recorder, self.clock, sweep_s=sweep_s, idle_s=idle_s)
         self.gateway = Gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
@@ -75,8 +75,8 @@ class House:
 
 
 @asynccontextmanager
-async def a_house(disk: Disk, idle_s: float = 60.0) -> AsyncIterator[House]:
-    house = House(disk, idle_s)
+async def a_house(disk: Disk, idle_s: float = 60.0, sweep_s: float = 60.0) -> AsyncIterator[House]:
+    house = House(disk, idle_s, sweep_s)
     house.gateway.start()
     while not house.gateway.is_ready:
         await asyncio.sleep(0)
@@ -171,7 +171,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_its_mark_never_runs() -> No
 def test_marks_of_idle_accounts_are_given_up_while_it_runs() -> None:
     async def body() -> None:
         disk = Disk()
-        async with a_house(disk, 0.0) as house:
+        async with a_house(disk, 0.0, 0.01) as house:
             await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
             async with asyncio.timeout(20):
                 while disk.marks:

@@ -55,7 +55,7 @@ class MarkKeeper:
         self._clock = clock
         self._sweep_s = sweep_s
         self._idle_s = idle_s
-        self._thread = ThreadPoolExecutor(1, "inferry-marks")
+        self._writer = ThreadPoolExecutor(1, "inferry-marks")
         self._task: asyncio.Task[None] | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._waiting: dict[int, list[Callable[[], None]]] = {}
@@ -96,7 +96,7 @@ class MarkKeeper:
         if task is not None:
             await asyncio.wait({task}, timeout=CLOSE_S)
             task.cancel()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True, cancel_futures=True)
         self._store.close()
 
     def _sweep(self) -> None:
@@ -125,7 +125,7 @@ class MarkKeeper:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, batch)
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
             except Exception as error:
                 log.error("marks of budgets cannot be written (again in %.2f s): %s", delay_s, error)
                 await asyncio.sleep(delay_s)
