@@ -111,7 +111,7 @@ def list_keys(
 
 @keys_app.command("revoke")
 def revoke_key(key_id: KeyId, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """End a key now. Running gateways let nobody in with it after at most a second."""
+    """End a key now. Within a second, running gateways refuse it and end its calls in flight."""
     with _book(config_file, ledger) as (book, _):
         now = time.time()
         key = shown_key(book.revoke_key(key_id, now), now)

@@ -57,12 +57,12 @@ class Disk:
 
 
 class House:
-    def __init__(self, disk: Disk, idle_s: float) -> None:
+    def __init__(self, disk: Disk, idle_s: float, sweep_s: float) -> None:
         self.worker = ScriptedWorker()
         self.clock = SystemClock()
         self.recorder = Recorder(ListLedger())
         gate = Gate({}, marks=Marks())
-        self.keeper = MarkKeeper(gate, disk, self.recorder, self.clock, sweep_s=0.01, idle_s=idle_s)
+        self.keeper = MarkKeeper(gate, disk, self.recorder, self.clock, sweep_s=sweep_s, idle_s=idle_s)
         self.gateway = Gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
@@ -75,8 +75,8 @@ class House:
 
 
 @asynccontextmanager
-async def a_house(disk: Disk, idle_s: float = 60.0) -> AsyncIterator[House]:
-    house = House(disk, idle_s)
+async def a_house(disk: Disk, idle_s: float = 60.0, sweep_s: float = 60.0) -> AsyncIterator[House]:
+    house = House(disk, idle_s, sweep_s)
     house.gateway.start()
     while not house.gateway.is_ready:
         await asyncio.sleep(0)
@@ -133,7 +133,7 @@ def test_a_disk_that_fails_for_a_while_only_delays() -> None:
 
 @pytest.mark.plain
 def test_a_call_whose_mark_cannot_be_written_fails_and_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(loop_module, "HELD_S", 0.05)
 
     async def body() -> None:
         disk = Disk()
@@ -171,7 +171,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_its_mark_never_runs() -> No
 def test_marks_of_idle_accounts_are_given_up_while_it_runs() -> None:
     async def body() -> None:
         disk = Disk()
-        async with a_house(disk, 0.0) as house:
+        async with a_house(disk, 0.0, 0.01) as house:
             await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
             async with asyncio.timeout(20):
                 while disk.marks:
@@ -194,5 +194,34 @@ def test_a_database_that_is_another_one_gets_every_mark_again() -> None:
                     await asyncio.sleep(0.01)
         # The rows are in the file that is gone, so what was spent stays in the new one.
         assert disk.marks["tenant", "", "day"].tokens == spent
+
+    run(body())
+
+
+def test_a_long_stream_alone_has_its_mark_raised_in_time() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            house.worker.words = ("w",) * 6_000
+            job = a_job(at=house.clock.now(), tenant="a", output=6_000)
+            _, end = await read(house.gateway.submit(job, a_caller("a", day_token_ceiling=20_000)))
+            assert isinstance(end, Done)
+            assert end.stopped is None
+            assert end.usage.output_tokens == 6_000
+            assert disk.batches >= 2
+
+    run(body())
+
+
+def test_a_clean_stop_gives_up_any_number_of_marks() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            caller = a_caller("a", run_token_ceiling=100_000)
+            jobs = [a_job(at=house.clock.now(), tenant="a", run_id=f"r{number}") for number in range(1_500)]
+            for stream in [house.gateway.submit(job, caller) for job in jobs]:
+                await read(stream)
+            assert len(disk.marks) == 1_500
+        assert disk.marks == {}
 
     run(body())

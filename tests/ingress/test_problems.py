@@ -22,7 +22,7 @@ CODES = {
     499: {"client_closed"},
     500: {"internal_error"},
     502: {"worker_lost"},
-    503: {"no_worker", "draining", "preempted"},
+    503: {"no_worker", "draining", "ledger_unavailable", "preempted"},
     504: {"worker_timeout"},
 }
 TYPES = {

@@ -16,13 +16,12 @@ from inferry.admission.budgets import (
     Account,
     Calendar,
     Tariff,
-    day_of,
     line,
-    month_of,
     piece,
     room,
 )
 from inferry.admission.marks import Marks
+from inferry.admission.past import Past
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
 from inferry.admission.standing import standing
@@ -57,7 +56,6 @@ class Gate:
     ) -> None:
         self.marks = marks
         self._is_marked = marks is not None
-        self._run_idle_s = run_idle_s
         self.lease_tokens = lease_tokens
         self.refused: dict[str, int] = {}
         self.would_refuse: dict[str, int] = {}
@@ -67,6 +65,7 @@ class Gate:
         self._tenants = Shelf(most_names)
         self._keys = Shelf(most_names)
         self._runs = RunAccounts(most_runs, run_idle_s, is_marked=self._is_marked)
+        self._past = Past(self._tenants, self._keys, self._runs, self._calendar, run_idle_s, is_marked=self._is_marked)
         self._tariffs = {model: Tariff(price) for model, price in prices.items()}
         self._unpriced = Tariff(prices.get("*"))
         self._open = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
@@ -148,14 +147,15 @@ class Gate:
         else:
             granted = piece(left, self.lease_tokens if self.lease_tokens < wanted else wanted)
         nanos = permit.tariff.output(granted)
-        for account in held:
-            if account.taken_tokens + granted > account.token_alarm or account.taken_nanos + nanos > account.nano_alarm:
-                granted = self._marked(permit, granted)
-                nanos = permit.tariff.output(granted) if granted else 0
-                break
+        is_marked = True
         for account in held:
             account.taken_tokens += granted
             account.taken_nanos += nanos
+            if account.taken_tokens > account.token_alarm or account.taken_nanos > account.nano_alarm:
+                is_marked = False
+        if not is_marked:
+            assert self.marks is not None, "without marks there are no alarms"
+            granted, nanos = self.marks.cut(permit, granted, nanos)
         permit.leased_tokens += granted
         permit.leased_nanos += nanos
         permit.may_write = may_write = may_write + granted
@@ -275,56 +275,19 @@ class Gate:
     def restore(self, spent: Iterable[Spent], now: float = 0.0) -> None:
         """What the ledger says was spent. What is counted already is not counted again, so it may come at any time."""
         for one in spent:
-            if one.run_id is not None:
-                account = self._runs.keep(one.tenant, one.run_id, now)
-                account.is_at_least(one.tokens, one.nanos)
-                if one.parent_run is not None:
-                    account.parent = self._runs.keep(one.tenant, one.parent_run, now)
-                continue
-            shelf, name = (self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)
-            books = shelf.get(name)
-            if books is None:
-                books = self._blank_books(one.tenant, one.key_id)
-                shelf.add(name, books, self._calendar, now)
-            day = day_of(one.at)
-            if one.period == "day":
-                if books.day is None or books.day.period < day:
-                    books.begin_day(day)
-                kept, period = books.day, day
-            else:
-                period = month_of(day)
-                if books.month is None or books.month.period < period:
-                    books.begin_month(period)
-                kept = books.month
-            if kept is not None and kept.period == period:
-                kept.is_at_least(one.tokens, one.nanos)
+            self._past.count(one, now)
 
     def restore_marks(self, marks: Iterable[Mark], now: float, wall: float) -> int:
         """What a process that was killed may have used at most counts as spent. Returns how many accounts that was.
 
         Comes after `restore`, which says what the ledger has.
         """
+        counted = 0
         if self.marks is None:
             return 0
-        today = day_of(wall)
-        counted = 0
         for mark in marks:
-            account: Account | None = None
-            if mark.scope == "run":
-                if wall - mark.at < self._run_idle_s:
-                    account = self._runs.keep(mark.tenant, mark.name, now)
-            elif mark.number == (today if mark.period == "day" else month_of(today)):
-                is_key = mark.scope == "key"
-                shelf, name = (self._keys, mark.name) if is_key else (self._tenants, mark.tenant)
-                books = shelf.get(name)
-                if books is None:
-                    books = self._blank_books(mark.tenant, mark.name if is_key else None)
-                    shelf.add(name, books, self._calendar, now)
-                if mark.period == "day":
-                    account = books.day if books.day is not None else books.begin_day(mark.number)
-                else:
-                    account = books.month if books.month is not None else books.begin_month(mark.number)
-            if account is None or account.period != mark.number:
+            account = self._past.account_of(mark, now, wall)
+            if account is None:
                 self.marks.stale(mark)
             else:
                 counted += 1
@@ -334,14 +297,7 @@ class Gate:
     def rewrite_marks(self) -> None:
         """The database is another one: it is to have the marks of all accounts."""
         if self.marks is not None:
-            books = (*self._tenants.all(), *self._keys.all())
-            self.marks.rewrite(one.day for one in books if one.day is not None)
-            self.marks.rewrite(one.month for one in books if one.month is not None)
-            self.marks.rewrite(self._runs.all())
-
-    def _blank_books(self, tenant: str, key_id: str | None) -> Books:
-        whose = "tenant" if key_id is None else "key"
-        return Books(tenant, whose, key_id or "", is_marked=self._is_marked)
+            self.marks.rewrite(self._past.all_accounts())
 
     def _reach(self, permit: Permit, account: Account) -> None:
         """The account's mark is to be raised, and the job waits for it where it does not cover what was taken."""
@@ -349,22 +305,6 @@ class Gate:
         batch = self.marks.reach(account)
         if batch > permit.batch:
             permit.batch = batch
-
-    def _marked(self, permit: Permit, granted: int) -> int:
-        """How much of a further piece the marks cover. A running job does not wait: it asks again with every token."""
-        assert self.marks is not None, "without marks there are no alarms"
-        tariff = permit.tariff
-        for account in permit.held:
-            self.marks.reach(account)
-            left = account.token_mark - account.taken_tokens
-            if left < granted:
-                granted = left
-            if account.nano_mark != UNBOUNDED:
-                left = tariff.affordable(account.nano_mark - account.taken_nanos)
-                if left < granted:
-                    granted = left
-        permit.is_unmarked = granted <= 0
-        return granted if granted > 0 else 0
 
     def _charge_beyond_leases(self, permit: Permit, tokens: int, nanos: int) -> None:
         """The job used more than it had leased: charge as far as there is room, and count the rest."""

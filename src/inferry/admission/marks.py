@@ -14,6 +14,7 @@ Pure: the owner calls `take`, writes the batch in one transaction, then calls `w
 from collections.abc import Iterable
 
 from inferry.admission.budgets import NEVER, UNBOUNDED, Account
+from inferry.admission.permits import Permit
 from inferry.domain.spending import Mark, MarkBatch
 
 LEAST_BLOCK_TOKENS = 4096
@@ -42,6 +43,10 @@ class Marks:
         # A run that was forgotten and comes again has another account, whose mark must outlive the former's.
         self._owners: dict[_Identity, Account] = {}
 
+    def __len__(self) -> int:
+        """How many marks the database has, as far as is known."""
+        return len(self._live)
+
     @property
     def is_due(self) -> bool:
         """Whether there is a batch to write."""
@@ -57,6 +62,31 @@ class Marks:
         self._due[account] = None
         self._owners[_identity(account)] = account
         return 0 if is_covered else self._gathering
+
+    def cut(self, permit: Permit, granted: int, nanos: int) -> tuple[int, int]:
+        """Give back what marks do not cover of a piece that was taken, have them raised, and say what is left of it.
+
+        A running job does not wait for them: it asks again with every token.
+        """
+        covered = granted
+        for account in permit.held:
+            self.reach(account)
+            left = account.token_mark - account.taken_tokens + granted
+            if left < covered:
+                covered = left
+            if account.nano_mark != UNBOUNDED:
+                left = permit.tariff.affordable(account.nano_mark - account.taken_nanos + nanos)
+                if left < covered:
+                    covered = left
+        if covered < 0:
+            covered = 0
+        cost = permit.tariff.output(covered) if covered else 0
+        if covered < granted:
+            for account in permit.held:
+                account.taken_tokens -= granted - covered
+                account.taken_nanos -= nanos - cost
+        permit.is_unmarked = covered == 0
+        return covered, cost
 
     def take(self, wall: float) -> MarkBatch:
         """What to write now, as one transaction."""
@@ -102,12 +132,12 @@ class Marks:
             self._live[account] = now
         self._on_their_way = []
 
-    def retire(self, now: float, recorded: int, settled: int, idle_s: float = IDLE_S) -> None:
+    def retire(self, now: float, recorded: int, settled: int, idle_s: float = IDLE_S, at_once: int = AT_ONCE) -> None:
         """Give up marks of accounts that hold no leases, once the rows of all that they spent are in the ledger.
 
         `recorded` is how many rows were given to the ledger so far, `settled` how many of them it has.
         """
-        for account, since in list(self._live.items())[:AT_ONCE]:
+        for account, since in list(self._live.items())[:at_once]:
             if now - since < idle_s:
                 break
             if account.leased_tokens or account.leased_nanos or account.batch > self.written or account in self._due:
@@ -134,9 +164,12 @@ class Marks:
             if account.taken_tokens or account.taken_nanos:
                 account.is_beyond_ledger = True
                 account.forget_mark()
-                self._released.pop(account, None)
-                self._due[account] = None
+                self._live.pop(account, None)
                 self._owners[_identity(account)] = account
+                if account.leased_tokens or account.leased_nanos:
+                    self._due[account] = None
+                else:
+                    self._released[account] = None
 
     def restored(self, account: Account, mark: Mark, now: float) -> None:
         """A process that was killed has left this mark."""

@@ -4,6 +4,7 @@ What may enter is decided next door (`admission.runs`, `admission.gate`); here i
 is told and charged.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ class Entrance:
         self.gate = gate
         self.runs = runs
         self.clock = clock
+        self.on_renewed: Callable[[], None] | None = None
         self._inside: dict[str, _Inside] = {}
 
     def __len__(self) -> int:
@@ -81,7 +83,10 @@ class Entrance:
     # -- while it is inside ------------------------------------------------------------------------------------------
 
     def more(self, job_id: str, written: int) -> int:
-        return self.gate.renew(self._inside[job_id].permit, written)
+        may_write = self.gate.renew(self._inside[job_id].permit, written)
+        if self.on_renewed is not None:
+            self.on_renewed()
+        return may_write
 
     def why(self, job_id: str) -> GatewayError:
         return self.gate.exhausted(self._inside[job_id].permit)

@@ -22,7 +22,7 @@ from inferry.dispatch.tokens import TokenRatios
 from inferry.dispatch.values import CancelReport, Sharing, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, GatewayError, NoWorker
+from inferry.domain.errors import Draining, GatewayError, LedgerUnavailable, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import WorkerView
@@ -86,6 +86,8 @@ class Gateway:
         self._draining = False
         self._tidying: asyncio.TimerHandle | None = None
         self.entrance = Entrance(gate or Gate({}), runs or Runs(), clock)
+        if marks is not None:
+            self.entrance.on_renewed = marks.wake
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
         self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
@@ -222,7 +224,7 @@ class Gateway:
     def end_unwelcome(self, problem: Callable[[str, str | None], GatewayError | None]) -> int:
         """End every job, queued or running, whose tenant and key may not call any more; returns how many."""
         found: dict[str, GatewayError] = {}
-        for job in (*self._flights.readers(), *self._loop.jobs()):
+        for job in (*self._flights.readers(), *(stream.attempt.job for stream in self._loop.streams())):
             error = problem(job.tenant, job.key_id)
             if error is not None:
                 found[job.job_id] = error
@@ -248,7 +250,7 @@ class Gateway:
             )
         job, may_write, batch = self.entrance.enter(job, caller)
         try:
-            stream = self._loop.submit(job, may_write, is_held=batch > 0)
+            stream = self._loop.submit(job, may_write, _not_written() if batch else None)
         except BaseException:
             self.entrance.turn_away(job.job_id)
             raise
@@ -256,7 +258,7 @@ class Gateway:
             if self._marks is not None:
                 self._marks.wake()
         if batch and self._marks is not None:
-            self._marks.call_when_written(batch, partial(self._loop.let_go, job.job_id))
+            self._marks.call_when_written(batch, partial(self._loop.offer_again, job.job_id))
         return stream
 
     def _is_worth_waiting(self, job: InferenceJob) -> bool:
@@ -330,6 +332,12 @@ class Gateway:
             size = len(job.payload.body)
             template = _own_template(job.tenant, job.template_id)
             self._ratios.learn(job.route.model, template, size, done.usage.prompt_tokens)
+
+
+def _not_written() -> LedgerUnavailable:
+    """Why a job fails whose budgets' marks the database does not have in time."""
+    message = "what the call may use of its budgets could not be written in time"
+    return LedgerUnavailable(message, retry_after_s=RETRY_AFTER_S)
 
 
 def _own_template(tenant: str, template: str | None) -> str | None:

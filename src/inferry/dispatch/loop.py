@@ -26,7 +26,7 @@ from inferry.dispatch.patience import Patience
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.rooms import LOOK_S, Rooms
 from inferry.dispatch.running import run_plan
-from inferry.dispatch.spending import Budget, is_cut, stopped_well
+from inferry.dispatch.spending import HELD_S, Budget, is_cut, stopped_well
 from inferry.dispatch.usage_check import UsageCheck
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
@@ -34,7 +34,6 @@ from inferry.domain.errors import (
     ClientClosed,
     GatewayError,
     InternalError,
-    LedgerUnavailable,
     NoWorker,
     Preempted,
     QueueTimeout,
@@ -96,6 +95,7 @@ class DispatchLoop:
         self._overdue = Overdue(pool.policy.overdue_share)
         self.waits = WaitModel()
         self._demux = Demux()
+        self.streams = self._demux.streams
         self._loop = asyncio.get_running_loop()
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -126,11 +126,11 @@ class DispatchLoop:
 
     # -- inputs ------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: InferenceJob, may_write: int = UNLIMITED, *, is_held: bool = False) -> JobStream:
+    def submit(self, job: InferenceJob, may_write: int = UNLIMITED, held: GatewayError | None = None) -> JobStream:
         """Open the job's stream, then offer it: nobody waits for a job that nobody owns.
 
-        `may_write` is how many tokens its budgets grant it for now. A job that `is_held` is offered by `let_go`, and
-        fails where that does not come in time.
+        `may_write` is how many tokens its budgets grant it for now. A job that is held is offered with `offer_again`,
+        or fails after HELD_S with the error `held`.
         Raises QueueFull, or DeadlineInfeasible where the deadline would pass in the queue: before it has waited.
         """
         now = self._now()
@@ -144,11 +144,10 @@ class DispatchLoop:
         attempt.predicted = told
         stream = self._demux.open(attempt)
         try:
-            if is_held:
-                patience_s = self._pool.policy.patience_s
-                self._resting[job.job_id] = self._loop.call_later(patience_s, self._hold_no_longer, job.job_id)
-            else:
+            if held is None:
                 self._scheduler.offer(job, now)
+            else:
+                self._resting[job.job_id] = self._loop.call_later(HELD_S, self.cancel, job.job_id, held)
         except Exception as error:
             refusal = error if isinstance(error, GatewayError) else InternalError("the job could not be queued")
             self._demux.close(stream, Failed(job.job_id, refusal))
@@ -162,16 +161,6 @@ class DispatchLoop:
             self._look()
         self._ask_for_tick()
         return stream
-
-    def let_go(self, job_id: str) -> None:
-        """Offer a job that was held."""
-        held = self._resting.get(job_id)
-        if held is not None:
-            held.cancel()
-            self._offer_again(job_id)
-
-    def _hold_no_longer(self, job_id: str) -> None:
-        self.cancel(job_id, LedgerUnavailable("what the call may use of its budgets could not be written in time"))
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> None:
         """End a job for a reason of its own. Queued, it is gone at once; running, when its worker confirms."""
@@ -214,10 +203,6 @@ class DispatchLoop:
         """The attempt that a job in flight is at."""
         stream = self._demux.get(job_id)
         return None if stream is None else stream.attempt
-
-    def jobs(self) -> list[InferenceJob]:
-        """All jobs that have not ended."""
-        return [stream.attempt.job for stream in self._demux.streams()]
 
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():
@@ -455,13 +440,14 @@ class DispatchLoop:
         job_id = then.job.job_id
         losses = then.job.attempt - 1 - then.job.preemptions
         if not losses or self._pool.serves_besides(then.job.route.model, then.job.route.avoid):
-            self._offer_again(job_id)
+            self.offer_again(job_id)
         else:
             rest_s = max(REST_S * 4 ** min(losses - 1, 2), end.error.retry_after_s or 0.0)
-            self._resting[job_id] = self._loop.call_later(rest_s, self._offer_again, job_id)
+            self._resting[job_id] = self._loop.call_later(rest_s, self.offer_again, job_id)
 
-    def _offer_again(self, job_id: str) -> None:
-        self._resting.pop(job_id, None)
+    def offer_again(self, job_id: str) -> None:
+        if (timer := self._resting.pop(job_id, None)) is not None:
+            timer.cancel()
         stream = self._demux.get(job_id)
         if stream is not None:
             self._scheduler.offer(stream.attempt.job, self._now())

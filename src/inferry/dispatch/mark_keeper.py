@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from inferry.admission.gate import Gate
-from inferry.admission.marks import IDLE_S
+from inferry.admission.marks import AT_ONCE, IDLE_S
 from inferry.domain.clock import Clock
 from inferry.domain.spending import Mark, MarkBatch
 from inferry.ledger.recorder import Recorder
@@ -55,7 +55,7 @@ class MarkKeeper:
         self._clock = clock
         self._sweep_s = sweep_s
         self._idle_s = idle_s
-        self._thread = ThreadPoolExecutor(1, "inferry-marks")
+        self._writer = ThreadPoolExecutor(1, "inferry-marks")
         self._task: asyncio.Task[None] | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._waiting: dict[int, list[Callable[[], None]]] = {}
@@ -90,13 +90,13 @@ class MarkKeeper:
         """Give up all marks, since the ledger has every row by now; then close the store."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._retire(0.0)
+        self._retire(0.0, len(self._marks))
         self.wake()
         task = self._task
         if task is not None:
             await asyncio.wait({task}, timeout=CLOSE_S)
             task.cancel()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True, cancel_futures=True)
         self._store.close()
 
     def _sweep(self) -> None:
@@ -104,10 +104,10 @@ class MarkKeeper:
         self.wake()
         self._sweeping = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
 
-    def _retire(self, idle_s: float) -> None:
+    def _retire(self, idle_s: float, at_once: int = AT_ONCE) -> None:
         if self._recorder.dropped:
             self._marks.keep_all()
-        self._marks.retire(self._clock.now(), self._recorder.accepted, self._recorder.settled, idle_s)
+        self._marks.retire(self._clock.now(), self._recorder.accepted, self._recorder.settled, idle_s, at_once)
 
     async def _write(self) -> None:
         try:
@@ -125,7 +125,7 @@ class MarkKeeper:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, batch)
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
             except Exception as error:
                 log.error("marks of budgets cannot be written (again in %.2f s): %s", delay_s, error)
                 await asyncio.sleep(delay_s)

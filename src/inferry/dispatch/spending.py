@@ -7,6 +7,9 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, FinishReason, Usage
 
+HELD_S = 5.0
+"""How long a job waits until what it may use of its budgets is in the database."""
+
 
 class Budget(Protocol):
     """Who pays for jobs. Asked while they run, told of the end of each."""

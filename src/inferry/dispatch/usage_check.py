@@ -20,7 +20,7 @@ class UsageCheck:
         self._disbelieved: set[str] = set()
 
     def of(self, attempt: Attempt, end: End) -> End:
-        """The end with a usage that can be true, for billing and client alike. Nothing is learned from a corrected one."""
+        """The end with a usage that can be true, for billing and client alike. A corrected one teaches nothing."""
         usage = checked(attempt.job, end.usage, attempt.output_tokens)
         if usage is end.usage:
             return end

@@ -31,7 +31,7 @@ class Health(Struct, forbid_unknown_fields=True):
 class Ready(Struct, forbid_unknown_fields=True):
     """Whether new work is welcome, and the phase of every worker."""
 
-    status: Literal["ready", "starting", "draining"]
+    status: Literal["ready", "starting", "draining", "ledger_unavailable"]
     workers: dict[str, str]
 
 

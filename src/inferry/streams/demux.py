@@ -32,6 +32,7 @@ class Demux:
         return list(self._streams)
 
     def streams(self) -> list[JobStream]:
+        """Those of all jobs that have not ended."""
         return list(self._streams.values())
 
     def close(self, stream: JobStream, end: End) -> None:
