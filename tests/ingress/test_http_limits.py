@@ -10,7 +10,7 @@ import pytest
 from inferry.domain.errors import InvalidApiKey
 from inferry.ingress.bodies import MOST_UNWANTED
 from inferry.ingress.chunks import MOST_EXTRA
-from inferry.ingress.connection import MOST_PIPELINED
+from inferry.ingress.connection import MOST_PIPELINED, Connection
 from inferry.ingress.heads import LARGEST_HEADERS, MOST_FIELDS
 from inferry.ingress.reply import Reply, Request
 from support.wires import Wire, a_house, connect, converse, feed, say_ok
@@ -279,6 +279,56 @@ def test_a_head_that_does_not_come_to_its_end_is_told_so() -> None:
     connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n")
     loop.advance(100.0)
     assert is_refused(wire, 408)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+READ = 262_144
+"""What one read of a socket brings at most."""
+
+
+def kept_bytes(connection: Connection) -> int:
+    """What a connection keeps of what has come."""
+    size = len(connection._unread) + sum(one.head_bytes + len(one.body) for one in connection._waiting)
+    if connection._held is not None:
+        size += len(connection._held.text)
+    body = connection._body
+    if body is not None:
+        size += sum(len(part) for part in body._parts)
+        if body._chunks is not None and body._chunks._held is not None:
+            size += len(body._chunks._held.text)
+    return size
+
+
+STRANGE = {
+    "heads": a_head(LARGEST_HEADERS) * 40,
+    "a head without an end": b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"a" * 1_000_000,
+    "trailers": CHUNKED + HELLO + b"a:b\r\n" * 200_000,
+    "chunk extensions": CHUNKED + b"1;a=b\r\nx\r\n" * 100_000,
+    "chunks": CHUNKED + b"ff\r\n%b\r\n" % (b"x" * 255) * 4000,
+    "a body": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n" + b"x" * 900_000,
+    "bodies": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n" + b"x" * 60_000) * 20,
+    "requests": GET * 40_000,
+}
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("size", [4096, READ])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_kept_of_a_stranger_is_bounded(kind: str, size: int, reads: bool) -> None:
+    house, loop = a_house(admits=Strangers())
+    connection, wire = connect(house, loop)
+    if not reads:
+        connection.pause_writing()
+    most = 0
+    for piece in in_pieces(STRANGE[kind], size):
+        if wire.is_closed or not wire.is_reading:
+            break
+        connection.data_received(piece)
+        most = max(most, kept_bytes(connection))
+        loop.turn()
+    assert most <= 3 * LARGEST_HEADERS + size
+    assert most <= kept_bytes(connection) or wire.is_reading
 
 
 # -- work is in proportion to what comes -----------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""The attacks of `make bench BENCH=attack`, a few of each: every attacker gets its answer."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from inferry.bench.attackers import ATTACKS, attack
+from support.scripted_worker import ScriptedWorker
+from support.tenanted import Tenanted
+
+ANSWERS = {
+    "trailers_1MB": {"431"},
+    "trailers_10MB": {"431"},
+    "chunk_extensions": {"431"},
+    "heads": {"431"},
+    "large_fields": {"401"},
+    "half_open_bodies": {"closed", "400"},
+    "large_bodies": {"401"},
+    "pipelines": {"401"},
+}
+PER_STRIKE = {"large_fields": 21, "pipelines": 1001}
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenanted]:
+    with Tenanted(tmp_path_factory.mktemp("attacked"), lambda: ([ScriptedWorker()], {}), {}) as running:
+        running.key("acme")
+        yield running
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ATTACKS if kind in ANSWERS])
+def test_an_attacker_is_refused_in_proper_words(gateway: Tenanted, kind: str) -> None:
+    said = asyncio.run(attack(gateway.port, kind, 5, 0.0))
+    answers = said["answers"]
+    assert isinstance(answers, dict)
+    assert set(answers) <= ANSWERS[kind], said
+    assert sum(answers.values()) == 5 * PER_STRIKE.get(kind, 1)
