@@ -103,14 +103,14 @@ async def strike(port: int, attack: Attack) -> tuple[Counter[str], int]:
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
-    except ConnectionError:
-        pass
+    except OSError:
+        pass  # the other side has closed
     try:
         answer = await asyncio.wait_for(reading, PATIENCE_S)
-    except ConnectionError:
-        return Counter({"reset": 1}), sent
     except TimeoutError:
         return Counter({"nothing": 1}), sent
+    except OSError:
+        return Counter({"reset": 1}), sent
     finally:
         writer.close()
     found = re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)
