@@ -223,6 +223,7 @@ class Connection(asyncio.Protocol):
                 else:
                     at = self._take_head(data, at)
         except Refused as refused:
+            refused.__traceback__ = None  # it leads to frames with all that has been read, and those lead back to it
             self._refuse(refused)
 
     def _take_head(self, data: bytes, at: int) -> int:
