@@ -14,9 +14,9 @@ from support.scripted_worker import ScriptedWorker
 from support.tenanted import Tenanted
 
 ANSWERS = {
-    "trailers_1MB": {"431"},
-    "trailers_10MB": {"431"},
-    "chunk_extensions": {"431"},
+    "trailers_1MB": {"401"},
+    "trailers_10MB": {"401"},
+    "chunk_extensions": {"401"},
     "heads": {"431"},
     "large_fields": {"401"},
     "half_open_bodies": {"closed", "400"},
