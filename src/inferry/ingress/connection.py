@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
             self._shut()
 
     def abort(self) -> None:
-        """Reset the connection: an end that nobody can take for a good one."""
+        """Reset the connection: the client cannot mistake that for a complete answer."""
         reset(self._transport)
 
     def expire(self) -> None:
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
         self._body = None
         self._phase = _Phase.BETWEEN
         if self._reply is not None or self._waiting:
-            request.caller = None  # it will have been a while when its turn comes: who it is is asked then
+            request.caller = None  # its key may have been revoked when it is served: it is checked again then
         self._waiting.append(request)
         self._waiting_bytes += len(request.body)
         self._waiting_heads += request.head_bytes
@@ -409,7 +409,8 @@ class Connection(asyncio.Protocol):
             self._is_held = False
             self._unread = b""
             self._house.held.discard(self)
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 
