@@ -136,6 +136,27 @@ def test_forty_pipelined_calls_are_all_answered(gated: Gated) -> None:
     assert answer.count(b"HTTP/1.1 200 OK") == 40
 
 
+def test_who_leaves_a_long_pipeline_is_noticed_though_nothing_more_is_read(gated: Gated) -> None:
+    with connected(gated) as sock:
+        sock.sendall(request() * 40)
+        until(lambda: gated.worker.running == 1)
+    until(lambda: len(gated.worker.cancelled) == 1, seconds=30)
+    gated.open_gate()
+    assert post(gated.url, CHAT, HELLO)[0] == 200
+    assert sum(len(plan.jobs) for plan in gated.worker.plans) == 2
+
+
+def test_a_long_pipeline_is_answered_although_its_client_has_finished_writing(gated: Gated) -> None:
+    with connected(gated) as sock:
+        sock.sendall(request() * 40)
+        sock.shutdown(socket.SHUT_WR)
+        until(lambda: gated.worker.running == 1)
+        time.sleep(1.5)  # the server has looked whether somebody is still there
+        gated.open_gate()
+        answer = read_all(sock)
+    assert answer.count(b"HTTP/1.1 200 OK") == 40
+
+
 def test_what_is_no_http_behind_a_good_request_does_not_spoil_its_answer(gated: Gated) -> None:
     with connected(gated) as sock:
         sock.sendall(request() + b"\x00\x01 what is this\r\n\r\n")

@@ -5,6 +5,8 @@ reasons in `support.http_differences` fails, and names the seed, the number and 
 """
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,6 @@ def test_every_reason_is_told_once() -> None:
     names = [reason.name for reason in DIFFERENCES]
     assert len(names) == len(set(names))
     assert all("different" not in reason.kinds for reason in DIFFERENCES)
+    page = (Path(__file__).parents[2] / "docs/explanation/http-server.md").read_text().replace("\n", " ")
+    for name in names:
+        assert re.search(rf"[|,*] ?{name}[ ,*\n]", page), name

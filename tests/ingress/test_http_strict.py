@@ -87,17 +87,17 @@ REFUSED = [
     (400, b"GET /health HTTP/1.1\r\n" + HOST + b": b\r\n\r\n", "a field without a name"),
     (
         400,
-        b"POST /health HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
         "LF: chunk",
     ),
     (
         400,
-        b"POST /health HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n",
         "5 and SP",
     ),
     (
         400,
-        b"POST /health HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n0\r\nno colon\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n0\r\nno colon\r\n\r\n",
         "a trailer",
     ),
     (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS"),
@@ -150,9 +150,9 @@ def test_the_host_of_an_absolute_target_counts_and_not_the_header(tmp_path: Path
 @pytest.mark.parametrize("count", [1, 300_000])
 def test_trailers_are_never_obeyed(gateway: ScriptedGateway, count: int) -> None:
     trailers = b"x-request-id: mine\r\n" + b"a:b\r\n" * count
-    head = b"POST /nowhere HTTP/1.1\r\n" + CLOSE + b"transfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\n" + CLOSE + b"transfer-encoding: chunked\r\n\r\n"
     answer = ask(gateway, head + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n")
-    assert statuses(answer) == [404 if count == 1 else 431]
+    assert statuses(answer) == [400 if count == 1 else 431]
     assert b"mine" not in answer
 
 

@@ -200,7 +200,7 @@ DIFFERENCES: tuple[Reason, ...] = (
     ),
     Reason(
         "an empty line at the end", "gunicorn", "end",
-        lambda it: it.rest in (b"\r\n", b"\r") and it.ours.end == "open",
+        lambda it: it.rest in (b"\r\n", b"\r", b"\r\n\r") and it.ours.end == "open",
         "After it the connection is as idle as before; gunicorn takes it for the beginning of a request.",
     ),
     Reason(

@@ -7,6 +7,7 @@ from inferry.bench.results import keep
 
 BENCHES = {
     "admission": "the gate: microseconds to admit, renew and settle, without limits and with all of them on",
+    "attack": "clients without a key that flood the HTTP server: what `/health` and its memory see of them",
     "bound": "what no schedule can beat that keeps its promises: lower bounds for the Harbor burst in the simulator",
     "scheduler": "the scheduler core: microseconds a job, tick time with a blocked backlog",
     "engine": "the embedded engine: batched against one by one, one call against transformers",

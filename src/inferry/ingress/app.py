@@ -101,6 +101,7 @@ class App:
                 self._admin.let_in(request, peer)
                 return True
         except GatewayError as error:
+            error.__traceback__ = None  # it leads to frames with this request, and they to what has been read
             request.problem = error
         return False
 
@@ -120,10 +121,12 @@ class App:
     # -- the calls ---------------------------------------------------------------------------------------------------
 
     def _generate(self, api: Api, request: Request, reply: Reply) -> None:
+        if request.problem is not None:
+            self._metrics.refused(request.problem.code)
+            self._refuse(request.problem, request, reply)
+            return
         caller = ANYBODY
         try:
-            if request.problem is not None:
-                raise request.problem
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             job = parse(api, request.body, request.headers, self._gateway, caller)
         except GatewayError as error:
@@ -180,7 +183,8 @@ class App:
             self._generate(api, request, reply)
             return
         if request.problem is not None:
-            raise request.problem
+            self._refuse(request.problem, request, reply)
+            return
         path = _path_of(target)
         caller = ANYBODY
         if path.startswith(_CALLS):

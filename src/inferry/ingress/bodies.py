@@ -10,8 +10,8 @@ WORTH_KEEPING = 65_536
 MOST_DISCARDED = 8
 """A body this many times over the limit is not read to its end before it is refused."""
 MOST_UNWANTED = 65_536
-"""Bytes of a body that nobody wants (its sender is not let in, or the path takes none) that are read and dropped, so
-that the connection goes on. What is longer is refused at once, and the connection closed."""
+"""A body that is not wanted (its sender is not authenticated, or the path takes none) is read and dropped up to this
+size, so that the connection goes on. A longer one, or one in chunks, is not read: the answer ends the connection."""
 
 
 class Body:
@@ -24,7 +24,7 @@ class Body:
         self.size = 0
         self.is_whole = False
         self._length = length
-        self._most = wanted * MOST_DISCARDED if wanted else MOST_UNWANTED
+        self._most = wanted * MOST_DISCARDED or MOST_UNWANTED
         self.is_hopeless = length > self._most  # it is so long that its end is not waited for
         self._chunks = Chunks() if length == CHUNKED else None
         self._parts: list[bytes | bytearray | memoryview] = []

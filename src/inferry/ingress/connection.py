@@ -15,7 +15,7 @@ from typing import cast
 
 from inferry.domain.errors import BodyTooLarge, GatewayError, InvalidRequest
 from inferry.ingress.bodies import MOST_UNWANTED, Body
-from inferry.ingress.heads import LARGEST_HEADERS, Held, Refused, flaw
+from inferry.ingress.heads import CHUNKED, LARGEST_HEADERS, Held, Refused, flaw
 from inferry.ingress.house import House
 from inferry.ingress.reply import CONTINUE, Reply, Request, refusal
 from inferry.ingress.sockets import has_finished, reset
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
             self._shut()
 
     def abort(self) -> None:
-        """Reset the connection: an end that nobody can take for a good one."""
+        """Reset the connection: the client cannot mistake that for a complete answer."""
         reset(self._transport)
 
     def expire(self) -> None:
@@ -223,6 +223,7 @@ class Connection(asyncio.Protocol):
                 else:
                     at = self._take_head(data, at)
         except Refused as refused:
+            refused.__traceback__ = None  # it leads to frames with all that has been read, and those lead back to it
             self._refuse(refused)
 
     def _take_head(self, data: bytes, at: int) -> int:
@@ -266,15 +267,26 @@ class Connection(asyncio.Protocol):
         if not length:
             self._complete()
             return at
-        is_wanted = house.admits is None or house.admits(request, self.peer)
-        if is_wanted and 0 < length <= min(len(data) - at, house.max_body_bytes):
+        if house.admits is not None and not house.admits(request, self.peer):
+            return self._begin_unwanted(at)
+        if 0 < length <= min(len(data) - at, house.max_body_bytes):
             request.body = data[at : at + length]  # all of it has come: most bodies are short
             self._complete()
             return at + length
         self._phase = _Phase.BODY
-        body = self._body = Body(length, house.max_body_bytes if is_wanted else 0)
-        if body.is_hopeless or ((body.is_too_large or not is_wanted) and self._asks_first()):
-            self._refuse_rest(request.problem or _too_large(body))
+        body = self._body = Body(length, house.max_body_bytes)
+        if body.is_hopeless or (body.is_too_large and self._asks_first()):
+            self._refuse_rest(_too_large(body))
+        return at
+
+    def _begin_unwanted(self, at: int) -> int:
+        """The body is not kept. A short one is read past, so that the connection can go on; others are not read."""
+        length = self._reading.length
+        self._phase = _Phase.BODY
+        if length == CHUNKED or length > MOST_UNWANTED or self._asks_first():
+            self._refuse_rest(self._reading.problem)
+        else:
+            self._body = Body(length, 0)
         return at
 
     def _take_body(self, body: Body, data: bytes, at: int) -> int:
@@ -287,7 +299,7 @@ class Connection(asyncio.Protocol):
                 request.problem = _too_large(body)
             self._complete()
         elif body.is_hopeless:
-            self._refuse_rest(request.problem or _too_large(body))
+            self._refuse_rest(_too_large(body))
         return at
 
     def _complete(self) -> None:
@@ -296,7 +308,7 @@ class Connection(asyncio.Protocol):
         self._body = None
         self._phase = _Phase.BETWEEN
         if self._reply is not None or self._waiting:
-            request.caller = None  # it will have been a while when its turn comes: who it is is asked then
+            request.caller = None  # its key may have been revoked when it is served: it is checked again then
         self._waiting.append(request)
         self._waiting_bytes += len(request.body)
         self._waiting_heads += request.head_bytes
@@ -369,7 +381,7 @@ class Connection(asyncio.Protocol):
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def _refuse_rest(self, problem: GatewayError) -> None:
+    def _refuse_rest(self, problem: GatewayError | None) -> None:
         """Answer the request that is being read although the rest of it is missing, and nothing after it."""
         self._reading.problem = problem
         self._body = None
@@ -397,7 +409,8 @@ class Connection(asyncio.Protocol):
             self._is_held = False
             self._unread = b""
             self._house.held.discard(self)
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -411,4 +424,4 @@ class Connection(asyncio.Protocol):
 
 
 def _too_large(body: Body) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is larger than {body.wanted or MOST_UNWANTED} bytes")
+    return BodyTooLarge(f"the body is larger than {body.wanted} bytes")

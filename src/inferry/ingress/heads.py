@@ -118,7 +118,7 @@ class HeadReader:
             refused = self._check(request)
         if refused is None:
             return request
-        # What is wrong further ahead goes first: had the head come in pieces, that would have been seen first.
+        # A flaw that shows in an incomplete head goes first, so that the verdict does not depend on the split.
         held = Held(b"\r\n\r\n", LARGEST_HEADERS)
         held.take(head, 0)
         raise flaw(held) or refused
@@ -174,7 +174,7 @@ class HeadReader:
             self._renew()
             return _no_request()
         if self._repeated:
-            # What comes twice is one list, as HTTP has it: two keys, tenants or runs are then none that anybody knows.
+            # A repeated field is one list (RFC 9110, 5.3): two keys, tenants or runs then match none that is known.
             for name, values in self._repeated.items():
                 request.headers[name] = b", ".join(values)
         return None

@@ -70,8 +70,8 @@ def document() -> Json:
             "description": (
                 "The inference gateway and scheduler of an agent fleet. What `GET` answers is there for `HEAD` too. "
                 "A path that is not here is 404 `not_found`, another method on one that is 405 `method_not_allowed` "
-                "with `allow`. What is no HTTP/1.1 gets 400 and what has headers of more than 64 KiB gets 431, either "
-                "with the body of an error, and the connection is closed."
+                "with `allow`. What is no HTTP/1.1 gets 400, 501 or 505, a head of more than 64 KiB or 128 fields 431, "
+                "and one that does not arrive in time 408, each with an error as body, and the connection is closed."
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

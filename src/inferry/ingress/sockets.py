@@ -11,16 +11,16 @@ _TCP_CLOSE_WAIT = 8
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End the connection so that nobody can take that for a good end, whatever the answer's framing."""
+    """Reset the connection: the client cannot mistake that for a complete answer, whatever its framing."""
     if not transport.is_closing():
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     transport.abort()
 
 
 def has_finished(transport: asyncio.Transport) -> bool | None:
-    """Whether the other side has finished writing, though it has not been read that far; None where it has gone.
+    """Whether the peer has closed its sending side, though not all of it has been read; None if the peer has reset.
 
-    Known on Linux alone; False elsewhere.
+    Linux only (TCP_INFO); False elsewhere.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or _TCP_INFO is None or transport.is_closing():
