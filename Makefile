@@ -20,7 +20,7 @@ help:
 	@echo "make test    lint, types, import rules and every test"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
-	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
+	@echo "make mutants break the source in named ways, room by room; every one must be caught (ROOM=name for one room, JOBS)"
 	@echo "make fuzz    broken bytes and made-up calls at the HTTP surface, for minutes (FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
@@ -98,7 +98,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
 
 mutants: $(VENV)/.installed-dev
-	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python tests/mutants/run.py $(if $(ROOM),--room $(ROOM)) $(if $(JOBS),--jobs $(JOBS))
 
 # Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
 fuzz: $(VENV)/.installed-dev

@@ -98,9 +98,10 @@ def test_a_ceiling_of_zero_lets_nobody_in(whose: str) -> None:
 
 
 def test_the_longer_wait_of_tenant_and_key_is_told() -> None:
-    for tenant, key in ((1, 60), (60, 1)):
+    slow, fast = Limits(requests_per_minute=1), Limits(tokens_per_minute=45)  # a minute, and twenty seconds
+    for tenant, key in ((slow, fast), (fast, slow)):
         gate = Gate({})
-        caller = a_caller(requests_per_minute=tenant, key=Limits(requests_per_minute=key))
+        caller = Caller(Tenant(name="a", limits=tenant), ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=key))
         came_in(gate, caller)
         assert refused(gate, caller).retry_after_s == pytest.approx(60.0)
 
