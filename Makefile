@@ -25,7 +25,7 @@ help:
 	@echo "make test-busy  make test while every core is busy with something else: nothing may depend on the machine's speed"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
-	@echo "make mutants break the scheduler and the gate in named ways; every one must be caught"
+	@echo "make mutants break the source in named ways, room by room; every one must be caught (ROOM=name for one room, JOBS)"
 	@echo "make fuzz    a million connections against other HTTP parsers, broken bytes and made-up calls (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
@@ -77,7 +77,7 @@ check: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
-	$(PYTEST) -m 'plain or both' $(addprefix tests/,admission ingress scheduling streams adapters dispatch e2e/test_openai_client.py)
+	$(PYTEST) -m 'plain or both'
 
 test-busy: $(VENV)/.installed-dev
 	scripts/busy.sh $(MAKE) --no-print-directory test
@@ -106,7 +106,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.bench $(BENCH)
 
 mutants: $(VENV)/.installed-dev
-	$(BIN)/python tests/mutants/run.py
+	$(BIN)/python tests/mutants/run.py $(if $(ROOM),--room $(ROOM)) $(if $(JOBS),--jobs $(JOBS))
 
 # Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
 fuzz: $(VENV)/.installed-dev

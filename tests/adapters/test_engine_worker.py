@@ -10,8 +10,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from inferry.adapters.workers import engine_worker
-from inferry.adapters.workers.engine_link import EngineProgram
+from inferry.adapters.workers.engine_link import EngineLink, EngineProgram
 from inferry.adapters.workers.engine_worker import EngineLimits, EngineWorker
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, WorkerLost
 from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
@@ -142,7 +141,7 @@ def scene_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     @asynccontextmanager
     async def made() -> AsyncIterator[Scene]:
         scene = Scene()
-        monkeypatch.setattr(engine_worker.EngineLink, "open", scene.open)
+        monkeypatch.setattr(EngineLink, "open", scene.open)
         await scene.worker.start()
         assert scene.worker.view().phase is Phase.READY
         try:

@@ -75,9 +75,8 @@ class House:
             budget=budget,
         )
 
-    def job(self, **fields: Any) -> InferenceJob:
-        fields = {"stream": True, "resume": Resume.CONTINUE, "output": 100} | fields
-        return a_job(at=self.clock.now(), **fields)
+    def job(self) -> InferenceJob:
+        return a_job(at=self.clock.now(), stream=True, resume=Resume.CONTINUE, output=100)
 
     def rows(self) -> list[LedgerEntry]:
         self.recorder.flush(5)

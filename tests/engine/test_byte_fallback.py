@@ -70,6 +70,8 @@ def told(ids: Sequence[int]) -> list[str]:
 @example("😀" * 20)
 @example("a😀" * 12)
 @example("中文中文中文中文 a 中文")
+@example("a" * 16 + " b")  # where the window slides, a space is not the first of a text
+@example("ab " * 20)
 def test_every_character_comes_out_with_its_last_byte_and_no_other(text: str) -> None:
     text = text.lstrip(" ")  # such decoders drop the first space of a text
     detokenizer = Detokenizer(TOKENIZER)

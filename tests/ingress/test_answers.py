@@ -82,9 +82,13 @@ class Scene:
         self.job: InferenceJob = replace(job, payload=replace(job.payload, choices=choices))
         self.stream = JobStream(Attempt(self.job), MergeTally())
         self.client, self.gateway = Client(), Cancels()
-        around: tuple[Any, ...] = (self.stream, self.job, self.gateway, self.client)
-        answer = StreamedAnswer(*around, Heartbeats(60.0), max_unread_bytes) if streams else WholeAnswer(*around)
-        answer.start()
+        gateway: Any = self.gateway
+        client: Any = self.client
+        if streams:
+            beats = Heartbeats(60.0)
+            StreamedAnswer(self.stream, self.job, gateway, client, beats, max_unread_bytes).start()
+        else:
+            WholeAnswer(self.stream, self.job, gateway, client).start()
         self._said = 0
 
     def says(self, text: str = "", raw: bytes = b"") -> None:

@@ -80,8 +80,8 @@ def test_a_seed_of_zero_is_a_seed_and_it_may_have_64_bits(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_one_token_may_be_asked_for_and_none_may_not(name: str) -> None:
-    assert a_job(**{name: 1}).token_budget == 1
-    refused(InvalidRequest, name, **{name: 0})
+    assert a_job("chat", None, **{name: 1}).token_budget == 1
+    refused(InvalidRequest, name, "chat", **{name: 0})
 
 
 def test_up_to_128_choices_may_be_asked_for_and_each_may_write_the_limit() -> None:

@@ -2,6 +2,8 @@
 
 from mutants.mutant import Mutant, Room
 
+_KEYS = ("tests/admission/test_key_limits.py",)
+
 ROOM = Room(
     tests=(
         "tests/admission/test_quotas.py",
@@ -144,6 +146,111 @@ ROOM = Room(
             "admission/quotas.py",
             "(amount if amount < self.burst else self.burst) - self.level",
             "amount - self.level",
+        ),
+        Mutant(
+            "a key has no limits per minute",
+            "admission/gate.py",
+            "if other is not None and (wait is None or other > wait):",
+            "if False:",
+            _KEYS,
+        ),
+        Mutant(
+            "the shorter wait of tenant and key is told",
+            "admission/gate.py",
+            "(wait is None or other > wait)",
+            "(wait is None or other < wait)",
+            _KEYS,
+        ),
+        Mutant(
+            "a key has no days",
+            "admission/gate.py",
+            "if (account := key.today(calendar)) is not None:",
+            "if False and (account := key.today(calendar)) is not None:",
+            _KEYS,
+        ),
+        Mutant(
+            "a key has no months",
+            "admission/gate.py",
+            "if (account := key.this_month(calendar)) is not None:",
+            "if False and (account := key.this_month(calendar)) is not None:",
+            _KEYS,
+        ),
+        Mutant(
+            "keys have no ceilings in money for runs",
+            "admission/gate.py",
+            "        if key.run_nanos < nanos:\n",
+            "        if False:\n",
+            _KEYS,
+        ),
+        Mutant(
+            "calls of a key never end",
+            "admission/gate.py",
+            "            key.quotas.leave(now)\n",
+            "            pass\n",
+            _KEYS,
+        ),
+        Mutant(
+            "what a key spent before a start is its tenant's alone",
+            "admission/gate.py",
+            "(self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)",
+            "(self._tenants, one.tenant)",
+            _KEYS,
+        ),
+        Mutant(
+            "who may have no call at once is told to come back",
+            "admission/quotas.py",
+            "self.free_in_s(self.in_flight - most + 1) if most else inf",
+            "self.free_in_s(self.in_flight - most + 1)",
+            _KEYS,
+        ),
+        Mutant(
+            "one call more than may be at once comes in",
+            "admission/quotas.py",
+            "self.in_flight >= most",
+            "self.in_flight > most",
+            _KEYS,
+        ),
+        Mutant(
+            "a limit of nothing per minute lets everybody in",
+            "admission/quotas.py",
+            "if lacking <= self.slack and self.burst:",
+            "if lacking <= self.slack:",
+            _KEYS,
+        ),
+        Mutant(
+            "a caller stands where the looser limit has it",
+            "admission/standing.py",
+            "left < requests_left",
+            "left > requests_left",
+            _KEYS,
+        ),
+        Mutant(
+            "keys of a tenant come back in one row",
+            "admission/comebacks.py",
+            "caller.tenant.name if caller.key is None else caller.key.key_id",
+            "caller.tenant.name",
+            _KEYS,
+        ),
+        Mutant(
+            "a key's limit does not slow who comes back",
+            "admission/comebacks.py",
+            "[caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]",
+            "[caller.tenant.limits]",
+            _KEYS,
+        ),
+        Mutant(
+            "a key may use a model that its tenant may not",
+            "domain/tenants.py",
+            "if allowed is not None and not _is_named(model, allowed):",
+            "if self.key is None and allowed is not None and not _is_named(model, allowed):",
+            _KEYS,
+        ),
+        Mutant(
+            "cached tokens that cost nothing cost as much as others",
+            "domain/tenants.py",
+            "self.input if self.cached_input is None else self.cached_input",
+            "self.cached_input or self.input",
+            _KEYS,
         ),
     ),
 )

@@ -165,13 +165,6 @@ ROOM = Room(
             _TEXT,
         ),
         Mutant(
-            "the window is cut through an open character",
-            "streams/assembler.py",
-            "while cut > 0 and len(self._tokenizer.decode(window[:cut])) > given:",
-            "while False:",
-            _TEXT,
-        ),
-        Mutant(
             "a text begins again where the window does",
             "streams/assembler.py",
             "_CONTEXT_TOKENS = 4",

@@ -2,11 +2,14 @@
 
 from mutants.mutant import Mutant, Room
 
-_HOSTED = ("tests/adapters/test_hosted.py", "tests/adapters/test_hosted_recovery.py")
-_SSE = ("tests/adapters/test_sse.py", "tests/adapters/test_openai_http.py")
+_HOSTED = ("tests/adapters/test_hosted_recovery.py", "tests/adapters/test_hosted.py")
+_SSE = ("tests/adapters/test_unread_data.py", "tests/adapters/test_sse.py", "tests/adapters/test_openai_http.py")
 _METRICS = ("tests/adapters/test_readings.py", "tests/adapters/test_engine_metrics.py")
-_BODIES = ("tests/adapters/test_output_cap.py", "tests/adapters/test_continuation.py")
-_HTTP = ("tests/adapters/test_http1.py", "tests/adapters/test_misbehaviour.py")
+_BODIES = (
+    *("tests/adapters/test_readings.py", "tests/adapters/test_output_cap.py"),
+    "tests/adapters/test_continuation.py",
+)
+_HTTP = ("tests/adapters/test_unread_data.py", "tests/adapters/test_http1.py", "tests/adapters/test_misbehaviour.py")
 _ENGINE = ("tests/adapters/test_engine_worker.py",)
 
 ROOM = Room(
@@ -214,6 +217,20 @@ ROOM = Room(
             "range(min(LONGEST_CHARACTER, len(ids)))",
             "range(min(LONGEST_CHARACTER - 1, len(ids)))",
             _BODIES,
+        ),
+        Mutant(
+            "what came before something that is not HTTP is lost with it",
+            "adapters/workers/http1.py",
+            "is_http = self._may_be_kept = False  # what was read before it counts",
+            'return self._lose("it did not answer in HTTP")',
+            _HTTP,
+        ),
+        Mutant(
+            "output that is not reported is counted up to the last read",
+            "adapters/workers/sse.py",
+            "if self._counts_output and self.usage is not None:",
+            "if False:",
+            _SSE,
         ),
         Mutant(
             "a connection whose answer is followed by another is kept",

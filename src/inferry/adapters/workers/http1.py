@@ -174,11 +174,11 @@ class Connection(asyncio.Protocol):
         self._client.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        is_http = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._lose("it did not answer in HTTP")
-            return
+            is_http = self._may_be_kept = False  # what was read before it counts
         exchange = self._exchange
         if exchange is None:
             self.close()  # nobody asked
@@ -189,6 +189,8 @@ class Connection(asyncio.Protocol):
             exchange.on_body(body)
         if self.is_over and self._exchange is not None:
             self._finish(self._exchange)
+        elif not is_http:
+            self._lose("it did not answer in HTTP")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.closed(self)

@@ -68,6 +68,7 @@ class EventScanner:
     """
 
     __slots__ = (
+        "_counts_output",
         "error",
         "events",
         "finish",
@@ -85,6 +86,7 @@ class EventScanner:
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.usage: Usage | None = None
+        self._counts_output = False  # the server reports a usage without its output
         self.reports_cached = False
         self.usage_event = b""
         self.error: bytes | None = None
@@ -114,6 +116,8 @@ class EventScanner:
             tokens += more_tokens
             passed += more
         self.tokens += tokens
+        if self._counts_output and self.usage is not None:
+            self.usage = Usage(self.usage.prompt_tokens, self.usage.cached_tokens, self.tokens)
         return passed, tokens
 
     def _scan_one_by_one(self, events: bytes) -> tuple[bytes, int]:
@@ -155,6 +159,7 @@ class EventScanner:
             return None
         if said.usage is not None:
             self.usage = usage_of(said.usage, self.tokens)
+            self._counts_output = said.usage.completion_tokens is None
             self.reports_cached = said.usage.prompt_tokens_details is not None
             if not said.choices:
                 self.usage_event = event + b"\n\n"

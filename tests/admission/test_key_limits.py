@@ -1,0 +1,196 @@
+"""Limits of a key as against those of its tenant: both hold, the tighter one binds, and each keeps its own account."""
+
+from typing import Any
+
+import pytest
+
+from admission.callers import DAY, NOON, a_call, a_caller, used
+from inferry.admission.comebacks import Comebacks
+from inferry.admission.gate import Gate
+from inferry.admission.permits import Permit
+from inferry.domain.errors import (
+    GatewayError,
+    RateLimited,
+    RunBudgetExhausted,
+    TenantBudgetExhausted,
+    TenantConcurrency,
+)
+from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.spending import Spent
+from inferry.domain.tenants import NANO, ApiKey, Caller, Limits, Price, Tenant
+
+PRICES = {"m": Price(input=1.0, output=1.0)}
+CEILINGS: list[tuple[str, float]] = [
+    ("day_token_ceiling", 45),
+    ("month_token_ceiling", 45),
+    ("run_token_ceiling", 45),
+    ("day_money_ceiling", 45e-6),
+    ("month_money_ceiling", 45e-6),
+    ("run_money_ceiling", 45e-6),
+]
+
+
+def came_in(gate: Gate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> Permit:
+    return gate.admit(job or a_call(), caller, ["run"], now, NOON + now)
+
+
+def refused(gate: Gate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        came_in(gate, caller, job, now)
+    return caught.value
+
+
+@pytest.mark.parametrize(("ceiling", "most"), CEILINGS)
+@pytest.mark.parametrize("whose", ["key", "tenant", "both, the key's tighter", "both, the tenant's tighter"])
+def test_whichever_ceiling_is_tighter_binds(ceiling: str, most: float, whose: str) -> None:
+    limits: dict[str, Any] = {ceiling: most}
+    loose: dict[str, Any] = {ceiling: 100 * most}
+    caller = {
+        "key": a_caller(key=Limits(**limits)),
+        "tenant": a_caller(key=Limits(), **limits),
+        "both, the key's tighter": a_caller(key=Limits(**limits), **loose),
+        "both, the tenant's tighter": a_caller(key=Limits(**loose), **limits),
+    }[whose]
+    gate = Gate(PRICES, lease_tokens=20)
+    permit = came_in(gate, caller)
+    gate.settle(permit, used(), 0.0, NOON)  # 30 of 45
+    cut = came_in(gate, caller)
+    assert cut.output_cap <= 5
+    gate.settle(cut, used(10, cut.output_cap), 0.0, NOON)
+    assert isinstance(refused(gate, caller), RunBudgetExhausted if ceiling.startswith("run") else TenantBudgetExhausted)
+
+
+def test_what_one_key_spends_counts_for_its_tenant_and_not_for_another_key() -> None:
+    gate = Gate({})
+    one, other = (a_caller(key=Limits(day_token_ceiling=35), key_id=name, day_token_ceiling=100) for name in "xy")
+    gate.settle(came_in(gate, one), used(), 0.0, NOON)
+    assert came_in(gate, other).output_cap == 20, "it has its own thirty-five"
+    lines = {line.key_id: line.spent_tokens for line in gate.report("a")}
+    assert lines == {None: 30, "x": 30, "y": 0}
+
+
+@pytest.mark.parametrize("whose", ["tenant", "key"])
+def test_calls_at_once_are_counted_for_both_and_given_back_to_both(whose: str) -> None:
+    limits: dict[str, Any] = {"max_concurrent": 1}
+    caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
+    gate = Gate({})
+    for _ in range(3):
+        permit = came_in(gate, caller)
+        assert isinstance(refused(gate, caller), TenantConcurrency)
+        gate.settle(permit, used(), 0.0, NOON)
+
+
+@pytest.mark.parametrize("whose", ["tenant", "key"])
+@pytest.mark.parametrize("limit", ["max_concurrent", "requests_per_minute", "tokens_per_minute"])
+def test_a_limit_of_zero_lets_nobody_in_and_names_no_time_to_come_back(whose: str, limit: str) -> None:
+    limits: dict[str, Any] = {limit: 0}
+    caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
+    error = refused(Gate({}), caller)
+    assert isinstance(error, TenantConcurrency if limit == "max_concurrent" else RateLimited)
+    assert error.retry_after_s is None
+
+
+@pytest.mark.parametrize("whose", ["tenant", "key"])
+def test_a_ceiling_of_zero_lets_nobody_in(whose: str) -> None:
+    limits: dict[str, Any] = {"day_token_ceiling": 0}
+    caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
+    assert isinstance(refused(Gate({}), caller), TenantBudgetExhausted)
+
+
+def test_the_longer_wait_of_tenant_and_key_is_told() -> None:
+    slow, fast = Limits(requests_per_minute=1), Limits(tokens_per_minute=45)  # a minute, and twenty seconds
+    for tenant, key in ((slow, fast), (fast, slow)):
+        gate = Gate({})
+        caller = Caller(Tenant(name="a", limits=tenant), ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=key))
+        came_in(gate, caller)
+        assert refused(gate, caller).retry_after_s == pytest.approx(60.0)
+
+
+def test_a_bucket_gives_its_last_token_and_not_one_more() -> None:
+    gate = Gate({})
+    caller = a_caller(key=Limits(tokens_per_minute=60))
+    came_in(gate, caller)
+    came_in(gate, caller)
+    assert isinstance(refused(gate, caller, a_call(0, 1)), RateLimited)
+    came_in(gate, caller, a_call(0, 1), now=1.0)
+
+
+def test_a_caller_stands_where_the_tighter_of_both_has_it() -> None:
+    for tenant, key in ((10, 3), (3, 10)):
+        gate = Gate({})
+        caller = a_caller(
+            requests_per_minute=tenant,
+            tokens_per_minute=100 * tenant,
+            key=Limits(requests_per_minute=key, tokens_per_minute=100 * key),
+        )
+        came_in(gate, caller)
+        standing = gate.standing(caller, 0.0)
+        assert standing is not None
+        assert (standing.request_limit, standing.requests_left) == (3, 2)
+        assert (standing.token_limit, standing.tokens_left) == (300, 270)
+
+
+def test_what_was_spent_before_a_start_counts_for_the_key_that_spent_it() -> None:
+    gate = Gate({})
+    for key_id, spent_tokens in (("x", 40), (None, 40)):
+        gate.restore([Spent(tenant="a", period="day", tokens=spent_tokens, nanos=0, at=NOON, key_id=key_id)])
+    limits = Limits(day_token_ceiling=45)
+    assert isinstance(refused(gate, a_caller(key=limits, key_id="x")), TenantBudgetExhausted)
+    assert came_in(gate, a_caller(key=limits, key_id="y")).output_cap == 20
+    tomorrow = gate.admit(a_call(), a_caller(key=limits, key_id="x"), ["run"], DAY, NOON + DAY)
+    assert tomorrow.output_cap == 20
+
+
+def test_keys_are_told_to_come_back_each_in_a_row_of_its_own_and_as_slowly_as_the_tighter_limit_fills() -> None:
+    comebacks = Comebacks()
+    limits = Limits(requests_per_minute=6)
+    callers = [a_caller(requests_per_minute=60, key=limits, key_id=name) for name in "xyx"]
+    told = []
+    for caller in callers:
+        error = RateLimited("no", retry_after_s=1.0)
+        comebacks.tell(error, a_call(), caller, 0.0)
+        told.append(error.retry_after_s)
+    assert told == [1.0, 1.0, 11.0]
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def a_key(**limits: Any) -> ApiKey:
+    return ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=Limits(**limits))
+
+
+def test_a_model_is_for_a_key_that_both_it_and_its_tenant_allow() -> None:
+    for tenant, key, allowed in (
+        (None, None, True),
+        (("m",), None, True),
+        (None, ("m*",), True),
+        (("m",), ("other",), False),
+        (("other",), ("m",), False),
+        ((), None, False),
+        (None, (), False),
+    ):
+        caller = Caller(Tenant(name="a", limits=Limits(models=tenant)), a_key(models=key))
+        assert caller.may_use("m") is allowed
+
+
+def test_a_default_lane_of_p0_is_one() -> None:
+    caller = Caller(Tenant(name="a", limits=Limits(default_lane=Lane.P2)), a_key(default_lane=Lane.P0))
+    assert caller.default_lane is Lane.P0
+
+
+def test_cached_tokens_that_cost_nothing_cost_nothing_and_are_not_priced_as_others() -> None:
+    assert Price(input=2.0, output=4.0).nanos(10, 4, 1) == 1000 * (10 * 2 + 4)
+    assert Price(input=2.0, cached_input=0.0, output=4.0).nanos(10, 4, 1) == 1000 * (6 * 2 + 4)
+    assert Price(input=2.0, cached_input=1.0, output=4.0).nanos(10, 4, 1) == 1000 * (6 * 2 + 4 * 1 + 4)
+
+
+def test_a_price_of_zero_is_a_cost_of_nothing_and_no_price_is_no_cost_at_all() -> None:
+    for prices, cost in (({}, None), ({"m": Price()}, 0), ({"m": Price(gpu_hour=3600.0)}, NANO // 2)):
+        gate = Gate(prices)
+        for caller in (a_caller(), a_caller(day_token_ceiling=1000)):
+            permit = came_in(gate, caller)
+            usage = used()
+            usage = type(usage)(usage.prompt_tokens, 0, usage.output_tokens, 0.5)
+            assert gate.settle(permit, usage, 0.0, NOON) == cost
+            assert gate.settle(came_in(gate, caller), None, 0.0, NOON) == (None if cost is None else 0)
