@@ -7,7 +7,6 @@ where there is one, the key that was probably meant.
 import difflib
 import math
 import os
-import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,14 @@ import msgspec
 import yaml
 from msgspec import UNSET, Struct, UnsetType
 
-from inferry.config_checks import impossible_values, problem_of_host, problem_of_url
+from inferry.config_checks import (
+    impossible_lanes,
+    impossible_values,
+    impossible_workers,
+    not_above_zero,
+    outside,
+    problem_of_host,
+)
 from inferry.config_sharing import SharingConfig, impossible_sharing
 from inferry.config_tenants import (
     AuthConfig,
@@ -42,7 +48,6 @@ from inferry.config_workers import (
 )
 from inferry.config_yaml import read_yaml, why_not
 from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.keys import is_tenant_name
 from inferry.domain.ledger_urls import problem_of_ledger
 from inferry.domain.tenants import Price, Tenant
 
@@ -83,8 +88,6 @@ NOT_KEYS = frozenset({"INFERRY_HOME"})
 """Environment variables of the same family that are read elsewhere."""
 ADMIN_KEY = "INFERRY_ADMIN_KEY"
 LEAST_ADMIN_KEY = 16
-LEAST_KV_TOKENS = 64
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class ConfigError(Exception):
@@ -417,43 +420,21 @@ def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
 def _impossible(config: Config) -> Iterator[str]:
     """Everything that is of the right type and cannot be, as sentences."""
     server = config.server
-    yield from _not_above_zero("server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s")
-    yield from _not_above_zero("server", server, "max_unread_bytes", "max_queued_bytes")
-    yield from _outside("server", server, 0, 65_535, "port")
-    yield from _outside("server", server, 0, math.inf, "drain_grace_s")
+    yield from not_above_zero("server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_s")
+    yield from not_above_zero("server", server, "max_unread_bytes", "max_queued_bytes")
+    yield from outside("server", server, 0, 65_535, "port")
+    yield from outside("server", server, 0, math.inf, "drain_grace_s")
     if (problem := problem_of_host(server.host)) is not None:
         yield f"server.host {problem}"
-    policies = config.lane_policies()
-    shares = math.fsum(policy.share for policy in policies.values())
-    if shares > 1 + 1e-9:
-        names = ", ".join(f"lanes.{lane.name}.share" for lane, policy in policies.items() if policy.share)
-        yield f"{names} add up to {shares:g}: lanes cannot be owed more than all there is (1)"
-    for lane, policy in policies.items():
-        where = f"lanes.{lane.name}"
-        yield from _outside(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
-        yield from _outside(where, policy, 1, math.inf, "max_batch", "queue_limit")
-        yield from _not_above_zero(where, policy, "ttft_ms", "gap_ms")
-        if policy.coalesce_ms > policy.max_wait_ms:
-            yield (
-                f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
-                f"({policy.max_wait_ms:g}), which bounds it"
-            )
-        for lower in policy.may_preempt:
-            if lower <= lane:
-                yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
-        if not 0 < policy.refuse_at <= 1:
-            yield f"{where}.refuse_at must be above 0 and at most 1"
-        for name in ("share", "reserve"):
-            if not 0 <= getattr(policy, name) < 1:
-                yield f"{where}.{name} must be at least 0 and below 1"
+    yield from impossible_lanes(config.lane_policies())
     if server.admin_key is not None and len(server.admin_key) < LEAST_ADMIN_KEY:
         yield f"server.admin_key must have at least {LEAST_ADMIN_KEY} characters"
     health = config.health
-    yield from _outside("health", health, 2, math.inf, "losses")
-    yield from _not_above_zero("health", health, "window_s", "first_pause_s", "longest_pause_s", "double_every_s")
-    yield from _not_above_zero("health", health, "liveness_interval_s", "liveness_timeout_s")
-    yield from _outside("health", health, 0, math.inf, "patience_s")
-    yield from _outside("health", health, 0, 1, "overdue_share")
+    yield from outside("health", health, 2, math.inf, "losses")
+    yield from not_above_zero("health", health, "window_s", "first_pause_s", "longest_pause_s", "double_every_s")
+    yield from not_above_zero("health", health, "liveness_interval_s", "liveness_timeout_s")
+    yield from outside("health", health, 0, math.inf, "patience_s")
+    yield from outside("health", health, 0, 1, "overdue_share")
     if health.longest_pause_s < health.first_pause_s:
         yield f"health.longest_pause_s ({health.longest_pause_s:g}) is shorter than health.first_pause_s"
     for name in ("loss_share", "first_share"):
@@ -461,30 +442,7 @@ def _impossible(config: Config) -> Iterator[str]:
             yield f"health.{name} must be above 0 and at most 1"
     if not config.workers and config.workers_file is None:
         yield "workers is empty: nothing would run"
-    seen: set[str] = set()
-    for index, worker in enumerate(config.workers):
-        where = f"workers[{index}]"
-        if worker.name in seen:
-            yield f"{where}.name `{worker.name}` is taken by an earlier worker"
-        seen.add(worker.name)
-        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < LEAST_KV_TOKENS:
-            yield f"{where}.kv_tokens must be at least {LEAST_KV_TOKENS}"
-        if worker.pool is not None and not is_tenant_name(worker.pool):
-            yield f"{where}.pool must be a tenant's name"
-        if not _NAME.fullmatch(worker.name):
-            yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
-        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
-        yield from _outside(where, worker, 1, math.inf, "default_output_tokens")
-        yield from _outside(where, worker, 1, math.inf, *counts)
-        yield from _not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s", "gap_timeout_s")
-        if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
-            yield f"{where}.api_key and {where}.api_keys exclude each other"
-        if isinstance(worker, HttpWorkerConfig) and (problem := problem_of_url(worker.url)) is not None:
-            yield f"{where}.url {problem}"
-        if not all(worker.models):
-            yield f"{where}.models names a model without a name"
-        if not worker.group:
-            yield f"{where}.group must have a name"
+    yield from impossible_workers(config.workers)
     yield from impossible_sharing(config.sharing)
     yield from impossible_callers(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
@@ -493,21 +451,6 @@ def _impossible(config: Config) -> Iterator[str]:
         yield "workers_file is empty: leave it out, or name a file"
     if (problem := problem_of_ledger(config.ledger)) is not None:
         yield f"ledger {problem}"
-
-
-def _outside(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:
-    for name in names:
-        value = getattr(struct, name, None)
-        if value is not None and not (low <= value <= high and math.isfinite(value)):
-            limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-            yield f"{where}.{name} must be {limit}"
-
-
-def _not_above_zero(where: str, struct: Struct, *names: str) -> Iterator[str]:
-    for name in names:
-        value = getattr(struct, name, None)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            yield f"{where}.{name} must be above 0"
 
 
 def _located(raw: dict[str, Any], message: str) -> str:

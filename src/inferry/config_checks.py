@@ -2,12 +2,21 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
+from inferry.config_workers import EmbeddedWorkerConfig, HttpWorkerConfig, OpenAIWorkerConfig, WorkerConfig
+from inferry.domain.jobs import Lane, LanePolicy
+from inferry.domain.keys import is_tenant_name
+
+LEAST_KV_TOKENS = 64
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _LARGEST = 2**63 - 1
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def impossible_values(value: Any, path: str = "") -> Iterator[str]:
@@ -69,3 +78,72 @@ def problem_of_host(host: str) -> str | None:
     if any(char <= " " or char in "/@[]" for char in host):
         return "is not the name or address of a host: no spaces, brackets, slashes or user names"
     return None
+
+
+def impossible_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
+    """What lanes cannot be, as sentences."""
+    shares = math.fsum(policy.share for policy in policies.values())
+    if shares > 1 + 1e-9:
+        names = ", ".join(f"lanes.{lane.name}.share" for lane, policy in policies.items() if policy.share)
+        yield f"{names} add up to {shares:g}: lanes cannot be owed more than all there is (1)"
+    for lane, policy in policies.items():
+        where = f"lanes.{lane.name}"
+        yield from outside(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
+        yield from outside(where, policy, 1, math.inf, "max_batch", "queue_limit")
+        yield from not_above_zero(where, policy, "ttft_ms", "gap_ms")
+        if policy.coalesce_ms > policy.max_wait_ms:
+            yield (
+                f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
+                f"({policy.max_wait_ms:g}), which bounds it"
+            )
+        for lower in policy.may_preempt:
+            if lower <= lane:
+                yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
+        if not 0 < policy.refuse_at <= 1:
+            yield f"{where}.refuse_at must be above 0 and at most 1"
+        for name in ("share", "reserve"):
+            if not 0 <= getattr(policy, name) < 1:
+                yield f"{where}.{name} must be at least 0 and below 1"
+
+
+def impossible_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
+    """What workers cannot be, as sentences."""
+    seen: set[str] = set()
+    for index, worker in enumerate(workers):
+        where = f"workers[{index}]"
+        if worker.name in seen:
+            yield f"{where}.name `{worker.name}` is taken by an earlier worker"
+        seen.add(worker.name)
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < LEAST_KV_TOKENS:
+            yield f"{where}.kv_tokens must be at least {LEAST_KV_TOKENS}"
+        if worker.pool is not None and not is_tenant_name(worker.pool):
+            yield f"{where}.pool must be a tenant's name"
+        if not _NAME.fullmatch(worker.name):
+            yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
+        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
+        yield from outside(where, worker, 1, math.inf, "default_output_tokens")
+        yield from outside(where, worker, 1, math.inf, *counts)
+        yield from not_above_zero(where, worker, "connect_timeout_s", "silence_timeout_s", "gap_timeout_s")
+        if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
+            yield f"{where}.api_key and {where}.api_keys exclude each other"
+        if isinstance(worker, HttpWorkerConfig) and (problem := problem_of_url(worker.url)) is not None:
+            yield f"{where}.url {problem}"
+        if not all(worker.models):
+            yield f"{where}.models names a model without a name"
+        if not worker.group:
+            yield f"{where}.group must have a name"
+
+
+def outside(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            yield f"{where}.{name} must be {limit}"
+
+
+def not_above_zero(where: str, struct: Struct, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield f"{where}.{name} must be above 0"
