@@ -8,6 +8,7 @@ from time import process_time
 import pytest
 
 from inferry.domain.errors import InvalidApiKey
+from inferry.domain.tenants import ANYBODY
 from inferry.ingress.bodies import MOST_UNWANTED
 from inferry.ingress.chunks import MOST_EXTRA
 from inferry.ingress.connection import MOST_PIPELINED, Connection
@@ -195,6 +196,19 @@ def test_a_stranger_that_asks_before_it_sends_is_not_invited(framing: bytes) -> 
     head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n" + framing + b"\r\n\r\n"
     feed(connection, wire, loop, [head])
     assert statuses(wire) == [401]
+
+
+def test_a_caller_is_asked_for_once_and_again_where_the_request_had_to_wait() -> None:
+    def admits(request: Request, peer: str) -> bool:
+        request.caller = ANYBODY
+        return True
+
+    serve = Served()
+    house, loop = a_house(serve, admits=admits)
+    connection, wire = connect(house, loop)
+    call = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+    feed(connection, wire, loop, [call + call, call])
+    assert [one.caller for one in serve.requests] == [ANYBODY, None, ANYBODY]
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
