@@ -193,3 +193,15 @@ def _whole(raw: Raw | None) -> int | None:
         return msgspec.json.decode(raw, type=int | None)
     except msgspec.MsgspecError:
         return None
+
+
+def request_id(job: InferenceJob) -> str:
+    """What the server is to call the request. Another attempt is another request."""
+    return job.job_id if job.attempt == 1 else f"{job.job_id}-{job.attempt}"
+
+
+def engine_id(job: InferenceJob) -> str:
+    """What vLLM's engine makes of it."""
+    own_id = request_id(job)
+    is_chat = job.payload.api == "chat" and job.so_far is None
+    return f"chatcmpl-{own_id}" if is_chat else f"cmpl-{own_id}-0"

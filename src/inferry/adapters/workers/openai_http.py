@@ -20,6 +20,8 @@ from inferry.adapters.workers.bodies import (
     RETURN_IDS,
     Salts,
     continued_body,
+    engine_id,
+    request_id,
     streaming_body,
     tokens_left,
     whole_body,
@@ -285,7 +287,7 @@ class OpenAIHttpWorker:
                 assert connection is not None
                 words = LastWords(connection)
                 connection.hand_over(words)
-                listening[job_id] = (_engine_id(call.job), words)
+                listening[job_id] = (engine_id(call.job), words)
             call.fail(ClientClosed("cancelled"))
         if listening:
             aborted = await abort_and_listen(self._life.abort, listening)
@@ -459,7 +461,7 @@ class OpenAIHttpWorker:
     def _request(self, call: Call) -> Request:
         job = call.job
         payload = job.payload
-        headers = b"x-request-id: %b\r\n%b" % (_request_id(job).encode(), self._keys[call.key or 0])
+        headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys[call.key or 0])
         more = self._priorities.get(job.lane, b"")
         if self._salts is not None and job.salted:
             more = self._salts.field(job.tenant) + more
@@ -507,15 +509,3 @@ class OpenAIHttpWorker:
                 call.break_off(WorkerTimeout(f"worker {self._name} said nothing for {limit_s:g} s"))
         if self._calls:
             self._watch_for_silence()
-
-
-def _request_id(job: InferenceJob) -> str:
-    """What the server is to call the request. Another attempt is another request."""
-    return job.job_id if job.attempt == 1 else f"{job.job_id}-{job.attempt}"
-
-
-def _engine_id(job: InferenceJob) -> str:
-    """What vLLM's engine makes of it."""
-    request_id = _request_id(job)
-    is_chat = job.payload.api == "chat" and job.so_far is None
-    return f"chatcmpl-{request_id}" if is_chat else f"cmpl-{request_id}-0"
