@@ -144,6 +144,21 @@ def test_a_worker_that_says_it_is_down_is_not_asked_to_generate_and_is_when_it_s
     run_virtual(scenario())
 
 
+def test_a_worker_that_is_down_is_not_believed_to_do_what_it_did_when_it_went() -> None:
+    async def scenario() -> None:
+        worker = FreezingWorker("a")
+        async with a_virtual_gateway(worker) as house:
+            worker.gate.clear()
+            stream = house.submit()
+            await house.until(lambda: house.pool.view("a").load.running == 1)
+            await dies(house, worker)
+            worker.gate.set()
+            await house.until(lambda: house.pool.view("a").load.running == 0, 10)
+            await read(stream)
+
+    run_virtual(scenario())
+
+
 def test_a_worker_that_cannot_be_reached_is_not_held_against_the_job() -> None:
     job = a_job()
     for number in range(MAX_LOSSES + 3):

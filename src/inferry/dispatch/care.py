@@ -144,6 +144,7 @@ class Care:
         before = self.worker.view().phase
         while (left := self.breaker.probe_at - self._clock.now()) > 0 or before in (Phase.STARTING, Phase.DOWN):
             await self._pause(min(left, LOOK_EVERY_S) if left > 0 else LOOK_EVERY_S)
+            self.refresh()  # what it is believed to do is over some time after it went down
             phase = self.worker.view().phase
             if phase is Phase.READY and before is not Phase.READY:
                 return
