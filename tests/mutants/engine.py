@@ -2,9 +2,9 @@
 
 from mutants.mutant import Mutant, Room
 
-_CORE = ("tests/engine/test_engine_core.py", "tests/engine/test_engine_bounds.py")
-_PLANNER = ("tests/engine/test_engine_planner.py", "tests/engine/test_engine_bounds.py")
-_SAMPLING = ("tests/engine/test_engine_sampling.py",)
+_CORE = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_core.py")
+_PLANNER = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_planner.py")
+_SAMPLING = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_sampling.py")
 _TOKENIZER = ("tests/engine/test_engine_tokenizer.py", "tests/engine/test_byte_fallback.py")
 
 ROOM = Room(
