@@ -120,7 +120,7 @@ ROOM = Room(
         Mutant(
             "ceilings stay what they were",
             "admission/books.py",
-            "            self.day.token_ceiling, self.day.nano_ceiling = self.day_tokens, self.day_nanos\n",
+            "            self.day.hold_to(self.day_tokens, self.day_nanos)\n",
             "            pass\n",
         ),
         Mutant(
@@ -191,9 +191,9 @@ ROOM = Room(
         ),
         Mutant(
             "what a key spent before a start is its tenant's alone",
-            "admission/gate.py",
-            "(self._tenants, one.tenant) if one.key_id is None else (self._keys, one.key_id)",
-            "(self._tenants, one.tenant)",
+            "admission/past.py",
+            "(self._tenants, tenant) if key_id is None else (self._keys, key_id)",
+            "(self._tenants, tenant)",
             _KEYS,
         ),
         Mutant(

@@ -84,15 +84,15 @@ ROOM = Room(
         Mutant(
             "to be stopped counts as a loss",
             "domain/recovery.py",
-            "job.attempt - job.preemptions >= MAX_LOSSES",
-            "job.attempt >= MAX_LOSSES",
+            "losses = job.attempt - job.preemptions - job.unreached",
+            "losses = job.attempt - job.unreached",
             _AGAIN,
         ),
         Mutant(
             "a job has one loss more than it may",
             "domain/recovery.py",
-            "job.attempt - job.preemptions >= MAX_LOSSES",
-            "job.attempt - job.preemptions > MAX_LOSSES",
+            "losses >= MAX_LOSSES",
+            "losses > MAX_LOSSES",
             _AGAIN,
         ),
         Mutant(
@@ -226,7 +226,7 @@ ROOM = Room(
         Mutant(
             "what goes on teaches how long answers are",
             "dispatch/loop.py",
-            "self._on_done is not None and job.so_far is None and end.stopped is None",
+            "self._on_done is not None and attempt.teaches and end.stopped is None",
             "self._on_done is not None and end.stopped is None",
             _AGAIN,
         ),
@@ -380,8 +380,8 @@ ROOM = Room(
         Mutant(
             "jobs that time out are not lost",
             "dispatch/pool.py",
-            "isinstance(error, WorkerLost | WorkerTimeout)",
-            "isinstance(error, WorkerLost)",
+            "isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable)",
+            "isinstance(error, WorkerLost | WorkerUnreachable)",
             _POOL,
         ),
         Mutant(

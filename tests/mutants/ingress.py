@@ -210,7 +210,7 @@ ROOM = Room(
         Mutant(
             "several choices may write as much as one",
             "ingress/parse.py",
-            "most * (choices or 1)",
+            "most * answers",
             "most",
             _PARSE,
         ),

@@ -157,10 +157,10 @@ ROOM = Room(
         ),
         Mutant(
             "a count of tokens may be below nothing",
-            "adapters/workers/sse.py",
-            "return min(max(count, 0), MOST_TOKENS)",
-            "return min(count, MOST_TOKENS)",
-            _SSE,
+            "domain/usage.py",
+            "if not 0 <= output <= most_output(limit):",
+            "if not output <= most_output(limit):",
+            ("tests/domain/test_usage.py",),
         ),
         Mutant(
             "an abort is a good end",
@@ -172,8 +172,8 @@ ROOM = Room(
         Mutant(
             "a continuation forgets the seed",
             "adapters/workers/bodies.py",
-            '"min_p", "seed", "stop"',
-            '"min_p", "stop"',
+            '"min_p", "seed", "stop_token_ids"',
+            '"min_p", "stop_token_ids"',
             _BODIES,
         ),
         Mutant(
@@ -214,8 +214,8 @@ ROOM = Room(
         Mutant(
             "half a character has at most two tokens",
             "adapters/workers/seams.py",
-            "range(min(LONGEST_CHARACTER, len(ids)))",
-            "range(min(LONGEST_CHARACTER - 1, len(ids)))",
+            "range(min(LONGEST_CHARACTER, len(ids) + 1))",
+            "range(min(LONGEST_CHARACTER - 1, len(ids) + 1))",
             _BODIES,
         ),
         Mutant(
