@@ -122,7 +122,7 @@ class Scene:
         self.link.gone.set_result(None)
         async with asyncio.timeout(20):
             while len(self.links) == seen:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
         await turns()
 
     @property
