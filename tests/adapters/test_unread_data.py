@@ -7,6 +7,8 @@ import pytest
 from inferry.adapters.workers.http1 import KEEP_ALIVE_S, Client, Connection
 from inferry.adapters.workers.sse import EventScanner
 from inferry.domain.streams import Usage
+from inferry.domain.usage import checked
+from support.builders import a_job
 from support.upstream import DONE, chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -141,8 +143,9 @@ def test_output_that_a_server_reports_as_nothing_is_nothing() -> None:
     assert scanner.usage == Usage(7, 0, 0)
 
 
-def test_a_count_below_nothing_is_nothing() -> None:
+def test_a_count_below_zero_is_not_believed() -> None:
     scanner = EventScanner()
     details = b'"prompt_tokens_details":{"cached_tokens":-5}'
     scanner.scan(usage_event(b'"prompt_tokens":-1,"completion_tokens":-2,' + details))
-    assert scanner.usage == Usage(0, 0, 0)
+    assert scanner.usage is not None
+    assert checked(a_job(prompt=11), scanner.usage, counted=3) == Usage(11, 0, 3)

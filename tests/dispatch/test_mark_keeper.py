@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,16 @@ from inferry.domain.streams import Done, Failed
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.builders import a_job
-from support.houses import ListLedger, read, run
+from support.houses import ListLedger, read
 from support.scripted_worker import ScriptedWorker
 
 LIMITED = a_caller("a", day_token_ceiling=1_000_000)
 FREE = a_caller("b")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """In real time: a disk and a recorder have threads of their own."""
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 class Disk:
@@ -173,7 +179,7 @@ def test_marks_of_idle_accounts_are_given_up_while_it_runs() -> None:
         disk = Disk()
         async with a_house(disk, 0.0, 0.01) as house:
             await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while disk.marks:
                     await asyncio.sleep(0.01)
 
@@ -189,7 +195,7 @@ def test_a_database_that_is_another_one_gets_every_mark_again() -> None:
             assert spent > 0
             disk.marks.clear()
             house.keeper.start_over()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while not disk.marks:
                     await asyncio.sleep(0.01)
         # The rows are in the file that is gone, so what was spent stays in the new one.
