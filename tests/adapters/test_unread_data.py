@@ -148,4 +148,4 @@ def test_a_count_below_zero_is_not_believed() -> None:
     details = b'"prompt_tokens_details":{"cached_tokens":-5}'
     scanner.scan(usage_event(b'"prompt_tokens":-1,"completion_tokens":-2,' + details))
     assert scanner.usage is not None
-    assert checked(a_job(prompt=11), scanner.usage, counted=3) == Usage(11, 0, 3)
+    assert checked(a_job(tokens=11), scanner.usage, counted=3) == Usage(11, 0, 3)

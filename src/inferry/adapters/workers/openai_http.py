@@ -328,7 +328,9 @@ class OpenAIHttpWorker:
         """
         log.warning("worker %s is silent: it was asked and nothing came back", self._name)
         for call in list(self._calls.values()):
-            if call.can_move:
+            if call.connection is None:
+                call.fail(WorkerUnreachable(f"worker {self._name} is silent"))  # it never began
+            elif call.can_move:
                 call.break_off(WorkerLost(f"worker {self._name} is silent"))
 
     # -- one call ----------------------------------------------------------------------------------------------------
