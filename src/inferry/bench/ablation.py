@@ -1,0 +1,345 @@
+"""Which tuning constants of the scheduler pay: every one of them changed, on every workload, in the simulator.
+
+Each constant is removed, halved and doubled (`ablation_constants`), one at a time, and the workloads of
+`ablation_loads` are played with it. Differences from the default are taken seed by seed. How large a difference chance
+makes is measured as well: the default is played again with arrivals moved by about a millisecond, three times for
+each seed, and the spread of those differences is the noise.
+
+All constants are removed and doubled with one seed first. Where that moves any figure of a workload by more than twice
+the noise they are halved as well, and what moves is played with the other seeds for choosing; where those agree, with
+the seeds for checking. An effect counts when its mean over the seeds for choosing is above three times its noise and
+the seeds for checking, which decide nothing else, show it too.
+
+Verdicts:
+
+- `pays`: without the constant some workload is worse.
+- `removable`: without it nothing is worse, but a wrong value is.
+- `insensitive`: no workload notices any of the changes.
+- `hurts`: another value is better on some workload and worse on none.
+- `not reached`: every run is the same to the last token, whatever the value.
+
+Constants are set in the modules while a workload is played, which compiled modules do not allow: run from a compiled
+tree, the measurement starts itself again as plain Python. Two processes, at low priority. Traces are read from the
+directory named in TRACES, or from ../shared/traces beside the repository.
+"""
+
+import ast
+import multiprocessing
+import os
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, reduce
+from importlib import import_module
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+from inferry.bench import plain
+from inferry.bench.ablation_constants import CONSTANTS, Constant
+from inferry.bench.ablation_loads import LOADS, TRACES, direct, engine_model, moved, played
+from inferry.checkout import is_compiled
+from inferry.sim.report import Report, report
+from inferry.sim.world import World
+
+CHOOSE = (1, 2, 3)
+CHECK = (101, 102)
+"""Seeds that decide nothing but whether an effect that was found is there."""
+PLACEBOS = 3
+PROCESSES = 2
+NICE = 15
+FLOORS = {"attainment": 0.5, "ttft_p95": 10.0, "rate": 1.0}
+"""Differences that matter to nobody: points of attainment, and per cent (100 times the logarithm of the ratio)."""
+SCREENED, CHOSEN, SUSPECTED, CHECKED = 2.0, 3.0, 2.0, 1.5
+"""How many times its noise a difference must be: to be looked at again, to be chosen, to speak against a variant, and
+to be confirmed."""
+PATCHED = ("scheduling", "dispatch", "admission", "sim")
+"""Packages whose modules may import a constant by name."""
+
+Figures = dict[str, float]
+Task = tuple[str, int, str, str]
+"""Workload, seed, constant (or `default`, `placebo`, `direct`) and variant."""
+Played = dict[tuple[str, str, str], dict[int, Figures]]
+"""Figures by constant, variant and workload, then by seed."""
+
+
+# -- changing a constant ---------------------------------------------------------------------------------------------
+
+
+def variants(constant: Constant) -> dict[str, Any]:
+    """The values it is changed to, by what is done to it. Those that would be the default are left out."""
+    value = getattr(import_module(constant.module), constant.name)
+    made = {"removed": constant.removed, "halved": constant.halved, "doubled": constant.doubled}
+    if constant.halved is None:
+        made["halved"] = max(1, value // 2) if isinstance(value, int) else value / 2
+    if constant.doubled is None:
+        made["doubled"] = value * 2
+    return {name: one for name, one in made.items() if one is not None and one != value}
+
+
+@contextmanager
+def changed(constant: Constant, value: Any) -> Iterator[None]:
+    """The constant has the value wherever its name or a default argument holds it, until the end of the block."""
+    before = getattr(import_module(constant.module), constant.name)
+    spots = [(constant.module, constant.name), *_importers().get((constant.module, constant.name), ())]
+    functions = [_function(name) for name in constant.defaults]
+    defaults = [(one, one.__defaults__, one.__kwdefaults__) for one in functions]
+    try:
+        for module, name in spots:
+            setattr(import_module(module), name, value)
+        for one, positional, named in defaults:
+            one.__defaults__ = positional and tuple(value if x is before else x for x in positional)
+            one.__kwdefaults__ = named and {key: value if x is before else x for key, x in named.items()}
+        yield
+    finally:
+        for module, name in spots:
+            setattr(import_module(module), name, before)
+        for one, positional, named in defaults:
+            one.__defaults__, one.__kwdefaults__ = positional, named
+
+
+def _function(name: str) -> Any:
+    module, _, path = name.partition(":")
+    return reduce(getattr, path.split("."), import_module(module))
+
+
+@cache
+def _importers() -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Which modules have a name of another one as their own: (module, name) to (importer, name there)."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    root = Path(__file__).parents[1]
+    for package in PATCHED:
+        for path in sorted((root / package).rglob("*.py")):
+            importer = ".".join(("inferry", *path.relative_to(root).with_suffix("").parts))
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    for one in node.names:
+                        found[node.module, one.name].append((importer, one.asname or one.name))
+    return found
+
+
+# -- playing ---------------------------------------------------------------------------------------------------------
+
+
+def play(task: Task) -> tuple[Task, Figures]:
+    """One workload with one seed and one change."""
+    _, _, key, variant = task
+    if key not in CONSTANTS:
+        return task, _figures(task)
+    constant = CONSTANTS[key]
+    with changed(constant, variants(constant)[variant]):
+        return task, _figures(task)
+
+
+def _figures(task: Task) -> Figures:
+    load, seed, key, variant = task
+    model = engine_model()
+    runs, hashes = played(load, seed)
+    arm = direct(model) if key == "direct" else LOADS[load].arm(model)
+    world = World(arm.door(), model.costs, arm.flags, hashes=hashes)
+    world.play(moved(runs, seed, int(variant)) if key == "placebo" else runs)
+    return figures_of(report(world, load))
+
+
+def figures_of(result: Report) -> Figures:
+    """Attainment in per cent and TTFT p95 in seconds by lane, output tokens a second, and the end of the last call."""
+    figures: Figures = {}
+    for lane, one in result.lanes.items():
+        figures[f"{lane} attainment"] = 100 * one.attainment
+        figures[f"{lane} ttft_p95"] = one.ttft_p95 or 0.0
+    return {**figures, "output rate": result.output_rate, "wall rate": 1.0 / max(result.wall_s, 1e-9)}
+
+
+def differences(figures: Figures, default: Figures) -> Figures:
+    """Points of attainment; else 100 times the logarithm of the ratio, which is per cent where it is small."""
+    return {
+        name: value - default[name]
+        if name.endswith("attainment")
+        else 100 * log(max(value, 1e-9) / max(default[name], 1e-9))
+        for name, value in figures.items()
+    }
+
+
+def play_all(tasks: Sequence[Task], into: Played, processes: int = PROCESSES) -> None:
+    ordered = sorted(tasks, key=lambda task: task[:2])  # the runs of a workload and seed are made once
+    with multiprocessing.Pool(processes, os.nice, (NICE - os.nice(0),)) as pool:
+        for number, (task, figures) in enumerate(pool.imap(play, ordered, chunksize=16), 1):
+            load, seed, key, variant = task
+            into.setdefault((key, variant, load), {})[seed] = figures
+            if not number % 200:
+                print(f"{number} of {len(ordered)} played", file=sys.stderr, flush=True)
+
+
+# -- what is an effect -----------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Tells effects from chance. `noise` is the spread of one play's figures, by workload and figure."""
+
+    def __init__(self, results: Played, seeds: Sequence[int]) -> None:
+        self._results = results
+        self.noise: dict[tuple[str, str], float] = {}
+        for load in {load for key, _, load in results if key == "placebo"}:
+            found: dict[str, list[float]] = defaultdict(list)
+            for number in range(PLACEBOS):
+                for seed in seeds:
+                    for name, one in self.difference("placebo", str(number), load, seed).items():
+                        found[name].append(one)
+            for name, values in found.items():
+                self.noise[load, name] = sqrt(statistics.fmean([one * one for one in values]))
+
+    def difference(self, key: str, variant: str, load: str, seed: int) -> Figures:
+        return differences(self._results[key, variant, load][seed], self._results["default", "", load][seed])
+
+    def mean(self, key: str, variant: str, load: str, seeds: Sequence[int]) -> Figures:
+        each = [self.difference(key, variant, load, seed) for seed in seeds]
+        return {name: statistics.fmean([one[name] for one in each]) for name in each[0]}
+
+    def is_beyond(self, load: str, name: str, value: float, seeds: int, times: float, floor: float = 1.0) -> bool:
+        """Whether the mean of so many differences is more than chance, and worth a word."""
+        least = floor * FLOORS[name.split()[1]]
+        return abs(value) > max(least, times * self.noise[load, name] / sqrt(seeds))
+
+    def moves(self, load: str, key: str, variant: str) -> bool:
+        """Whether the first seed alone shows something."""
+        found = self.difference(key, variant, load, CHOOSE[0])
+        return any(self.is_beyond(load, name, value, 1, SCREENED) for name, value in found.items())
+
+    def is_chosen(self, load: str, key: str, variant: str) -> bool:
+        """Whether the seeds for choosing show something."""
+        found = self.mean(key, variant, load, CHOOSE)
+        return any(self.is_beyond(load, name, value, len(CHOOSE), SUSPECTED) for name, value in found.items())
+
+    def effects(self, key: str, variant: str, load: str) -> list[dict[str, Any]]:
+        """What the variant changes there: `better` and confirmed, `worse` and confirmed, or a suspicion of worse."""
+        if not set(CHECK) <= set(self._results.get((key, variant, load), ())):
+            return []
+        chosen, checked = (self.mean(key, variant, load, seeds) for seeds in (CHOOSE, CHECK))
+        found = []
+        for name, value in chosen.items():
+            check = checked[name]
+            good = value < 0 if name.endswith("ttft_p95") else value > 0
+            confirmed = (
+                self.is_beyond(load, name, value, len(CHOOSE), CHOSEN)
+                and check * value > 0
+                and self.is_beyond(load, name, check, len(CHECK), CHECKED, 0.5)
+            )
+            suspected = not good and self.is_beyond(load, name, value, len(CHOOSE), SUSPECTED)
+            if confirmed or suspected:
+                kind = ("better" if good else "worse") if confirmed else "suspected worse"
+                found.append(
+                    {"load": load, "figure": name, "is": kind, "choose": round(value, 2), "check": round(check, 2)}
+                )
+        return found
+
+
+def verdict(found: dict[str, list[dict[str, Any]]], reached: bool) -> str:
+    """Of one constant, from the effects of its variants."""
+    if not reached:
+        return "not reached"
+    kinds = {variant: {one["is"] for one in effects} for variant, effects in found.items()}
+    if any("better" in one and not one & {"worse", "suspected worse"} for one in kinds.values()):
+        return "hurts"
+    if "worse" in kinds.get("removed", ()):
+        return "pays"
+    if not any(one & {"better", "worse"} for one in kinds.values()):
+        return "insensitive"
+    return "removable" if "removed" in kinds else "pays"
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+def ablate(keys: Sequence[str], loads: Sequence[str], processes: int = PROCESSES) -> dict[str, Any]:
+    """The table of some constants on some workloads."""
+    results: Played = {}
+    seeds = (*CHOOSE, *CHECK)
+    cells = [
+        (load, key, variant)
+        for key in keys
+        for load in loads
+        if (only := CONSTANTS[key].only) is None or load in only
+        for variant in variants(CONSTANTS[key])
+    ]
+    first: list[Task] = [(load, seed, "default", "") for load in loads for seed in seeds]
+    first += [(load, seed, "placebo", str(n)) for load in loads for seed in seeds for n in range(PLACEBOS)]
+    first += [
+        (load, seed, "direct", "fcfs")
+        for load in loads
+        if len(LOADS[load].arm(engine_model()).flags) == 1
+        for seed in seeds
+    ]
+    large = [cell for cell in cells if cell[2] != "halved"]
+    play_all([*first, *((load, CHOOSE[0], key, variant) for load, key, variant in large)], results, processes)
+    judge = Judge(results, seeds)
+    noticed = {cell[:2] for cell in large if judge.moves(*cell)}
+    cells = [cell for cell in cells if cell[:2] in noticed]
+    play_all([(load, CHOOSE[0], key, one) for load, key, one in cells if one == "halved"], results, processes)
+    for some, is_left in ((CHOOSE[1:], judge.moves), (CHECK, judge.is_chosen)):
+        cells = [cell for cell in cells if is_left(*cell)]
+        print(f"{len(cells)} cells are played with the seeds {some}", file=sys.stderr, flush=True)
+        play_all([(load, seed, key, variant) for load, key, variant in cells for seed in some], results, processes)
+    return {
+        "seeds": {"choose": list(CHOOSE), "check": list(CHECK)},
+        "floors": FLOORS,
+        "loads": {load: _load_row(results, judge, load, seeds) for load in loads},
+        "constants": {key: _constant_row(results, judge, key, loads) for key in keys},
+    }
+
+
+def _load_row(results: Played, judge: Judge, load: str, seeds: Sequence[int]) -> dict[str, Any]:
+    names = results["default", "", load][seeds[0]]
+    row = {
+        "words": LOADS[load].words,
+        "default": _means(results["default", "", load]),
+        "noise": {name: round(judge.noise[load, name], 2) for name in names},
+    }
+    if ("direct", "fcfs", load) in results:
+        row["direct"] = _means(results["direct", "fcfs", load])
+    return row
+
+
+def _constant_row(results: Played, judge: Judge, key: str, loads: Sequence[str]) -> dict[str, Any]:
+    constant = CONSTANTS[key]
+    values = variants(constant)
+    played_on = [load for load in loads if constant.only is None or load in constant.only]
+    found = {name: [effect for load in played_on for effect in judge.effects(key, name, load)] for name in values}
+    cells: dict[str, dict[str, Any]] = {name: {} for name in values}
+    for name in values:
+        for load in played_on:
+            by_seed = results.get((key, name, load), {})
+            default = {seed: results["default", "", load][seed] for seed in by_seed}
+            if by_seed != default:
+                mean = judge.mean(key, name, load, [seed for seed in by_seed if seed in CHOOSE])
+                cells[name][load] = {
+                    "seeds": len(by_seed),
+                    **_means(by_seed),
+                    "difference": {figure: round(one, 2) for figure, one in mean.items()},
+                }
+    return {
+        "meaning": constant.meaning,
+        "value": getattr(import_module(constant.module), constant.name),
+        "variants": values,
+        "verdict": verdict(found, any(cells.values())),
+        "effects": found,
+        "cells": cells,
+    }
+
+
+def _means(by_seed: dict[int, Figures]) -> dict[str, float]:
+    """Means over seeds; the wall time as seconds again."""
+    rows = list(by_seed.values())
+    figures = {name: statistics.fmean([one[name] for one in rows]) for name in rows[0]}
+    figures["wall_s"] = 1.0 / figures.pop("wall rate")
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def measure() -> dict[str, Any]:
+    if not TRACES.is_dir():
+        raise SystemExit(f"there are no traces at {TRACES}; name their directory with TRACES=…")
+    if is_compiled():
+        result: dict[str, Any] = plain.call("inferry.bench.ablation", "measure")
+        return result
+    return ablate(list(CONSTANTS), list(LOADS))
