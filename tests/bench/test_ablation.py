@@ -80,9 +80,10 @@ def test_an_effect_that_the_check_seeds_do_not_show_is_none() -> None:
     shown = dict.fromkeys(seeds, better)
     not_shown = shown | dict.fromkeys(ablation.CHECK, default)
     results = {**placebos, ("default", "", "x"): dict.fromkeys(seeds, default)}
-    judge = ablation.Judge({**results, ("k", "removed", "x"): shown}, seeds)
+    noise = ablation.noise_of(results, "x", seeds)
+    judge = ablation.Judge({**results, ("k", "removed", "x"): shown}, noise)
     assert [one["is"] for one in judge.effects("k", "removed", "x")] == ["better"]
-    judge = ablation.Judge({**results, ("k", "removed", "x"): not_shown}, seeds)
+    judge = ablation.Judge({**results, ("k", "removed", "x"): not_shown}, noise)
     assert judge.effects("k", "removed", "x") == []
 
 

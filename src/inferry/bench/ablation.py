@@ -1,14 +1,14 @@
 """Which tuning constants of the scheduler pay: every one of them changed, on every workload, in the simulator.
 
 Each constant is removed, halved and doubled (`ablation_constants`), one at a time, and the workloads of
-`ablation_loads` are played with it. Differences from the default are taken seed by seed. How large a difference chance
-makes is measured as well: the default is played again with arrivals moved by about a millisecond, three times for
-each seed, and the spread of those differences is the noise.
+`ablation_loads` are played with it. Near saturation a millisecond decides which job waits, so the default is played
+four times for each seed, three of them with arrivals moved by about a millisecond. Differences are taken seed by seed
+from the mean of those plays, and their spread is the noise.
 
-All constants are removed and doubled with one seed first. Where that moves any figure of a workload by more than twice
-the noise they are halved as well, and what moves is played with the other seeds for choosing; where those agree, with
-the seeds for checking. An effect counts when its mean over the seeds for choosing is above three times its noise and
-the seeds for checking, which decide nothing else, show it too.
+All constants are removed with one seed first. Where that moves any figure of a workload by more than twice the noise
+they are halved and doubled as well (those that cannot be removed always are), and what moves is played with the other
+seeds for choosing; where those agree, with the seeds for checking. An effect counts when its mean over the seeds for
+choosing is above three times its noise and the seeds for checking, which decide nothing else, show it too.
 
 Verdicts:
 
@@ -63,6 +63,8 @@ Task = tuple[str, int, str, str]
 """Workload, seed, constant (or `default`, `placebo`, `direct`) and variant."""
 Played = dict[tuple[str, str, str], dict[int, Figures]]
 """Figures by constant, variant and workload, then by seed."""
+Noise = dict[tuple[str, str], float]
+"""The spread of one play's figures, by workload and figure."""
 
 
 # -- changing a constant ---------------------------------------------------------------------------------------------
@@ -175,23 +177,39 @@ def play_all(tasks: Sequence[Task], into: Played, processes: int = PROCESSES) ->
 # -- what is an effect -----------------------------------------------------------------------------------------------
 
 
-class Judge:
-    """Tells effects from chance. `noise` is the spread of one play's figures, by workload and figure."""
+def default_of(results: Played, load: str, seed: int) -> list[Figures]:
+    """All plays of the default: as they are, and with arrivals moved."""
+    moved_too = [results["placebo", str(number), load][seed] for number in range(PLACEBOS)]
+    return [results["default", "", load][seed], *moved_too]
 
-    def __init__(self, results: Played, seeds: Sequence[int]) -> None:
+
+def mean_of(rows: Sequence[Figures]) -> Figures:
+    return {name: statistics.fmean([one[name] for one in rows]) for name in rows[0]}
+
+
+def noise_of(results: Played, load: str, seeds: Sequence[int]) -> Noise:
+    """How far one play is from the mean of the default's plays by chance, for every figure of a workload."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for seed in seeds:
+        plays = default_of(results, load, seed)
+        for one in plays:
+            for name, apart in differences(one, mean_of(plays)).items():
+                found[load, name].append(apart * apart)
+    count = PLACEBOS + 1
+    # One of `count` is nearer to their mean than one more play would be.
+    return {key: sqrt(statistics.fmean(squares) * (count + 1) / (count - 1)) for key, squares in found.items()}
+
+
+class Judge:
+    """Tells effects from chance."""
+
+    def __init__(self, results: Played, noise: Noise) -> None:
         self._results = results
-        self.noise: dict[tuple[str, str], float] = {}
-        for load in {load for key, _, load in results if key == "placebo"}:
-            found: dict[str, list[float]] = defaultdict(list)
-            for number in range(PLACEBOS):
-                for seed in seeds:
-                    for name, one in self.difference("placebo", str(number), load, seed).items():
-                        found[name].append(one)
-            for name, values in found.items():
-                self.noise[load, name] = sqrt(statistics.fmean([one * one for one in values]))
+        self.noise = noise
 
     def difference(self, key: str, variant: str, load: str, seed: int) -> Figures:
-        return differences(self._results[key, variant, load][seed], self._results["default", "", load][seed])
+        """From the mean of the default's plays: a single one may be lucky, and every variant would look worse."""
+        return differences(self._results[key, variant, load][seed], mean_of(default_of(self._results, load, seed)))
 
     def mean(self, key: str, variant: str, load: str, seeds: Sequence[int]) -> Figures:
         each = [self.difference(key, variant, load, seed) for seed in seeds]
@@ -253,47 +271,53 @@ def verdict(found: dict[str, list[dict[str, Any]]], reached: bool) -> str:
 
 
 def ablate(keys: Sequence[str], loads: Sequence[str], processes: int = PROCESSES) -> dict[str, Any]:
-    """The table of some constants on some workloads."""
+    """The table of some constants on some workloads, one workload after the other."""
     results: Played = {}
-    seeds = (*CHOOSE, *CHECK)
-    cells = [
-        (load, key, variant)
-        for key in keys
-        for load in loads
-        if (only := CONSTANTS[key].only) is None or load in only
-        for variant in variants(CONSTANTS[key])
-    ]
-    first: list[Task] = [(load, seed, "default", "") for load in loads for seed in seeds]
-    first += [(load, seed, "placebo", str(n)) for load in loads for seed in seeds for n in range(PLACEBOS)]
-    first += [
-        (load, seed, "direct", "fcfs")
-        for load in loads
-        if len(LOADS[load].arm(engine_model()).flags) == 1
-        for seed in seeds
-    ]
-    large = [cell for cell in cells if cell[2] != "halved"]
-    play_all([*first, *((load, CHOOSE[0], key, variant) for load, key, variant in large)], results, processes)
-    judge = Judge(results, seeds)
-    noticed = {cell[:2] for cell in large if judge.moves(*cell)}
-    cells = [cell for cell in cells if cell[:2] in noticed]
-    play_all([(load, CHOOSE[0], key, one) for load, key, one in cells if one == "halved"], results, processes)
+    noise: Noise = {}
+    for load in loads:
+        noise |= play_load(keys, load, results, processes)
+    return table(keys, loads, results, noise)
+
+
+def play_load(keys: Sequence[str], load: str, results: Played, processes: int = PROCESSES) -> Noise:
+    """Everything that has to be played of one workload; the noise of its figures."""
+    seeds, first = (*CHOOSE, *CHECK), CHOOSE[0]
+    reaching = [key for key in keys if (only := CONSTANTS[key].only) is None or load in only]
+    cells = [(load, key, variant) for key in reaching for variant in variants(CONSTANTS[key])]
+    removable = {key for key in reaching if "removed" in variants(CONSTANTS[key])}
+    large = [cell for cell in cells if cell[2] == "removed" or cell[1] not in removable]
+    tasks: list[Task] = [(load, seed, "default", "") for seed in seeds]
+    tasks += [(load, seed, "placebo", str(number)) for seed in seeds for number in range(PLACEBOS)]
+    if len(LOADS[load].arm(engine_model()).flags) == 1:
+        tasks += [(load, seed, "direct", "fcfs") for seed in seeds]
+    play_all([*tasks, *((load, first, *cell[1:]) for cell in large)], results, processes)
+    noise = noise_of(results, load, seeds)
+    judge = Judge(results, noise)
+    noticed = {cell[1] for cell in large if judge.moves(*cell)}
+    cells = [cell for cell in cells if cell[1] in noticed]
+    play_all([(load, first, *cell[1:]) for cell in cells if cell not in large], results, processes)
     for some, is_left in ((CHOOSE[1:], judge.moves), (CHECK, judge.is_chosen)):
         cells = [cell for cell in cells if is_left(*cell)]
-        print(f"{len(cells)} cells are played with the seeds {some}", file=sys.stderr, flush=True)
-        play_all([(load, seed, key, variant) for load, key, variant in cells for seed in some], results, processes)
+        print(f"{load}: {len(cells)} variants with the seeds {some}", file=sys.stderr, flush=True)
+        play_all([(load, seed, *cell[1:]) for cell in cells for seed in some], results, processes)
+    return noise
+
+
+def table(keys: Sequence[str], loads: Sequence[str], results: Played, noise: Noise) -> dict[str, Any]:
+    judge = Judge(results, noise)
     return {
         "seeds": {"choose": list(CHOOSE), "check": list(CHECK)},
         "floors": FLOORS,
-        "loads": {load: _load_row(results, judge, load, seeds) for load in loads},
+        "loads": {load: _load_row(results, judge, load) for load in loads},
         "constants": {key: _constant_row(results, judge, key, loads) for key in keys},
     }
 
 
-def _load_row(results: Played, judge: Judge, load: str, seeds: Sequence[int]) -> dict[str, Any]:
-    names = results["default", "", load][seeds[0]]
+def _load_row(results: Played, judge: Judge, load: str) -> dict[str, Any]:
+    names = results["default", "", load][CHOOSE[0]]
     row = {
         "words": LOADS[load].words,
-        "default": _means(results["default", "", load]),
+        "default": _means({seed: mean_of(default_of(results, load, seed)) for seed in results["default", "", load]}),
         "noise": {name: round(judge.noise[load, name], 2) for name in names},
     }
     if ("direct", "fcfs", load) in results:
@@ -330,8 +354,7 @@ def _constant_row(results: Played, judge: Judge, key: str, loads: Sequence[str])
 
 def _means(by_seed: dict[int, Figures]) -> dict[str, float]:
     """Means over seeds; the wall time as seconds again."""
-    rows = list(by_seed.values())
-    figures = {name: statistics.fmean([one[name] for one in rows]) for name in rows[0]}
+    figures = mean_of(list(by_seed.values()))
     figures["wall_s"] = 1.0 / figures.pop("wall rate")
     return {name: round(value, 3) for name, value in figures.items()}
 

@@ -77,6 +77,13 @@ def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
     return made
 
 
+def coding(seed: int) -> list[Run]:
+    """The first calls of coding agents whose sessions begin within 50 s, from a place drawn by seed."""
+    begin = stream(seed, "place").uniform(0.0, 149.0)
+    near = [run for run in _trace("cc_weka_ctx32k.jsonl.gz") if begin <= run.at < begin + 50.0]
+    return in_lanes([replace(run, at=run.at - begin, steps=run.steps[:4]) for run in near], LANES, seed)
+
+
 def long_prompts(seed: int) -> list[Run]:
     """Short live calls beside P1 and P2 calls of 8,000 to 30,000 prompt tokens."""
     long = even_lengths((8_000, 30_000), (50, 300))
@@ -158,8 +165,13 @@ LOADS = {
             trace_part("mooncake_conversation.jsonl.gz", 110, 0.25),
             one_engine,
         ),
-        Load("coding", "coding agents, contexts to 32k", trace_part("cc_weka_ctx32k.jsonl.gz", 200), one_engine),
-        Load("agents", "NAT agent sessions", trace_part("nat_agent_sessions.jsonl.gz", 250), one_engine),
+        Load("coding", "coding agents, contexts to 32k", coding, one_engine),
+        Load(
+            "agents",
+            "NAT agent sessions, six times as dense",
+            trace_part("nat_agent_sessions.jsonl.gz", 300, 6.0),
+            one_engine,
+        ),
         Load("steady", "mix at 0.9 of saturation", lambda seed: poisson_mix(seed, 0.9 * FULL_RATE, 40.0), one_engine),
         Load("overload", "mix at 1.5 of saturation", lambda seed: poisson_mix(seed, 1.5 * FULL_RATE, 25.0), one_engine),
         Load("bursts", "mix in bursts at saturation", lambda seed: burst_mix(seed, FULL_RATE, 40.0), one_engine),
