@@ -14,6 +14,7 @@ Verdicts:
 
 - `pays`: without the constant some workload is worse.
 - `removable`: without it nothing is worse, but a wrong value is.
+- `unclear`: it may be worse without it, by more than twice the noise, but not for certain.
 - `insensitive`: no workload notices any of the changes.
 - `hurts`: another value is better on some workload and worse on none.
 - `not reached`: every run is the same to the last token, whatever the value.
@@ -239,12 +240,13 @@ class Judge:
         for name, value in chosen.items():
             check = checked[name]
             good = value < 0 if name.endswith("ttft_p95") else value > 0
+            agree = check * value > 0
             confirmed = (
-                self.is_beyond(load, name, value, len(CHOOSE), CHOSEN)
-                and check * value > 0
+                agree
+                and self.is_beyond(load, name, value, len(CHOOSE), CHOSEN)
                 and self.is_beyond(load, name, check, len(CHECK), CHECKED, 0.5)
             )
-            suspected = not good and self.is_beyond(load, name, value, len(CHOOSE), SUSPECTED)
+            suspected = agree and not good and self.is_beyond(load, name, value, len(CHOOSE), SUSPECTED)
             if confirmed or suspected:
                 kind = ("better" if good else "worse") if confirmed else "suspected worse"
                 found.append(
@@ -260,8 +262,11 @@ def verdict(found: dict[str, list[dict[str, Any]]], reached: bool) -> str:
     kinds = {variant: {one["is"] for one in effects} for variant, effects in found.items()}
     if any("better" in one and not one & {"worse", "suspected worse"} for one in kinds.values()):
         return "hurts"
-    if "worse" in kinds.get("removed", ()):
+    removed = kinds.get("removed", set())
+    if "worse" in removed:
         return "pays"
+    if "suspected worse" in removed:
+        return "unclear"
     if not any(one & {"better", "worse"} for one in kinds.values()):
         return "insensitive"
     return "removable" if "removed" in kinds else "pays"

@@ -15,6 +15,7 @@ VERDICTS = {
     "pays": "Removing the constant makes some workload worse.",
     "hurts": "Another value is better on some workload and worse on none.",
     "removable": "Removing the constant makes nothing worse, but a wrong value does.",
+    "unclear": "Removing the constant may make a workload worse, by more than twice the noise, but not for certain.",
     "insensitive": "No workload notices that the constant is removed, halved or doubled.",
     "not reached": "Every run is the same to the last token, whatever the value.",
 }
