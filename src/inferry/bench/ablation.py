@@ -6,9 +6,10 @@ four times for each seed, three of them with arrivals moved by about a milliseco
 from the mean of those plays, and their spread is the noise.
 
 All constants are removed with one seed first. Where that moves any figure of a workload by more than twice the noise
-they are halved and doubled as well (those that cannot be removed always are), and what moves is played with the other
-seeds for choosing; where those agree, with the seeds for checking. An effect counts when its mean over the seeds for
-choosing is above three times its noise and the seeds for checking, which decide nothing else, show it too.
+they are halved and doubled as well (those that cannot be removed, or whose removal is mild, always are). What moves is
+played with the other seeds for choosing; where those agree, with the seeds for checking. An effect counts when its mean
+over the seeds for choosing is above three times its noise and the seeds for checking, which decide nothing else, show
+it too.
 
 Verdicts:
 
@@ -289,7 +290,7 @@ def play_load(keys: Sequence[str], load: str, results: Played, processes: int = 
     seeds, first = (*CHOOSE, *CHECK), CHOOSE[0]
     reaching = [key for key in keys if (only := CONSTANTS[key].only) is None or load in only]
     cells = [(load, key, variant) for key in reaching for variant in variants(CONSTANTS[key])]
-    removable = {key for key in reaching if "removed" in variants(CONSTANTS[key])}
+    removable = {key for key in reaching if "removed" in variants(CONSTANTS[key]) and not CONSTANTS[key].mild}
     large = [cell for cell in cells if cell[2] == "removed" or cell[1] not in removable]
     tasks: list[Task] = [(load, seed, "default", "") for seed in seeds]
     tasks += [(load, seed, "placebo", str(number)) for seed in seeds for number in range(PLACEBOS)]
