@@ -5,11 +5,10 @@ Each constant is removed, halved and doubled (`ablation_constants`), one at a ti
 four times for each seed, three of them with arrivals moved by about a millisecond. Differences are taken seed by seed
 from the mean of those plays, and their spread is the noise.
 
-All constants are removed with one seed first. Where that moves any figure of a workload by more than twice the noise
-they are halved and doubled as well (those that cannot be removed, or whose removal is mild, always are). What moves is
-played with the other seeds for choosing; where those agree, with the seeds for checking. An effect counts when its mean
-over the seeds for choosing is above three times its noise and the seeds for checking, which decide nothing else, show
-it too.
+Everything is played with one seed first. Where that moves any figure of a workload by more than twice the noise, the
+variant is played there with the other seeds for choosing; where those agree, with the seeds for checking. An effect
+counts when its mean over the seeds for choosing is above three times its noise and the seeds for checking, which decide
+nothing else, show it too.
 
 Verdicts:
 
@@ -41,7 +40,7 @@ from typing import Any
 
 from inferry.bench import plain
 from inferry.bench.ablation_constants import CONSTANTS, Constant
-from inferry.bench.ablation_loads import LOADS, TRACES, direct, engine_model, moved, played
+from inferry.bench.ablation_loads import LOADS, TRACES, direct, engine_model, moved, one_engine, played
 from inferry.checkout import is_compiled
 from inferry.sim.report import Report, report
 from inferry.sim.world import World
@@ -287,21 +286,16 @@ def ablate(keys: Sequence[str], loads: Sequence[str], processes: int = PROCESSES
 
 def play_load(keys: Sequence[str], load: str, results: Played, processes: int = PROCESSES) -> Noise:
     """Everything that has to be played of one workload; the noise of its figures."""
-    seeds, first = (*CHOOSE, *CHECK), CHOOSE[0]
+    seeds = (*CHOOSE, *CHECK)
     reaching = [key for key in keys if (only := CONSTANTS[key].only) is None or load in only]
     cells = [(load, key, variant) for key in reaching for variant in variants(CONSTANTS[key])]
-    removable = {key for key in reaching if "removed" in variants(CONSTANTS[key]) and not CONSTANTS[key].mild}
-    large = [cell for cell in cells if cell[2] == "removed" or cell[1] not in removable]
     tasks: list[Task] = [(load, seed, "default", "") for seed in seeds]
     tasks += [(load, seed, "placebo", str(number)) for seed in seeds for number in range(PLACEBOS)]
-    if len(LOADS[load].arm(engine_model()).flags) == 1:
+    if LOADS[load].arm(engine_model()).flags == one_engine(engine_model()).flags:
         tasks += [(load, seed, "direct", "fcfs") for seed in seeds]
-    play_all([*tasks, *((load, first, *cell[1:]) for cell in large)], results, processes)
+    play_all([*tasks, *((load, CHOOSE[0], *cell[1:]) for cell in cells)], results, processes)
     noise = noise_of(results, load, seeds)
     judge = Judge(results, noise)
-    noticed = {cell[1] for cell in large if judge.moves(*cell)}
-    cells = [cell for cell in cells if cell[1] in noticed]
-    play_all([(load, first, *cell[1:]) for cell in cells if cell not in large], results, processes)
     for some, is_left in ((CHOOSE[1:], judge.moves), (CHECK, judge.is_chosen)):
         cells = [cell for cell in cells if is_left(*cell)]
         print(f"{load}: {len(cells)} variants with the seeds {some}", file=sys.stderr, flush=True)

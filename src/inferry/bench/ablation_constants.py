@@ -20,9 +20,7 @@ _NEVER = 1e9
 
 
 class Constant(Struct, frozen=True, kw_only=True):
-    """One constant. `only` names the workloads that can reach it; None: all of them. `mild`: removing it is a smaller
-    change than halving or doubling it, or one in the other direction, so all three are tried.
-    """
+    """One constant. `only` names the workloads that can reach it; None: all of them."""
 
     module: str
     name: str
@@ -32,7 +30,6 @@ class Constant(Struct, frozen=True, kw_only=True):
     doubled: Any = None
     defaults: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
-    mild: bool = False
 
     @property
     def key(self) -> str:
@@ -192,12 +189,8 @@ _OTHER_ROWS = [
     *_of("inferry.scheduling.placing.warmth", ("_WORKERS", "Workers remembered for one prefix.", 1), only=("fleet",)),
 ]
 
-_MILD = {
-    f"controller.{name}" for name in ("AHEAD_WHEN_QUIET", "KEEP", "KEEP_FROM_LIVE", "LEAST_PREFILL", "DECODE_PART")
-}
-
 CONSTANTS = {
-    one.key: replace(one, defaults=_BY_DEFAULT.get(one.key, ()), mild=one.key in _MILD)
+    one.key: replace(one, defaults=_BY_DEFAULT.get(one.key, ()))
     for one in (*_CONTROLLER_ROWS, *_RATES_ROWS, *_HOPES_ROWS, *_OTHER_ROWS)
 }
 

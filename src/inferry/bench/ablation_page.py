@@ -27,7 +27,7 @@ Which tuning constants decide anything, measured in the simulator. This page is 
 
 Each constant is removed, halved and doubled, one at a time; all others keep their values. "Removed" is a value that
 takes the rule away, such as no bound or no memory. Where twice a part would be more than all of it, a value nearer to
-the bound stands for "doubled". Most constants are halved and doubled only on workloads that notice their removal.
+the bound stands for "doubled". One seed is played first, and the others where that seed notices a change.
 
 Differences from the default are taken seed by seed over {choose} seeds for choosing and {check} seeds that only check.
 The noise of a figure is its spread when arrivals move by a millisecond. An effect counts when its mean is above three
