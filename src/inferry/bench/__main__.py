@@ -6,6 +6,7 @@ import sys
 from inferry.bench.results import keep
 
 BENCHES = {
+    "ablation": "which tuning constants of the scheduler pay: each removed, halved and doubled, in the simulator",
     "admission": "the gate: microseconds to admit, renew and settle, without limits and with all of them on",
     "attack": "clients without a key that flood the HTTP server: what `/health` and its memory see of them",
     "bound": "what no schedule can beat that keeps its promises: lower bounds for the Harbor burst in the simulator",
