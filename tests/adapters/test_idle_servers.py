@@ -165,6 +165,7 @@ def test_a_call_that_cannot_connect_says_that_it_never_began_and_has_the_server_
                 await until(lambda: not worker.open_calls)  # noqa: B023
                 await asyncio.sleep(1.0)  # virtual: nothing was heard at the moment it dies
                 await up.die()
+                await asyncio.sleep(1.0)  # kept connections are seen to be closed
                 await worker.run(a_plan(a_call()), items.append)
                 error = failed(items).error
                 assert isinstance(error, WorkerUnreachable)
