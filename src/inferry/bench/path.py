@@ -3,8 +3,8 @@
 All stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
 test has one core, backend and load share the other. The work is not the same: ours streams every call upstream, also
 where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Other gateways
-take part where they are installed (`inferry.bench.peers`), ours also as plain Python, and as it was in the commit that
-BEFORE names. The bare one is plain Python. Needs the yardsticks `mockllm.c` and `llmload.c`, found in
+take part where they are installed (`inferry.bench.peers`), ours also as plain Python, and compiled as it was in the
+commit that BEFORE names. The bare one is plain Python. Needs the yardsticks `mockllm.c` and `llmload.c`, found in
 the directory that RULER names, or in ../shared/ruler beside the repository.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from inferry.bench.peers import a_peer, installed
-from inferry.bench.plain import SOURCE, source_of
+from inferry.bench.plain import SOURCE, package_of
 from inferry.bench.serving import (
     a_gateway,
     a_gateway_with_a_key,
@@ -209,8 +209,9 @@ def _arms(tools: Path, gap_us: int, peers: list[str]) -> Iterator[list[Arm]]:
             served = a_gateway(config, core=GATEWAY_CORE, package=SOURCE)
             arms.append(Arm(PLAIN, *stack.enter_context(served)))
         if commit := os.environ.get("BEFORE"):
-            package = source_of(commit, tools)
-            served = a_gateway({"workers": config["workers"]}, core=GATEWAY_CORE, package=package)
+            tree = tools / "before"
+            tree.mkdir(exist_ok=True)
+            served = a_gateway(config, core=GATEWAY_CORE, package=package_of(commit, tree))
             arms.append(Arm(BEFORE, *stack.enter_context(served)))
         limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
         port, process, key = stack.enter_context(a_gateway_with_a_key(limited, TENANT, core=GATEWAY_CORE))

@@ -25,8 +25,11 @@ def call(module: str, function: str) -> Any:
     return json.loads(done.stdout)
 
 
-def source_of(commit: str, into: Path) -> Path:
-    """The package as it was in a commit: what to put before everything else on the path of modules."""
-    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+def package_of(commit: str, into: Path) -> Path:
+    """The package as it was in a commit, compiled: what to put before everything else on the path of modules."""
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x", "-C", str(into)], input=archive.stdout, check=True)
-    return into / "src"
+    command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", "compiled"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, cwd=into, env=environment, check=True, capture_output=True)
+    return into / "compiled"

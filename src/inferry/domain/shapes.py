@@ -6,7 +6,7 @@ has shown in one whole answer is enough to add them.
 
 from typing import Any
 
-_SOMETHING = ...
+_SOMETHING = ...  # no JSON is decoded to this
 _ASKED_FOR = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
 """Null unless a call asks for them, whatever the answer says that was seen."""
 
@@ -19,12 +19,19 @@ def shape_of(answer: dict[str, Any]) -> dict[str, Any]:
 def completed(answer: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
     """The answer with the fields of the shape that are null, each in its place; what it does not name is last."""
     found: dict[str, Any] = {}
+    named = 0
     for key, kind in shape.items():
-        if key in answer:
-            found[key] = _completed(answer[key], kind)
+        value = answer.get(key, _SOMETHING)
+        if value is not _SOMETHING:
+            named += 1
+            found[key] = value if kind is None or kind is _SOMETHING else _completed(value, kind)
         elif kind is None:
             found[key] = None
-    return found | {key: value for key, value in answer.items() if key not in shape}
+    if named != len(answer):
+        for key, value in answer.items():
+            if key not in shape:
+                found[key] = value
+    return found
 
 
 def _kind(value: Any) -> Any:
