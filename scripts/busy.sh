@@ -6,7 +6,7 @@ cores=$(getconf _NPROCESSORS_ONLN)
 loops=()
 trap 'kill "${loops[@]}" 2>/dev/null || true' EXIT
 for _ in $(seq "${BUSY:-$cores}"); do
-  timeout 7200 bash -c 'while :; do :; done' &
+  bash -c 'while ((SECONDS < 7200)); do :; done' </dev/null >/dev/null 2>&1 &
   loops+=($!)
 done
 "$@"
