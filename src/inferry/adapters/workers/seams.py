@@ -15,7 +15,7 @@ LOOKED_AT = 8
 LONGEST_CHARACTER = 4
 """A character has at most four bytes, so no more than three tokens of it can have come without the last."""
 TIMEOUT_S = 10.0
-"""Long, because a guess may repeat or lose half a character: a server under load answers late, and one that is silent is
+"""Long, because a guess may repeat or lose half a character: a server under load answers late. One that is silent is
 noticed elsewhere."""
 _UNREADABLE = "\ufffd"
 
