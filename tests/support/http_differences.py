@@ -54,8 +54,9 @@ class Difference:
 
     @cached_property
     def last(self) -> "Difference":
-        """The request before this one, about which they agree."""
-        return Difference(self.reference, self.kind, self.ours, self.theirs, self.before, b"")
+        """The request before this one, about which they agree, without the empty line that may precede it."""
+        before = self.before.removeprefix(b"\r\n")
+        return Difference(self.reference, self.kind, self.ours, self.theirs, before, b"")
 
     @cached_property
     def frames(self) -> tuple[list[bytes], bytes]:
