@@ -108,7 +108,7 @@ class Gate:
             raise refusal.error()
         else:
             if len(permit.runs) == 1 and job.run_id == job.job_id:
-                # A call that names no run is one of its own: after a crash nobody asks for it again.
+                # A call that names no run is one of its own: after a crash it is not called again.
                 permit.runs[0].token_alarm = permit.runs[0].nano_alarm = NEVER
             for account in permit.held:
                 account.taken_tokens += permit.leased_tokens

@@ -20,7 +20,7 @@ from inferry.domain.spending import Mark, MarkBatch
 LEAST_BLOCK_TOKENS = 4096
 LEAST_BLOCK_NANOS = 1_000_000
 BLOCKS = 64
-"""A block is one part in so many of the ceiling, and at least the above: in tokens, and in billionths of money."""
+"""A block is the ceiling divided by this, and at least the values above (tokens, billionths of money)."""
 IDLE_S = 10.0
 """How long after its last raise a mark is given up at the earliest."""
 AT_ONCE = 1000

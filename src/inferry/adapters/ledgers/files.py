@@ -1,6 +1,6 @@
 """A database file that may be deleted or replaced while it is open.
 
-SQLite goes on with the file it has opened, whatever its name stands for by now: rows would go where nobody finds them,
+SQLite goes on with the file it has opened, whatever its name stands for by now: rows would be lost,
 and keys that others create would never be seen. So the file that the path names is compared with the one that was
 opened before every use: one look at the directory.
 """

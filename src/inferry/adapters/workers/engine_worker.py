@@ -51,7 +51,7 @@ MISSED_LOOKS = 5
 two of them that it runs. Looks are counted and not seconds, because they stop where this process does not run itself.
 """
 SILENT_LOOKS = 3
-"""After so many it gets no more work: it is down, unless it is heard again."""
+"""Missed heartbeats after which the engine is down and gets no work until it is heard again."""
 
 
 class EngineFailed(RuntimeError):

@@ -201,7 +201,7 @@ class FollowingScanner(EventScanner):
 
 
 class ContinuedScanner(EventScanner):
-    """Reads the stream of a continuation: text and ids, for whoever writes events of another shape from them.
+    """Reads the stream of a continuation: text and ids, from which events of another shape are written.
 
     With `stops` the text is theirs to deliver; one that is found ends the stream (`is_stopped`).
     """
