@@ -19,7 +19,7 @@ from inferry.config import (
     parse,
 )
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 
 VLLM = {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"}
 

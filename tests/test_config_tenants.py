@@ -12,10 +12,10 @@ from inferry.cli import app
 from inferry.config import ConfigError, dump, parse
 from inferry.config_tenants import AuthConfig, advise_callers, exposure
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import Phase
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.settings import LimitSettings, TenantSettings, shown_limits, shown_tenant
 from inferry.domain.tenants import Limits, Price, Tenant
+from inferry.domain.workers import Phase
 from inferry.scheduling.placing.routes import serves
 from inferry.wiring import over_http
 
@@ -160,7 +160,7 @@ def test_a_pools_worker_serves_its_tenant_and_nobody_else() -> None:
 
 
 def _route(models: Any, isolation: str | None) -> Any:
-    from inferry.domain.jobs import RouteKey
+    from inferry.domain.routes import RouteKey
 
     (model,) = models
     return RouteKey(model, isolation=isolation)

@@ -9,7 +9,7 @@ import yaml
 
 from inferry import config, docs
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.observe.table import TABLE
 
 ROOT = Path(__file__).parents[1]

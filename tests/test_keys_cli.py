@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.admission.directory import Directory
 from inferry.cli import app
+from inferry.domain.callers import Caller
 from inferry.domain.keys import hash_of
-from inferry.domain.tenants import Caller
 
 CONFIG = """
 tenants:

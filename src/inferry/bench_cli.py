@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inferry.bench_show import WRONG_CALL, Watch, bench_bar, fail, note, odds, rich_table, show_result, warn, write
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim_show import console
 
 if TYPE_CHECKING:

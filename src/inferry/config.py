@@ -47,7 +47,7 @@ from inferry.config_workers import (
     WorkerConfig,
 )
 from inferry.config_yaml import read_yaml, why_not
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger_urls import problem_of_ledger
 from inferry.domain.tenants import Price, Tenant
 

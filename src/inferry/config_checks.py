@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from inferry.config_workers import EmbeddedWorkerConfig, HttpWorkerConfig, OpenAIWorkerConfig, WorkerConfig
-from inferry.domain.jobs import Lane, LanePolicy
 from inferry.domain.keys import is_tenant_name
+from inferry.domain.lanes import Lane, LanePolicy
 
 LEAST_KV_TOKENS = 64
 

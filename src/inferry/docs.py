@@ -20,9 +20,9 @@ from msgspec import Struct, UnsetType
 
 from inferry import cli, config, config_sharing, config_tenants, config_workers
 from inferry.checkout import ROOT
-from inferry.domain import errors, ledger, plans, settings
+from inferry.domain import errors, lanes, ledger, settings
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.ingress import openapi
 from inferry.ingress.problems import error_body
 from inferry.observe.table import TABLE
@@ -230,8 +230,8 @@ def _label_values() -> Iterator[tuple[str, str]]:
 
 
 def _release_reasons() -> Iterator[tuple[str, str]]:
-    docs = attribute_docs(plans)
-    for reason in plans.ReleaseReason:
+    docs = attribute_docs(lanes)
+    for reason in lanes.ReleaseReason:
         yield f"`{reason.value}`", docs["ReleaseReason", reason.name]
 
 

@@ -11,7 +11,7 @@ import typer
 from msgspec import Struct
 from rich.table import Table
 
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.arrivals import busiest
 from inferry.sim.calls import Run
 from inferry.sim.page import show

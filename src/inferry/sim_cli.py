@@ -10,7 +10,7 @@ import typer
 from msgspec import Struct
 from rich.console import Console
 
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineModel
 from inferry.sim.page import html_page

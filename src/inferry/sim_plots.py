@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow
 from inferry.sim.curves import first_token_curve, open_calls
 from inferry.sim.page import COLOURS, tick

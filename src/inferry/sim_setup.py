@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry import config as configuration
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.plans import Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim import costs as engines
 from inferry.sim.arrivals import denser, first_seconds, in_lanes
 from inferry.sim.calls import Run

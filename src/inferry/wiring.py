@@ -45,11 +45,11 @@ from inferry.dispatch.values import HealthPolicy, Sharing
 from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger_urls import IN_MEMORY
-from inferry.domain.plans import Room
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spent
+from inferry.domain.workers import Room
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
 from inferry.ingress.values import Limits

@@ -7,7 +7,7 @@ import pytest
 from inferry import wiring
 from inferry.adapters.workers.advice import Facts, advice
 from inferry.config import parse
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from support.http_jobs import a_call, a_plan, a_worker, run, until
 from support.upstream import Upstream, metrics_page
 

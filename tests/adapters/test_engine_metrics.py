@@ -7,8 +7,8 @@ import pytest
 from inferry.adapters.workers.beliefs import LOOKS, STALE_S, Beliefs, excess
 from inferry.adapters.workers.profiles import SGLANG, TGI, VLLM
 from inferry.adapters.workers.readings import Reading, Steps, read_metrics
-from inferry.domain.plans import EngineCounts, Load
 from inferry.domain.streams import Item
+from inferry.domain.workers import EngineCounts, Load
 from support.http_jobs import a_call, a_plan, a_worker, done, ran, run, until
 from support.token_server import TokenServer
 from support.upstream import Upstream, metrics_page

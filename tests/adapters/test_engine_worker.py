@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.adapters.workers.engine_link import EngineLink, EngineProgram
 from inferry.adapters.workers.engine_worker import EngineLimits, EngineWorker
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, WorkerLost
-from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
+from inferry.domain.jobs import InferenceJob, Resume, SoFar
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase
 from inferry.engine.messages import (
     Abort,
     Account,

@@ -10,7 +10,8 @@ from inferry.adapters.workers.http1 import Client, Connection
 from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import Profile
 from inferry.adapters.workers.values import HttpWorkerSettings
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Done, Failed, Item
 from support.builders import a_job
 from support.upstream import DONE, chunk, usage

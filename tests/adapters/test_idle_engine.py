@@ -11,7 +11,7 @@ import pytest
 from inferry.adapters.workers import engine_worker
 from inferry.adapters.workers.engine_link import EngineProgram
 from inferry.adapters.workers.engine_worker import EngineLimits, EngineWorker
-from inferry.domain.plans import Phase
+from inferry.domain.workers import Phase
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 

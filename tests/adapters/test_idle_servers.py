@@ -9,8 +9,8 @@ from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import HOSTED, TRTLLM
 from inferry.domain.errors import WorkerLost, WorkerUnreachable
 from inferry.domain.jobs import Resume
-from inferry.domain.plans import Phase
 from inferry.domain.streams import Done, Failed, Item
+from inferry.domain.workers import Phase
 from support.freezing import FreezingUpstream
 from support.http_jobs import a_call, a_plan, a_worker, done, failed, run, until
 from support.token_server import TokenServer

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import MOST_SALTS, Salts, streaming_body
 from inferry.adapters.workers.profiles import PROFILES, SGLANG, TGI, TRTLLM, VLLM, Profile, Shown, narrowed
 from inferry.adapters.workers.refusals import refusal
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.adapters.workers.vllm_process import prompt_of
-from inferry.domain.jobs import Lane, Sampling
+from inferry.domain.lanes import Lane
+from inferry.domain.sampling import Sampling
+from inferry.domain.values import replace
 from inferry.engine.messages import Request
 from support.http_jobs import a_call, done, error_of, ran, run
 from support.upstream import Upstream

@@ -15,8 +15,8 @@ from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.sse import EventScanner
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import Lane
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
 from support import upstream
 from support.builders import a_job

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.adapters.workers.bodies import continued_body, streaming_body, tokens_left
 from inferry.domain.jobs import InferenceJob, SoFar
+from inferry.domain.values import replace
 from support.builders import a_job
 
 

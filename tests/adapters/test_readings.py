@@ -13,7 +13,7 @@ from inferry.adapters.workers.readings import Reading, Steps, read_metrics
 from inferry.adapters.workers.seams import Seams
 from inferry.adapters.workers.values import EngineSteps
 from inferry.domain.jobs import SoFar
-from inferry.domain.plans import Load
+from inferry.domain.workers import Load
 from support.http_jobs import a_call
 
 NAMES = MetricNames(running=b"running", waiting=b"waiting", kv_usage=b"usage", kv_capacity=b"capacity")

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inferry.adapters.workers.stops import StopSeam, held_back
 from inferry.adapters.workers.trail import FollowingScanner
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.streams import Delta, Done, Failed, Item
+from inferry.domain.values import replace
 from support.http_jobs import a_call, a_plan, a_worker, failed, ran, raw_of, run
 from support.stop_server import StopServer, next_id, read, texts
 from support.upstream import Upstream, event

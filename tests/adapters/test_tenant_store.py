@@ -9,8 +9,8 @@ import pytest
 from inferry.adapters.ledgers.sqlite import LedgerUnusable, SqliteLedger
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.domain.errors import Conflict, NotFound
-from inferry.domain.jobs import Lane
 from inferry.domain.keys import hash_of, parts_of, status_of
+from inferry.domain.lanes import Lane
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 LIMITS = Limits(

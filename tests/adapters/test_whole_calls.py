@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 
 from inferry.adapters.workers.profiles import HOSTED
 from inferry.domain.errors import InvalidRequest, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, FinishReason, Usage
+from inferry.domain.values import replace
 from support.http_jobs import a_call, done, error_of, ran, run
 from support.upstream import Script, Upstream
 

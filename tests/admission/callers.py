@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from msgspec.structs import replace
-
+from inferry.domain.callers import Caller
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
+from inferry.domain.values import replace
 from support.builders import a_job
 
 NOON = 1_773_576_000.0

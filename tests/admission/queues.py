@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from inferry.admission.told import Told
 from inferry.admission.waits import FLOOR_S, WaitModel
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ahead
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from admission.queues import Outcome, bursts, decode_bound, jobs, poisson, prefill_bound, simulate
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 # A decode-bound job holds its slot for about 1.95 s, a prefill-bound one for about 0.23 s.
 DECODE_S = 1.95

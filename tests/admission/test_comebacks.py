@@ -3,8 +3,9 @@
 import pytest
 
 from inferry.admission.comebacks import LONGEST_S, Comebacks
+from inferry.domain.callers import Caller
 from inferry.domain.errors import QueueFull, RateLimited, TenantConcurrency
-from inferry.domain.tenants import Caller, Limits, Tenant
+from inferry.domain.tenants import Limits, Tenant
 from support.builders import a_job
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from inferry.admission import directory as module
 from inferry.admission.directory import Directory
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidApiKey, InvalidRequest
-from inferry.domain.jobs import Lane
 from inferry.domain.keys import hash_of, key_text, parts_of
-from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+from inferry.domain.lanes import Lane
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 SECRET = "s" * 43
 OTHER_SECRET = "z" * 43

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.admission.door import (
     BEYOND_S,
@@ -20,7 +19,9 @@ from inferry.admission.door import (
     Door,
 )
 from inferry.domain.errors import QueueFull
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from support.builders import a_job, a_policy
 
 EACH_S = 0.5

@@ -1,15 +1,16 @@
 """The gate as a whole: shadow mode, changing limits, what it forgets, what it restores."""
 
 import pytest
-from msgspec.structs import replace
 
 from admission.callers import DAY, NOON, a_call, a_caller, used
 from inferry.admission.gate import RUN_IDLE_S, Gate
 from inferry.admission.permits import Permit
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import Footprint, InferenceJob
 from inferry.domain.spending import Spent
-from inferry.domain.tenants import Caller, Limits, Price
+from inferry.domain.tenants import Limits, Price
+from inferry.domain.values import replace
 
 
 def admit(

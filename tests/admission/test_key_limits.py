@@ -8,6 +8,7 @@ from admission.callers import DAY, NOON, a_call, a_caller, used
 from inferry.admission.comebacks import Comebacks
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
+from inferry.domain.callers import Caller
 from inferry.domain.errors import (
     GatewayError,
     RateLimited,
@@ -15,9 +16,10 @@ from inferry.domain.errors import (
     TenantBudgetExhausted,
     TenantConcurrency,
 )
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.spending import Spent
-from inferry.domain.tenants import NANO, ApiKey, Caller, Limits, Price, Tenant
+from inferry.domain.tenants import NANO, ApiKey, Limits, Price, Tenant
 
 PRICES = {"m": Price(input=1.0, output=1.0)}
 CEILINGS: list[tuple[str, float]] = [

@@ -5,16 +5,17 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from admission.callers import DAY, NOON, a_call, a_caller, used
 from inferry.admission.budgets import UNBOUNDED, Tariff, day_of, money, month_of, piece
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import NANO, Caller, Limits, Price
+from inferry.domain.tenants import NANO, Limits, Price
+from inferry.domain.values import replace
 
 PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}
 """A thousand billionths for a token of a prompt, ten thousand for one of an answer."""

@@ -9,9 +9,10 @@ from admission.callers import NOON, a_call, a_caller, used
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
 from inferry.admission.values import Standing
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.tenants import Caller, Limits, Tenant
+from inferry.domain.tenants import Limits, Tenant
 
 
 def admit(gate: Gate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> Permit:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec.structs import replace
 
 from inferry.admission.runs import MAX_DEPTH, PARENT_HEADER, Run, Runs, RunStatus, Totals, covered
 from inferry.domain.attempts import Attempt
@@ -21,6 +20,7 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
+from inferry.domain.values import replace
 from support.builders import a_job
 
 _numbers = itertools.count()

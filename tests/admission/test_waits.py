@@ -15,7 +15,7 @@ from inferry.admission.rates import Drain
 from inferry.admission.told import Told
 from inferry.admission.waits import LONGEST_RETRY_S, SHORTEST_RETRY_S, WaitModel, _joined, infeasible
 from inferry.domain.errors import DeadlineInfeasible
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ahead
 from support.builders import a_job
 

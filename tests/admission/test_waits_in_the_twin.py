@@ -6,7 +6,7 @@ import pytest
 
 from inferry.bench import waits
 from inferry.bench.waits import QUEUE_LIMITS, TellingDoor, agent_runs, burst_mix, cells, play
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 
 def test_nine_in_ten_jobs_are_sent_within_the_p90_they_were_told() -> None:

@@ -2,10 +2,9 @@
 
 from itertools import combinations, pairwise
 
-from msgspec.structs import replace
-
 from inferry.bench.bound import Window, Work, best_family, bounds, forced_steps, windows
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Run, Step
 from inferry.sim.controlled import ControlledDoor
 from inferry.sim.costs import load_model

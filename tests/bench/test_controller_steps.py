@@ -15,7 +15,7 @@ from inferry.bench.controller import (
     full_load,
     load_steps,
 )
-from inferry.domain.plans import Room
+from inferry.domain.workers import Room
 from inferry.sim.controlled import ControlledDoor
 from inferry.sim.costs import load_model
 from inferry.sim.world import World

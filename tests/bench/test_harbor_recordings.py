@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.bench import harbor_h200
 from inferry.bench.harbor_costs import Counts, counts, learned
@@ -17,7 +16,8 @@ from inferry.bench.harbor_twin import MeetsPrompts
 from inferry.bench.harbor_twin import played as played_in_twin
 from inferry.bench.results import RESULTS
 from inferry.dispatch.rooms import Rooms
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
 from inferry.sim.harbor import harbor
 from support.builders import a_view
 

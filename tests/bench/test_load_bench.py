@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from inferry.adapters.workers.http1 import Client
@@ -25,7 +24,8 @@ from inferry.bench.load.result import Result, from_json, to_json
 from inferry.bench.load.traffic import Agents, Bursts, Traffic
 from inferry.bench_show import warnings
 from inferry.cli import app
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim_setup import Promise

@@ -10,7 +10,7 @@ from inferry.bench.load.page import in_flight
 from inferry.bench.load.player import Call, Played
 from inferry.bench.load.rows import CallRow, RunRow, call_rows, run_rows
 from inferry.bench.load.terms import Price, terms_of
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import load_model
 from inferry.sim_setup import Promise

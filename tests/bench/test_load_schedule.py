@@ -21,7 +21,7 @@ from inferry.bench.load.traffic import (
     span_in,
     within,
 )
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run
 from inferry.sim.harbor import harbor
 from inferry.sim.prompts import length

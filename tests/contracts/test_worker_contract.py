@@ -11,25 +11,18 @@ from contextlib import ExitStack
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from contracts.homes import Home, embedded, over_http, scripted, vllm_in_process, vllm_over_http
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, WorkerLost
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    Payload,
-    Resume,
-    RouteKey,
-    Sampling,
-    SoFar,
-)
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume, SoFar
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Worker
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Item
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase
 from support.contract_model import SPOKEN, ensure_contract_model
 
 KINDS = [scripted, over_http, embedded]
@@ -387,7 +380,7 @@ def test_a_job_that_is_stopped_within_a_character_goes_on_before_it(home: Home, 
         heard = home.run(stopped())
     so_far = heard.failed("j").so_far
     assert so_far is not None
-    rest = home.run(hear(home.worker, structs.replace(job, job_id="rest", so_far=so_far)))
+    rest = home.run(hear(home.worker, replace(job, job_id="rest", so_far=so_far)))
     assert so_far.output_ids + rest.ids("rest") == home.speaks * rounds
     assert heard.text("j") + rest.text("rest") == SPOKEN * rounds
 

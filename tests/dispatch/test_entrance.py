@@ -1,18 +1,20 @@
 """Who is inside: what a job may write, exactly at the bounds of its budgets, and who pays for what."""
 
 import pytest
-from msgspec.structs import replace
 
 from admission.callers import a_call, a_caller, used
 from inferry.admission.gate import Gate
 from inferry.admission.runs import Runs
 from inferry.dispatch.entrance import Entrance
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import Caller
 from inferry.domain.errors import ClientClosed, GatewayError, RateLimited, RunCancelled, WorkerLost
 from inferry.domain.jobs import SoFar
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Done, End, Failed, FinishReason
-from inferry.domain.tenants import Caller, Limits
+from inferry.domain.tenants import Limits
+from inferry.domain.values import replace
 
 
 class StillClock:

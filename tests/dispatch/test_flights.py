@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inferry.dispatch.flights import Flights
 from inferry.dispatch.gateway import Gateway
@@ -17,6 +16,7 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.sameness import Question, digest
 from inferry.dispatch.values import Sharing
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import ANYBODY, Caller
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import (
     ClientClosed,
@@ -28,12 +28,15 @@ from inferry.domain.errors import (
     RunCancelled,
     WorkerLost,
 )
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, Repeat, Resume, Sampling
+from inferry.domain.jobs import InferenceJob, Repeat, Resume
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import Room
 from inferry.domain.ports import Emit
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
-from inferry.domain.tenants import ANYBODY, Caller, Limits, Tenant
+from inferry.domain.tenants import Limits, Tenant
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.demux import Demux

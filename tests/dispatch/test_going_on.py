@@ -12,11 +12,13 @@ from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, InvalidRequest, NoWorker, WorkerLost
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import BatchPlan, Room
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
+from inferry.domain.workers import Room
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.mailbox import JobStream

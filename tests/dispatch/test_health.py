@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from inferry.dispatch.health import Breaker, CircuitBreaker
 from inferry.dispatch.values import HealthPolicy
-from inferry.domain.plans import Room
+from inferry.domain.workers import Room
 
 POLICY = HealthPolicy(losses=3, window_s=30, first_pause_s=1, longest_pause_s=8, jitter=0.0, first_share=0.1)
 

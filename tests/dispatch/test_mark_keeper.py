@@ -16,7 +16,7 @@ from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.mark_keeper import MarkKeeper
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import DEFAULT_LANES
+from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.spending import Mark, MarkBatch
 from inferry.domain.streams import Done, Failed
 from inferry.ledger.recorder import Recorder

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.dispatch import prefixes
 from inferry.dispatch.pool import Pool
@@ -12,6 +11,7 @@ from inferry.dispatch.tokens import TokenRatios
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import Estimate
 from inferry.domain.ports import ModelCard
+from inferry.domain.values import replace
 from support.scripted_worker import ScriptedWorker
 
 

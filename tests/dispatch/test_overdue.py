@@ -4,14 +4,16 @@ import asyncio
 
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inferry.dispatch.overdue import BURST, ENOUGH, LEAST_S, TIMES, FirstTokens, Overdue, may_be_retried
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import WorkerTimeout
 from inferry.domain.jobs import SoFar
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Done, Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase
 from support.builders import a_job
 from support.houses import read
 from support.virtual_gateway import FreezingWorker, VirtualGateway, a_virtual_gateway

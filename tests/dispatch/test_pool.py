@@ -12,8 +12,9 @@ import pytest
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, Draining, NotFound, WorkerLost, WorkerTimeout
-from inferry.domain.plans import BatchPlan, Phase, Room
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
+from inferry.domain.workers import Phase, Room
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy
 from support.scripted_worker import ScriptedWorker

@@ -1,11 +1,11 @@
 """The rooms of workers, as the loop keeps them."""
 
-from msgspec.structs import replace
-
 from inferry.dispatch.rooms import Rooms
 from inferry.domain.attempts import Attempt
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import BatchPlan, ReleaseReason, Room, WorkerView
+from inferry.domain.lanes import DEFAULT_LANES, Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.values import replace
+from inferry.domain.workers import Room, WorkerView
 from support.builders import a_job, a_view
 
 

@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.errors import RunCancelled, RunNotFound
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import Room
 from inferry.domain.streams import Done, Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.builders import a_job

@@ -16,7 +16,8 @@ from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted, WorkerLost
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
 from inferry.domain.tenants import Price

@@ -2,20 +2,21 @@
 
 import asyncio
 
-from msgspec.structs import replace
-
 from inferry.dispatch.flights import Flights
 from inferry.dispatch.replays import Replays
 from inferry.dispatch.sameness import digest
 from inferry.dispatch.values import Kept, Sharing
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import ANYBODY, Caller
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import GatewayError, QueueTimeout, RunBudgetExhausted, RunCancelled
-from inferry.domain.jobs import InferenceJob, Repeat, Sampling, SoFar
+from inferry.domain.jobs import InferenceJob, Repeat, SoFar
+from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
-from inferry.domain.tenants import ANYBODY, Caller
+from inferry.domain.values import replace
 from inferry.streams.demux import Demux
 from inferry.streams.mailbox import JobStream
 from inferry.streams.shared import Reader

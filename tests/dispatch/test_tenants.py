@@ -13,9 +13,10 @@ import pytest
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.dispatch import tenants as module
 from inferry.dispatch.tenants import AuthMode, TenantBook, TenantWatch
+from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidApiKey, InvalidRequest
 from inferry.domain.keys import NewKey
-from inferry.domain.tenants import Caller, Limits, Tenant
+from inferry.domain.tenants import Limits, Tenant
 
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
 

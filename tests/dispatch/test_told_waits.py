@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import ManualClock
 from inferry.domain.errors import DeadlineInfeasible, QueueFull
-from inferry.domain.jobs import DEFAULT_LANES, Estimate, InferenceJob, Lane
+from inferry.domain.jobs import Estimate, InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Room
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.mailbox import JobStream

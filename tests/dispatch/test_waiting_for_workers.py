@@ -3,14 +3,16 @@
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.dispatch.patience import out_of_patience
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError, NoWorker, QueueTimeout, WorkerLost, WorkerUnreachable
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.recovery import MAX_LOSSES, Again, next_attempt
 from inferry.domain.streams import Done, End, Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase
 from support.builders import a_job
 from support.houses import read
 from support.virtual_gateway import FreezingWorker, VirtualGateway, a_virtual_gateway

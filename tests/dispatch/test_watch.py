@@ -12,8 +12,8 @@ import pytest
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.watch import Fleet, FleetWatch, Unusable, WatchedFile
 from inferry.domain.clock import SystemClock
-from inferry.domain.plans import Phase
 from inferry.domain.ports import Worker
+from inferry.domain.workers import Phase
 from support.scripted_worker import ScriptedWorker
 
 

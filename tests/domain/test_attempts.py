@@ -1,15 +1,16 @@
 """One attempt after another at the same job: what each may write, what it used, who is to take it next."""
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.domain.attempts import ASK_AHEAD, UNLIMITED, Attempt
 from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout, RunCancelled, WorkerLost
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Resume, SoFar
+from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import Outcome
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.recovery import MAX_LOSSES, Again, next_attempt, whole_usage
 from inferry.domain.streams import Failed, Usage
+from inferry.domain.values import replace
 from support.builders import a_job
 
 PROMPT = (5, 6, 7)

@@ -1,7 +1,6 @@
 """What becomes of a job whose attempt was lost or stopped."""
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import (
@@ -14,9 +13,11 @@ from inferry.domain.errors import (
     WorkerTimeout,
 )
 from inferry.domain.jobs import InferenceJob, Resume, SoFar
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.recovery import MAX_LOSSES, Again, next_attempt, whole_usage
 from inferry.domain.streams import Done, Failed, Usage
+from inferry.domain.values import replace
 from support.builders import a_job
 
 PROMPT = (5, 6, 7)

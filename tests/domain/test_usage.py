@@ -3,11 +3,12 @@
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from inferry.domain.jobs import InferenceJob, Payload, Sampling, SoFar
+from inferry.domain.jobs import InferenceJob, Payload, SoFar
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, FinishReason, Usage
 from inferry.domain.usage import MEDIA_TOKENS, TEMPLATE_TOKENS, checked, most_output, with_usage
+from inferry.domain.values import replace
 from support.builders import a_job
 
 COUNTS = st.integers(-(10**25), 10**25) | st.integers(-3, 5000)

@@ -13,7 +13,7 @@ from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import DEFAULT_LANES
+from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.tenants import Limits, Tenant
 from support.serving import Serving
 from support.upstream import DONE, Upstream, begin, chunk, role, usage

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from inferry.domain.plans import Room
+from inferry.domain.workers import Room
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 

@@ -12,8 +12,8 @@ import pytest
 from inferry.adapters.ledgers.sqlite import open_sqlite_queries
 from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.domain.ledger import Outcome
-from inferry.domain.plans import Room
 from inferry.domain.tenants import Tenant
+from inferry.domain.workers import Room
 from support.scripted_worker import ScriptedWorker
 from support.tenanted import CHAT, Answer, Tenanted
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from msgspec.structs import replace
 
 from inferry.adapters.ledgers.sqlite import open_sqlite_queries
-from inferry.domain.plans import WorkerView
+from inferry.domain.values import replace
+from inferry.domain.workers import WorkerView
 from support.over_http import OverHttp
 from support.scripted_worker import ScriptedWorker
 from support.tenanted import CHAT, Answer, Tenanted, bearer

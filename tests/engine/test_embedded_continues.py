@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.adapters.workers.embedded import EmbeddedWorker
 from inferry.adapters.workers.engine_jobs import Crowd, LiveJob
 from inferry.domain.errors import ClientClosed, WorkerLost
-from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
+from inferry.domain.jobs import InferenceJob, Resume, SoFar
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Item, Usage
+from inferry.domain.values import replace
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.assembler import Assembler

@@ -15,9 +15,11 @@ import pytest
 
 from inferry.adapters.workers.embedded import EmbeddedWorker, EngineFailed
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, UpstreamRefused, WorkerLost
-from inferry.domain.jobs import InferenceJob, Lane, Sampling
-from inferry.domain.plans import Phase
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Item
+from inferry.domain.workers import Phase
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Request
 from inferry.engine.tokenizer import HfTokenizer

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Ordered
 import pytest
 import torch
 
-from inferry.domain.jobs import Lane, Sampling
+from inferry.domain.lanes import Lane
+from inferry.domain.sampling import Sampling
 from inferry.engine import sampling as drawing
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferry.domain.jobs import Lane, Sampling
+from inferry.domain.lanes import Lane
+from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request, StepDone

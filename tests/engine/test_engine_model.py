@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request

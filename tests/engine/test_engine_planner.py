@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.engine.planner import Limits, StepPlan, plan_step
 from inferry.engine.sequences import Sequence
 from support.engine_fixtures import greedy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import (

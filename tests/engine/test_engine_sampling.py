@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.domain.jobs import Lane, Sampling
+from inferry.domain.lanes import Lane
+from inferry.domain.sampling import Sampling
 from inferry.engine.sampling import sample, uniform
 from inferry.engine.sequences import Sequence
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted, WorkerLost
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
+from inferry.domain.values import replace
 from inferry.ingress.respond import Heartbeats, StreamedAnswer, WholeAnswer
 from inferry.ingress.shapes import ContinuedWriter
 from inferry.streams.mailbox import JobStream, MergeTally

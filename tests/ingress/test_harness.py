@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inferry.admission.runs import Runs
 from inferry.domain.errors import InvalidRequest
+from inferry.domain.values import replace
 from inferry.ingress.harness import RunIdentity, identity
 from support.builders import a_job
 

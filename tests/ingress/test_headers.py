@@ -2,9 +2,10 @@
 
 import pytest
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import InvalidRequest, LaneNotAllowed
-from inferry.domain.jobs import Lane
-from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+from inferry.domain.lanes import Lane
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, lane_of, whole_number
 from inferry.ingress.repeats import repeat_of

@@ -7,8 +7,8 @@ from time import process_time
 
 import pytest
 
+from inferry.domain.callers import ANYBODY
 from inferry.domain.errors import InvalidApiKey
-from inferry.domain.tenants import ANYBODY
 from inferry.ingress.bodies import MOST_UNWANTED
 from inferry.ingress.chunks import MOST_EXTRA
 from inferry.ingress.connection import MOST_PIPELINED, Connection

@@ -9,11 +9,12 @@ import pytest
 
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
+from inferry.domain.callers import ANYBODY
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ContextLengthExceeded, GatewayError, InvalidRequest
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ports import ModelCard
-from inferry.domain.tenants import ANYBODY
 from inferry.ingress.parse import MOST_STOPS, parse
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics

@@ -6,16 +6,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from sqlalchemy import Engine, create_engine
 
 from inferry.adapters.ledgers.spending import spent
 from inferry.adapters.ledgers.sqlite import SqliteLedger
 from inferry.admission.gate import Gate
+from inferry.domain.callers import Caller
 from inferry.domain.errors import RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.spending import Spent
-from inferry.domain.tenants import Caller, Limits, Tenant
+from inferry.domain.tenants import Limits, Tenant
+from inferry.domain.values import replace
 from ledger.builders import an_entry
 from support.builders import a_job
 

@@ -240,9 +240,9 @@ ROOM = Room(
         ),
         Mutant(
             "a key may use a model that its tenant may not",
-            "domain/tenants.py",
-            "if allowed is not None and not _is_named(model, allowed):",
-            "if self.key is None and allowed is not None and not _is_named(model, allowed):",
+            "domain/callers.py",
+            "for models in (limits.models, None if of_key is None else of_key.models)",
+            "for models in (limits.models if of_key is None else None, None if of_key is None else of_key.models)",
             _KEYS,
         ),
         Mutant(

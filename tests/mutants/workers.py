@@ -165,7 +165,7 @@ ROOM = Room(
         Mutant(
             "an abort is a good end",
             "adapters/workers/sse.py",
-            'if choice.finish_reason == "abort":',
+            'if reason == "abort":',
             "if False:",
             _SSE,
         ),

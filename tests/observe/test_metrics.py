@@ -12,9 +12,14 @@ from prometheus_client.registry import CollectorRegistry
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, GatewayError, QueueFull, QueueTimeout, WorkerLost
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
-from inferry.domain.plans import BatchPlan, Load, Phase, ReleaseReason, Room, WorkerView
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
+from inferry.domain.values import replace
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 from inferry.observe.fast import FastCounter, FastHistogram
 from inferry.observe.metrics import Metrics
 from inferry.observe.table import TABLE
@@ -351,11 +356,7 @@ def test_a_fast_counter_adds() -> None:
 
 def test_no_prompt_can_reach_the_exposition(metrics: Metrics) -> None:
     fields: dict[str, Any] = {"api": "chat", "sampling": Sampling()}
-    job = a_job()
-    canary = InferenceJob(
-        **{name: getattr(job, name) for name in job.__struct_fields__ if name != "payload"},
-        payload=Payload(body=b"canary-7f3a", **fields),
-    )
+    canary = replace(a_job(), payload=Payload(body=b"canary-7f3a", **fields))
     attempt = an_attempt(canary, done())
     metrics.offered(canary)
     metrics.planned(a_plan(canary), 101.0)

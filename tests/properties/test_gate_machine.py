@@ -11,10 +11,11 @@ from admission.callers import NOON, a_call
 from inferry.admission.budgets import UNBOUNDED, Account
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import ApiKey, Caller, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
 
 PRICES = {"m": Price(input=1.0, cached_input=0.25, output=3.7), "n": Price(input=0.0013, output=0.0007)}
 LINEAGES = (("r",), ("s", "r"), ("t", "s", "r"), ("u", "r"), ("v",))

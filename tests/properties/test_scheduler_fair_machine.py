@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferry.domain.jobs import InferenceJob, Lane, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, Produced, Tick, Whereabouts
+from inferry.domain.values import replace
 from inferry.scheduling.pacing import DEBT_S
 from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
 from inferry.scheduling.scheduler import Scheduler
@@ -58,7 +59,7 @@ class FairMachine(RuleBasedStateMachine):
         self.jobs: dict[str, Known] = {}
         self.level, self.filled_at = float(BURST), 0.0
         self.log: list[tuple[str, tuple[Any, ...]]] = []
-        self.ticks: list[bytes] = []
+        self.ticks: list[Tick] = []
         self.wake_at: float | None = None
         self.limits: dict[str, int] = {name: room.get("sequences", 1_000) for name, room in ROOMS.items()}
         self.scheduler = self.fresh()
@@ -108,7 +109,7 @@ class FairMachine(RuleBasedStateMachine):
     def the_evicted_leave_and_come_back(self) -> None:
         for known in [known for known in self.flying() if known.evicted]:
             self.finish(known)
-            again = msgspec.structs.replace(known.job, attempt=known.job.attempt + 1)
+            again = replace(known.job, attempt=known.job.attempt + 1)
             self.jobs[again.job_id] = Known(again)
             self.tell("offer", again, self.now)
             for late in (FirstToken(), Ended()):
@@ -157,7 +158,7 @@ class FairMachine(RuleBasedStateMachine):
     def ask(self) -> Tick:
         self.log.append(("tick", (self.now,)))
         tick = self.scheduler.tick(self.now)
-        self.ticks.append(msgspec.msgpack.encode(tick))
+        self.ticks.append(tick)
         return tick
 
     @rule()
@@ -235,7 +236,7 @@ class FairMachine(RuleBasedStateMachine):
         """The same inputs give the same ticks; and with time and room everybody goes."""
         again = self.fresh()
         results = [getattr(again, verb)(*arguments) for verb, arguments in self.log]
-        assert [msgspec.msgpack.encode(tick) for tick in results if isinstance(tick, Tick)] == self.ticks
+        assert [tick for tick in results if isinstance(tick, Tick)] == self.ticks
         for _ in range(len(self.jobs) + 10):
             for known in self.flying():
                 self.finish(known)

@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from inferry.domain.jobs import InferenceJob, Lane, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, Produced, Tick
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view

@@ -1,7 +1,9 @@
 """A scheduler with short sentences: what a test says and what it reads off a tick."""
 
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
-from inferry.domain.plans import Ended, FirstToken, Tick, WorkerView
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.plans import Ended, FirstToken, Tick
+from inferry.domain.workers import WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_policy
 

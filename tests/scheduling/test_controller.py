@@ -7,10 +7,10 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import EngineCounts, Load, Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
+from inferry.domain.workers import EngineCounts, Load, Room
 from inferry.scheduling.controller import (
     COLD_PREFILL_TOKENS,
     KEEP_AT_LEAST,

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from inferry.domain.jobs import Lane
-from inferry.domain.plans import Phase, Use
+from inferry.domain.lanes import Lane
+from inferry.domain.plans import Use
+from inferry.domain.workers import Phase
 from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.placing.affinity import Circle
 from inferry.scheduling.placing.place import TOKENS_WORTH_A_SEQUENCE

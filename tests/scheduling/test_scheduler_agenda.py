@@ -2,7 +2,7 @@
 
 import itertools
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.scheduling.due import Agenda
 from inferry.scheduling.fairness import LaneAccounts
 from inferry.scheduling.lanes import Hall, Line

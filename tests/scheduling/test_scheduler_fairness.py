@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, Produced
 from inferry.scheduling.fairness import jain
 from inferry.scheduling.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ahead, Ended
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, offer, sent

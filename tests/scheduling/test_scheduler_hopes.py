@@ -1,6 +1,6 @@
 """Who goes first where not everybody can be in time, and for how long."""
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, offer, sent
 from support.builders import a_job, a_policy, a_view

@@ -3,8 +3,10 @@
 import pytest
 
 from inferry.domain.errors import QueueFull
-from inferry.domain.jobs import Lane, RouteKey
-from inferry.domain.plans import Load, Phase, Use, Whereabouts
+from inferry.domain.lanes import Lane
+from inferry.domain.plans import Use, Whereabouts
+from inferry.domain.routes import RouteKey
+from inferry.domain.workers import Load, Phase
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, sent
 from support.builders import a_job, a_policy, a_view

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, first_token, offer, places, sent

@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from inferry.domain.jobs import Lane
-from inferry.domain.plans import Load
+from inferry.domain.lanes import Lane
+from inferry.domain.workers import Load
 from scheduling.scheduler_harness import a_scheduler, batches, end, first_token, offer, reasons, sent
 from support.builders import a_job, a_policy, a_view
 

@@ -3,7 +3,7 @@
 import pytest
 
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import Load, WorkerView
+from inferry.domain.workers import Load, WorkerView
 from scheduling.scheduler_harness import a_scheduler, end, offer, places, sent
 from support.builders import a_job, a_view
 

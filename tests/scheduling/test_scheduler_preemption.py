@@ -2,7 +2,8 @@
 
 import pytest
 
-from inferry.domain.jobs import InferenceJob, Lane, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, Produced, Tick, Whereabouts
 from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
 from inferry.scheduling.scheduler import Scheduler

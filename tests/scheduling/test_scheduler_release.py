@@ -2,8 +2,8 @@
 
 import pytest
 
-from inferry.domain.jobs import Lane
-from inferry.domain.plans import Load
+from inferry.domain.lanes import Lane
+from inferry.domain.workers import Load
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, batches, end, expired, offer, reasons, sent
 from support.builders import a_job, a_policy, a_view

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import end, offer, sent
 from support.builders import a_job, a_policy, a_view

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken
 from inferry.scheduling.scheduler import Scheduler
 from inferry.scheduling.siblings import ENOUGH_SIBLINGS, LOOKS_AGAIN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.arrivals import busiest, denser, first_seconds, in_lanes
 from inferry.sim.calls import Run, Step
 

@@ -1,6 +1,6 @@
 """What plots draw."""
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow
 from inferry.sim.curves import first_token_curve, open_calls
 

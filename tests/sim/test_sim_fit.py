@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
-from msgspec.structs import replace
 
 from inferry.bench.probes import Probe, Reach, schedule
+from inferry.domain.values import replace
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.fit import fit
 from inferry.sim.flags import infer_chunk, infer_sequences

@@ -1,6 +1,6 @@
 """Harbor: the same seed gives the same work, and it has the shape that its name promises."""
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.harbor import harbor, simple_harbor
 from inferry.sim.prompts import block_hashes, length
 

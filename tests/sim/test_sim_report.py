@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferry.bench import scale
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.workers import Room
 from inferry.sim.cache import BlockPool
 from inferry.sim.calls import Run
 from inferry.sim.costs import CostModel, EngineFlags

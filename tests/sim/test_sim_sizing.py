@@ -10,7 +10,7 @@ from inferry.sim.sizing import NoFleet, Sizing, smallest_fleet
 
 
 def a_report(kept: int, of: int = 100) -> Report:
-    from inferry.domain.jobs import Lane
+    from inferry.domain.lanes import Lane
 
     rows = [
         CallRow("r", "s", "t", Lane.P0, 10, 5, 0.0, 0.1, 0.2, 0.1 if number < kept else 9.0, "done", 5)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.prompts import block_hashes, length
 from inferry.sim.traces import TraceError, UnknownTrace, read_trace
 

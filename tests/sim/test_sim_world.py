@@ -5,9 +5,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Room
+from inferry.domain.workers import Room
 from inferry.sim.arrivals import agents, bursts, even_lengths, poisson
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import CostModel, EngineFlags

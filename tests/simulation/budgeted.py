@@ -4,14 +4,16 @@ import random
 from collections.abc import Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
+from inferry.domain.callers import Caller
 from inferry.domain.errors import ClientClosed, RunBudgetExhausted, TenantBudgetExhausted
-from inferry.domain.jobs import InferenceJob, Lane, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import Lane
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
-from inferry.domain.tenants import ApiKey, Caller, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
+from inferry.domain.values import replace
 from inferry.sim.faults import Faults, JobFault, JobTrouble, WorkerFault, WorkerTrouble
 from inferry.sim.trial import Trial
 from support.builders import a_job, a_policy, a_view

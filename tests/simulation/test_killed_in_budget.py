@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from msgspec.structs import replace
 
 from admission.callers import DAY, NOON, a_call, a_caller
 from inferry.admission import marks
@@ -15,6 +14,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.spending import Mark, MarkBatch, Spent
 from inferry.domain.streams import Usage
 from inferry.domain.tenants import Limits, Price
+from inferry.domain.values import replace
 
 PRICES = {"m": Price(input=2.0, output=10.0)}
 CEILING = 3_000

@@ -2,7 +2,8 @@
 
 import pytest
 
-from inferry.domain.tenants import Caller, Tenant
+from inferry.domain.callers import Caller
+from inferry.domain.tenants import Tenant
 from simulation.budgeted import AGENTS, BudgetedTrial, SubAgents, play, tokens_until
 
 UNLIMITED = Caller(Tenant(name="a"))

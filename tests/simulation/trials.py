@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import BatchPlan, Phase, Room, Tick, WorkerView
+from inferry.domain.plans import BatchPlan, Tick
 from inferry.domain.streams import Done, End
+from inferry.domain.workers import Phase, Room, WorkerView
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.sim.faults import draw_faults
 from inferry.sim.trial import Trial, Watcher

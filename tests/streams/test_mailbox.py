@@ -6,11 +6,11 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
+from inferry.domain.values import replace
 from inferry.streams.demux import Demux
 from inferry.streams.mailbox import MERGED_AT, JobStream, MergeTally, OutOfOrder, merge
 from support.builders import a_job

@@ -3,19 +3,11 @@
 import itertools
 from typing import Literal
 
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    LanePolicy,
-    Payload,
-    Resume,
-    RouteKey,
-    Sampling,
-)
-from inferry.domain.plans import Load, Phase, Room, WorkerView
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 
 _numbers = itertools.count(1)
 

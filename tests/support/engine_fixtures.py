@@ -5,8 +5,11 @@ from pathlib import Path
 
 import torch
 
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.loader import load_model

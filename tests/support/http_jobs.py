@@ -5,14 +5,16 @@ from collections.abc import Coroutine
 from typing import Any, Literal
 
 from msgspec import json
-from msgspec.structs import replace
 
 from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import InferenceJob, Payload, Resume, Sampling, SoFar
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.jobs import InferenceJob, Payload, Resume, SoFar
+from inferry.domain.lanes import ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, Failed, Item
+from inferry.domain.values import replace
 from support.builders import a_job
 from support.upstream import Upstream
 from support.virtual_net import run_virtual_net

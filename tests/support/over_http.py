@@ -7,7 +7,7 @@ from inferry.adapters.workers.openai_http import OpenAIHttpWorker
 from inferry.adapters.workers.profiles import PROFILES
 from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
-from inferry.domain.jobs import DEFAULT_LANES
+from inferry.domain.lanes import DEFAULT_LANES
 from support.tenanted import Tenanted
 from support.upstream import Upstream, well_behaved
 

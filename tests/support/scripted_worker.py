@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import ClientClosed, WorkerLost
 from inferry.domain.jobs import InferenceJob, Resume, SoFar
-from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 
 
 class ScriptedWorker:

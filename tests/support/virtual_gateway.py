@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from msgspec.structs import replace
-
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob
-from inferry.domain.plans import BatchPlan, Phase, Room, WorkerView
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, Room, WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.mailbox import JobStream

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from inferry.domain.values import replace
 from support.fleet import Answer, Ask, GatewayProcess, Readers
 from support.vllm_server import VllmServer
 

@@ -11,7 +11,7 @@ since the outcome before: a backlog that goes in one piece is a few observations
 
 from math import exp
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 _LOWEST, _STEP, _BINS = -3.0, 0.1, 70
 _NORMAL = (-1.64, -1.04, -0.67, -0.39, -0.13, 0.13, 0.39, 0.67, 1.04, 1.64)

@@ -9,9 +9,10 @@ Nothing is kept for anybody: the limit is the caller's own, and so are those who
 
 from math import inf
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.tenants import Caller, Limits
+from inferry.domain.tenants import Limits
 
 LONGEST_S = 115.0
 """OpenAI's clients do not come back at all when told to wait for more than two minutes."""

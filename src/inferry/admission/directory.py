@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from hmac import compare_digest
 
+from inferry.domain.callers import ANYBODY, Caller
 from inferry.domain.errors import InvalidApiKey, InvalidRequest
 from inferry.domain.keys import hash_of, parts_of
-from inferry.domain.tenants import ANYBODY, ApiKey, Caller, Tenant
+from inferry.domain.tenants import ApiKey, Tenant
 
 _NOT_KNOWN = "the API key is not known here, or no longer valid"
 _NO_KEY = "an API key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"

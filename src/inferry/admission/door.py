@@ -24,7 +24,8 @@ from math import ceil
 from typing import TypeVar
 
 from inferry.domain.errors import QueueFull
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
 
 SOONEST_S = 0.1
 GUESSED_EACH_S, GUESSED_SOONEST_S = 0.1, 1.0

@@ -8,6 +8,7 @@ Callers without any limit share one permit per model, and nothing is counted for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from inferry.admission.books import Books, RunAccounts, Shelf
 from inferry.admission.budgets import (
@@ -26,17 +27,24 @@ from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
 from inferry.admission.standing import standing
 from inferry.admission.values import Line, Standing
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, LedgerUnavailable
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.spending import Mark, Spent
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import Caller, Limits, Price
+from inferry.domain.tenants import Limits, Price
 
 LEASE_TOKENS = 256
 MOST_NAMES = 10_000
 MOST_RUNS = 100_000
 RUN_IDLE_S = 86_400.0
 """A run that nobody has called for so long is taken to be over: its account is forgotten."""
+
+_counted = attrgetter(
+    "requests_per_minute", "tokens_per_minute", "max_concurrent", "run_token_ceiling", "run_money_ceiling",
+    "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
+)  # fmt: skip
+_NOTHING_COUNTED = _counted(Limits())
 
 
 class Gate:
@@ -428,17 +436,7 @@ class Gate:
 
 def has_limits(limits: Limits) -> bool:
     """Whether there is anything to count for whoever has them."""
-    return not (
-        limits.requests_per_minute is None
-        and limits.tokens_per_minute is None
-        and limits.max_concurrent is None
-        and limits.run_token_ceiling is None
-        and limits.run_money_ceiling is None
-        and limits.day_token_ceiling is None
-        and limits.month_token_ceiling is None
-        and limits.day_money_ceiling is None
-        and limits.month_money_ceiling is None
-    )
+    return _counted(limits) != _NOTHING_COUNTED
 
 
 def _hold_the_run_to_its_ceilings(permit: Permit) -> None:

@@ -19,7 +19,7 @@ Events only add to counters; once in a beat these are folded in and the answers 
 
 from math import exp, inf
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 BEAT_S = 0.25
 MEMORIES_S = (4.0, 16.0, 64.0)

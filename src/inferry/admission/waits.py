@@ -23,7 +23,8 @@ from inferry.admission.rates import NOTHING_KNOWN, Drain, Seconds
 from inferry.admission.told import Stretch, Told
 from inferry.admission.values import Coverage
 from inferry.domain.errors import DeadlineInfeasible
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ahead
 
 FLOOR_S = 0.05

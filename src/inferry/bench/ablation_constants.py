@@ -8,7 +8,8 @@ nearer to the bound stands for it. `defaults` name functions that bound the valu
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+
+from inferry.domain.values import replace
 
 _CONTROLLER = "inferry.scheduling.controller"
 _RATES = "inferry.scheduling.rates"

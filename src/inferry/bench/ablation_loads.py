@@ -11,12 +11,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.bench.waits import burst_mix, poisson_mix
 from inferry.bench.windows import FanOutDoor, fan_outs
 from inferry.checkout import ROOT
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, Resume
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
 from inferry.sim.arrivals import denser, even_lengths, in_lanes, poisson
 from inferry.sim.calls import Call, Run
 from inferry.sim.controlled import ControlledDoor

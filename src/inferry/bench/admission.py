@@ -13,9 +13,13 @@ from typing import Any
 from inferry.admission.gate import Gate
 from inferry.admission.marks import Marks
 from inferry.admission.permits import Permit
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
+from inferry.domain.callers import Caller
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import ApiKey, Caller, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
 
 REPETITIONS = 400
 JOBS = 50

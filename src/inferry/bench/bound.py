@@ -38,10 +38,10 @@ from math import floor
 from typing import Any, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.bench.twin import SEEDS
-from inferry.domain.jobs import DEFAULT_LANES, Lane
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Run
 from inferry.sim.controlled import ControlledDoor
 from inferry.sim.costs import CostModel, EngineModel, load_model

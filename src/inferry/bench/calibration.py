@@ -10,12 +10,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry._version import __version__
 from inferry.bench.probe import Prober
 from inferry.bench.probes import LARGEST_PROMPT, MOST_SEQUENCES, STEADY_TOKENS, Pace, Probe, Reach, schedule, warm_up
 from inferry.bench.target import CACHE, NoSuchModel, ProbeError, Refused, Server
+from inferry.domain.values import replace
 from inferry.sim.costs import EngineFlags
 from inferry.sim.observations import Conditions, Flag, Observation
 

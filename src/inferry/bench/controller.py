@@ -37,10 +37,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from inferry.domain.jobs import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.plans import Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim.arrivals import even_lengths, poisson
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.controlled import ControlledDoor

@@ -19,8 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from inferry.adapters.workers.embedded import EmbeddedWorker
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Item
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore

@@ -10,18 +10,12 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    LanePolicy,
-    Payload,
-    RouteKey,
-    Sampling,
-)
-from inferry.domain.plans import Ended, FirstToken, Phase, Room, WorkerView
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.plans import Ended, FirstToken
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
+from inferry.domain.workers import Phase, Room, WorkerView
 from inferry.scheduling.fairness import jain
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler

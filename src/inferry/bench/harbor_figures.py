@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inferry.bench.harbor_record import CANCELLED, Call, Recording, walked_away
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 PROMISES_MS = {"P0": (500, 30), "P1": (2_000, 50), "P2": (90_000, 500)}
 """What Harbor asks for: the first token, and each one after it."""

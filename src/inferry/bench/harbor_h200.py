@@ -20,7 +20,7 @@ from inferry.bench.harbor_misses import missed_by_lane, summary
 from inferry.bench.harbor_record import Recording, read, recorded, write
 from inferry.bench.harbor_twin import MeetsPrompts, played
 from inferry.bench.results import RESULTS
-from inferry.domain.jobs import DEFAULT_LANES
+from inferry.domain.lanes import DEFAULT_LANES
 from inferry.sim.controlled import ControlledDoor
 
 RECORDINGS = RESULTS / "harbor-h200"

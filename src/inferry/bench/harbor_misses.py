@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from inferry.bench.harbor_figures import kept, lateness_ms
 from inferry.bench.harbor_record import CANCELLED, Belief, Call, Recording
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.prompts import block_hashes, length
 
 FREE = "prompts looked free"

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from msgspec.structs import replace
-
 from inferry.dispatch.prefixes import PrefixMemory
-from inferry.domain.jobs import DEFAULT_LANES, Estimate, Footprint, InferenceJob, Lane
-from inferry.domain.plans import Room
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim.calls import Call
 from inferry.sim.controlled import MAX_SEQUENCES, ControlledDoor
 from inferry.sim.costs import EngineModel, load_model

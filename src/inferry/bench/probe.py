@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.adapters.workers.http1 import Connection, Request
 from inferry.adapters.workers.sse import EventScanner
 from inferry.bench.probes import INJECTED_OUTPUT, SETTLED_TOKENS, Probe
 from inferry.bench.target import NoSuchModel, NotAllowed, NotAStream, ProbeError, Refused, Server, Unreachable, said
 from inferry.domain.streams import FinishReason
+from inferry.domain.values import replace
 from inferry.sim.observations import CallTiming, Observation
 
 TRIAL_TIMEOUT_S = 60.0

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from math import ceil
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from inferry.domain.values import replace
 from inferry.sim.observations import Kind
 
 LARGEST_PROMPT = 16_384

@@ -17,10 +17,9 @@ from multiprocessing import get_context
 from random import Random
 from typing import Any
 
-from msgspec.structs import replace
-
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import EngineModel, load_model
 from inferry.sim.draws import stream

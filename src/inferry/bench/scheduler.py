@@ -15,19 +15,12 @@ from typing import Any, TypeVar
 
 from inferry.bench import plain
 from inferry.checkout import is_compiled
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    LanePolicy,
-    Payload,
-    Resume,
-    RouteKey,
-    Sampling,
-)
-from inferry.domain.plans import Ended, FirstToken, Phase, Produced, Room, Whereabouts, WorkerView
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.plans import Ended, FirstToken, Produced, Whereabouts
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
+from inferry.domain.workers import Phase, Room, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 
 REPETITIONS = 30

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from inferry.bench.harbor_twin import MeetsPrompts
 from inferry.bench.results import RESULTS
 from inferry.checkout import ROOT
-from inferry.domain.jobs import DEFAULT_LANES, Lane
-from inferry.domain.plans import Room
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim.calls import Call, Run
 from inferry.sim.controlled import MAX_SEQUENCES, ControlledDoor, KnowsPrefixes
 from inferry.sim.costs import MODELS, CostModel, EngineFlags, EngineModel, load_model

@@ -34,13 +34,15 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.admission.told import Told
 from inferry.admission.waits import FLOOR_S, NOBODY, WaitModel
 from inferry.checkout import ROOT
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy
-from inferry.domain.plans import Ahead, Room, Tick
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.plans import Ahead, Tick
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 from inferry.sim.arrivals import bursts, even_lengths, poisson
 from inferry.sim.calls import Call, Run
 from inferry.sim.costs import load_model

@@ -21,22 +21,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec.structs import replace
-
 from inferry.checkout import ROOT
-from inferry.domain.jobs import (
-    DEFAULT_LANES,
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    LanePolicy,
-    Payload,
-    RouteKey,
-    Sampling,
-)
-from inferry.domain.plans import BatchPlan, Ended, Phase, Room, WorkerView
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.plans import BatchPlan, Ended
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, Room, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call, CallRow, Run, Step
 from inferry.sim.controlled import KnowsPrefixes

@@ -9,15 +9,14 @@ import logging
 import zlib
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from inferry.dispatch.health import Breaker, CircuitBreaker
 from inferry.dispatch.probe import probe
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.clock import Clock
 from inferry.domain.errors import GatewayError
-from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import Worker
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, WorkerView
 
 log = logging.getLogger(__name__)
 

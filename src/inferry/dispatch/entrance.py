@@ -7,17 +7,16 @@ is told and charged.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from inferry.admission.gate import Gate
 from inferry.admission.permits import Permit
 from inferry.admission.runs import Run, Runs
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, RunCancelled
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Done, Usage
-from inferry.domain.tenants import Caller
+from inferry.domain.values import replace
 
 _NOTHING = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
 

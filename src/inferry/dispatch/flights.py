@@ -15,12 +15,11 @@ Belongs to one event loop; nothing here waits.
 import asyncio
 from typing import Literal, Protocol
 
-from msgspec.structs import replace
-
 from inferry.dispatch.replays import Key, Replays
 from inferry.dispatch.sameness import Question, digest, is_deterministic
 from inferry.dispatch.values import Kept, Sharing
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
     ClientClosed,
@@ -36,7 +35,7 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.streams import Delta, Done, End, Failed
-from inferry.domain.tenants import Caller
+from inferry.domain.values import replace
 from inferry.streams.mailbox import JobStream, MergeTally
 from inferry.streams.shared import Memory, Reader, Shared
 

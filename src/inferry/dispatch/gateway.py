@@ -21,14 +21,15 @@ from inferry.dispatch.run_control import RunControl
 from inferry.dispatch.tokens import TokenRatios
 from inferry.dispatch.values import CancelReport, Sharing, WorkerReport
 from inferry.domain.attempts import Attempt
+from inferry.domain.callers import ANYBODY, Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, LedgerUnavailable, NoWorker
-from inferry.domain.jobs import Estimate, InferenceJob, Lane, LanePolicy
+from inferry.domain.jobs import Estimate, InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import WorkerView
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.streams import Done, FinishReason
-from inferry.domain.tenants import ANYBODY, Caller
+from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler

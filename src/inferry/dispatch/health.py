@@ -9,10 +9,9 @@ import enum
 from collections import deque
 from random import Random
 
-from msgspec.structs import replace
-
 from inferry.dispatch.values import HealthPolicy
-from inferry.domain.plans import Room
+from inferry.domain.values import replace
+from inferry.domain.workers import Room
 
 
 class Breaker(enum.Enum):

@@ -14,8 +14,6 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 
-from msgspec.structs import replace
-
 from inferry.admission.door import Door
 from inferry.admission.told import Told
 from inferry.admission.waits import WaitModel, infeasible
@@ -39,10 +37,13 @@ from inferry.domain.errors import (
     QueueTimeout,
     WorkerTimeout,
 )
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import BatchPlan, Ended, FirstToken, Produced, Whereabouts
 from inferry.domain.recovery import Again, next_attempt, whole_usage
+from inferry.domain.routes import RouteKey
 from inferry.domain.streams import Delta, Done, End, Failed, Item
+from inferry.domain.values import replace
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler

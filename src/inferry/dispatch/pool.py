@@ -10,15 +10,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from msgspec.structs import replace
-
 from inferry.dispatch.care import Care
 from inferry.dispatch.values import HealthPolicy, WorkerReport
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import Phase, WorkerView
 from inferry.domain.ports import ModelCard, Worker
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, WorkerView
 from inferry.observe.metrics import WorkerHealth
 
 log = logging.getLogger(__name__)

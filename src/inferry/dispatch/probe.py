@@ -3,9 +3,12 @@
 import asyncio
 
 from inferry.domain.errors import WorkerLost, WorkerTimeout
-from inferry.domain.jobs import BatchKey, Estimate, Footprint, InferenceJob, Lane, Payload, RouteKey, Sampling
-from inferry.domain.plans import BatchPlan, ReleaseReason
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Worker
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Item
 
 PROBE_TIMEOUT_S = 60.0

@@ -6,11 +6,10 @@ that the scheduler is to have. One controller per worker; workers whose room is 
 
 from collections.abc import Callable, Collection, Mapping
 
-from msgspec.structs import replace
-
 from inferry.domain.attempts import Attempt
-from inferry.domain.jobs import Lane, LanePolicy
-from inferry.domain.plans import Room, WorkerView
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.values import replace
+from inferry.domain.workers import Room, WorkerView
 from inferry.scheduling.controller import RoomController, Stream
 
 LOOK_S = 0.05

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.directory import Directory
+from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_tenant_name, shown_key, status_of
 from inferry.domain.ledger import LedgerGone
 from inferry.domain.settings import shown_tenant
-from inferry.domain.tenants import ApiKey, Caller, Limits, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,10 @@
 
 import logging
 
-from msgspec.structs import replace
-
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Done, End
 from inferry.domain.usage import checked, with_usage
+from inferry.domain.values import replace
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ Apart from what works with them, for mypyc compiles that and cannot compile stru
 
 from msgspec import Struct
 
-from inferry.domain.plans import Load, Room
 from inferry.domain.streams import Delta, Done
+from inferry.domain.workers import Load, Room
 
 ENTRY_BYTES = 1000
 """What a kept answer takes besides what it says."""

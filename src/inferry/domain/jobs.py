@@ -1,21 +1,12 @@
 """The job: one model call as the gateway sees it, and what packing needs to know about it."""
 
 import enum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from msgspec import Struct
-
-
-class Lane(enum.IntEnum):
-    """A promise of latency. The number orders lanes inside the gateway and never goes over the wire."""
-
-    P0 = 0
-    P1 = 1
-    P2 = 2
-
-
-class Task(enum.Enum):
-    GENERATE = "generate"
+from inferry.domain.lanes import Lane
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
+from inferry.domain.values import Value
 
 
 class Resume(enum.Enum):
@@ -27,34 +18,18 @@ class Resume(enum.Enum):
     NEVER = "never"
 
 
-class RouteKey(Struct, frozen=True, gc=False):
-    """Which workers may take a job. `isolation` names the tenant pool it must stay in, if any.
-
-    `avoid` names workers that get it only where nobody else is up: those that have lost it.
-    """
-
-    model: str
-    precision: str | None = None
-    adapter: str | None = None
-    isolation: str | None = None
-    avoid: tuple[str, ...] = ()
-
-
-class BatchKey(Struct, frozen=True, gc=False):
-    """What may share one padded pass. It splits queues only in front of workers that pad."""
-
-    route: RouteKey
-    task: Task = Task.GENERATE
-    streaming: bool = False
-    attention: str | None = None
-
-
-class Estimate(Struct, frozen=True, gc=False):
+class Estimate(Value):
     """A count that may not be known: low <= expected <= high."""
 
-    low: int
-    expected: int
-    high: int
+    def __init__(
+        self,
+        low: int,
+        expected: int,
+        high: int,
+    ) -> None:
+        self.low: Final = low
+        self.expected: Final = expected
+        self.high: Final = high
 
     @classmethod
     def exactly(cls, count: int) -> "Estimate":
@@ -65,12 +40,18 @@ class Estimate(Struct, frozen=True, gc=False):
         return self.low == self.high
 
 
-class Footprint(Struct, frozen=True, gc=False):
+class Footprint(Value):
     """What packing spends: prompt, cached and output tokens. Never a job count alone."""
 
-    prompt: Estimate
-    cached: Estimate
-    output: Estimate
+    def __init__(
+        self,
+        prompt: Estimate,
+        cached: Estimate,
+        output: Estimate,
+    ) -> None:
+        self.prompt: Final = prompt
+        self.cached: Final = cached
+        self.output: Final = output
 
     @property
     def prefill_tokens(self) -> int:
@@ -83,20 +64,7 @@ class Footprint(Struct, frozen=True, gc=False):
         return self.prompt.expected + self.output.expected
 
 
-class Sampling(Struct, frozen=True, kw_only=True, gc=False):
-    """How the next token is chosen and when to stop, for engines that take tokens."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int | None = None
-    max_tokens: int = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-
-class Payload(Struct, frozen=True, kw_only=True):
+class Payload(Value):
     """The hazardous part of a job: what the user wrote. Workers read it; nothing else does, nothing prints it.
 
     `body` is the JSON as the client sent it. `prompt_ids` is present when the model's tokenizer is at hand or the
@@ -109,30 +77,44 @@ class Payload(Struct, frozen=True, kw_only=True):
     in one piece.
     """
 
-    api: Literal["chat", "completions"]
-    body: bytes
-    sampling: Sampling
-    prompt_ids: tuple[int, ...] | None = None
-    include_usage: bool = False
-    output_limit: int | None = None
-    stream_fields: tuple[bool, bool] | None = None
-    output_cap: int | None = None
-    choices: int = 1
-    tier: str | None = None
-    context_tokens: int | None = None
-    whole: bool = False
+    def __init__(
+        self,
+        *,
+        api: Literal["chat", "completions"],
+        body: bytes,
+        sampling: Sampling,
+        prompt_ids: tuple[int, ...] | None = None,
+        include_usage: bool = False,
+        output_limit: int | None = None,
+        stream_fields: tuple[bool, bool] | None = None,
+        output_cap: int | None = None,
+        choices: int = 1,
+        tier: str | None = None,
+        context_tokens: int | None = None,
+        whole: bool = False,
+    ) -> None:
+        self.api: Final = api
+        self.body: Final = body
+        self.sampling: Final = sampling
+        self.prompt_ids: Final = prompt_ids
+        self.include_usage: Final = include_usage
+        self.output_limit: Final = output_limit
+        self.stream_fields: Final = stream_fields
+        self.output_cap: Final = output_cap
+        self.choices: Final = choices
+        self.tier: Final = tier
+        self.context_tokens: Final = context_tokens
+        self.whole: Final = whole
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
-
-    __str__ = __repr__
 
     def __rich_repr__(self) -> Any:
         yield "api", self.api
         yield "bytes", len(self.body)
 
 
-class SoFar(Struct, frozen=True):
+class SoFar(Value):
     """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
 
     Of a job with stop strings the output's ids are all that came, for some of its text is held back until no stop
@@ -141,21 +123,26 @@ class SoFar(Struct, frozen=True):
     As hazardous as the payload: nothing prints it.
     """
 
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    unsent: str | None = None
-    tail: str | None = None
+    def __init__(
+        self,
+        prompt_ids: tuple[int, ...],
+        output_ids: tuple[int, ...],
+        unsent: str | None = None,
+        tail: str | None = None,
+    ) -> None:
+        self.prompt_ids: Final = prompt_ids
+        self.output_ids: Final = output_ids
+        self.unsent: Final = unsent
+        self.tail: Final = tail
 
     def __repr__(self) -> str:
         return f"SoFar({len(self.prompt_ids)} + {len(self.output_ids)} tokens)"
-
-    __str__ = __repr__
 
     def __rich_repr__(self) -> Any:
         yield "tokens", len(self.prompt_ids) + len(self.output_ids)
 
 
-class Repeat(Struct, frozen=True, gc=False):
+class Repeat(Value):
     """How a call that is made again is known to be the same, and what it may get then.
 
     `name` is equal for the same call of one tenant; None where nothing says which that is. `keep` asks for its answer
@@ -163,13 +150,20 @@ class Repeat(Struct, frozen=True, gc=False):
     its client, for it to come back.
     """
 
-    name: str | None
-    keep: bool = False
-    fresh: bool = False
-    linger_s: float | None = None
+    def __init__(
+        self,
+        name: str | None,
+        keep: bool = False,
+        fresh: bool = False,
+        linger_s: float | None = None,
+    ) -> None:
+        self.name: Final = name
+        self.keep: Final = keep
+        self.fresh: Final = fresh
+        self.linger_s: Final = linger_s
 
 
-class InferenceJob(Struct, frozen=True, kw_only=True):
+class InferenceJob(Value):
     """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
 
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
@@ -181,64 +175,65 @@ class InferenceJob(Struct, frozen=True, kw_only=True):
     that are made again.
     """
 
-    job_id: str
-    tenant: str
-    run_id: str
-    step_id: str
-    lane: Lane
-    route: RouteKey
-    batch_key: BatchKey
-    footprint: Footprint
-    token_budget: int
-    prompt_hash: str
-    arrived_at: float
-    max_wait_s: float
-    payload: Payload
-    request_id: str = ""
-    key_id: str | None = None
-    salted: bool = True
-    parent_run: str | None = None
-    session: str | None = None
-    template_id: str | None = None
-    prefix: tuple[str, ...] = ()
-    output_hint: int | None = None
-    deadline: float | None = None
-    stream: bool = False
-    resume: Resume = Resume.RESTART
-    attempt: int = 1
-    so_far: SoFar | None = None
-    preemptions: int = 0
-    unreached: int = 0
-    repeat: Repeat | None = None
-
-
-class LanePolicy(Struct, frozen=True, kw_only=True):
-    """What a lane promises and how it forms batches. Times in milliseconds, as people write them.
-
-    `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
-    voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
-    `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs
-    may be stopped for one of this lane; `preemptible` says whether this lane's may.
-    `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
-    From the part `refuse_at` of `queue_limit` on no newcomer is queued; the rest is for jobs that come back.
-    """
-
-    max_wait_ms: float
-    coalesce_ms: float
-    window: Literal["adaptive", "fixed", "off"] = "adaptive"
-    max_batch: int = 64
-    queue_limit: int = 10_000
-    refuse_at: float = 0.8
-    share: float = 0.0
-    reserve: float = 0.0
-    may_preempt: tuple[Lane, ...] = ()
-    preemptible: bool = False
-    ttft_ms: float | None = None
-    gap_ms: float | None = None
-
-
-DEFAULT_LANES: dict[Lane, LanePolicy] = {
-    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, may_preempt=(Lane.P2,), ttft_ms=500, gap_ms=30),
-    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, gap_ms=50),
-    Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25, preemptible=True),
-}
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        tenant: str,
+        run_id: str,
+        step_id: str,
+        lane: Lane,
+        route: RouteKey,
+        batch_key: BatchKey,
+        footprint: Footprint,
+        token_budget: int,
+        prompt_hash: str,
+        arrived_at: float,
+        max_wait_s: float,
+        payload: Payload,
+        request_id: str = "",
+        key_id: str | None = None,
+        salted: bool = True,
+        parent_run: str | None = None,
+        session: str | None = None,
+        template_id: str | None = None,
+        prefix: tuple[str, ...] = (),
+        output_hint: int | None = None,
+        deadline: float | None = None,
+        stream: bool = False,
+        resume: Resume = Resume.RESTART,
+        attempt: int = 1,
+        so_far: SoFar | None = None,
+        preemptions: int = 0,
+        unreached: int = 0,
+        repeat: Repeat | None = None,
+    ) -> None:
+        self.job_id: Final = job_id
+        self.tenant: Final = tenant
+        self.run_id: Final = run_id
+        self.step_id: Final = step_id
+        self.lane: Final = lane
+        self.route: Final = route
+        self.batch_key: Final = batch_key
+        self.footprint: Final = footprint
+        self.token_budget: Final = token_budget
+        self.prompt_hash: Final = prompt_hash
+        self.arrived_at: Final = arrived_at
+        self.max_wait_s: Final = max_wait_s
+        self.payload: Final = payload
+        self.request_id: Final = request_id
+        self.key_id: Final = key_id
+        self.salted: Final = salted
+        self.parent_run: Final = parent_run
+        self.session: Final = session
+        self.template_id: Final = template_id
+        self.prefix: Final = prefix
+        self.output_hint: Final = output_hint
+        self.deadline: Final = deadline
+        self.stream: Final = stream
+        self.resume: Final = resume
+        self.attempt: Final = attempt
+        self.so_far: Final = so_far
+        self.preemptions: Final = preemptions
+        self.unreached: Final = unreached
+        self.repeat: Final = repeat

@@ -6,8 +6,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import BatchPlan, WorkerView
+from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Item
+from inferry.domain.workers import WorkerView
 
 Emit = Callable[[Item], None]
 

@@ -5,12 +5,12 @@ on from the token ids it has, where the worker that lost it knows them exactly.
 """
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import Preempted, WorkerUnreachable
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, SoFar
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
+from inferry.domain.values import replace
 
 MAX_LOSSES = 3
 """Workers that a job may be lost on. A job that brings down whoever takes it must not visit the whole fleet. A worker

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.tenants import Isolation, Limits, Tenant
 
 LaneName = Literal["P0", "P1", "P2"]

@@ -1,12 +1,11 @@
 """What comes back from a worker: deltas, then exactly one end."""
 
 import enum
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, Final
 
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import SoFar
+from inferry.domain.values import Value
 
 
 class FinishReason(enum.Enum):
@@ -16,16 +15,26 @@ class FinishReason(enum.Enum):
     CONTENT_FILTER = "content_filter"
 
 
-class Usage(Struct, frozen=True, gc=False):
+class Usage(Value):
     """Tokens and engine time of one attempt. `gpu_seconds` is None where nobody measured or estimated it."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    gpu_seconds: float | None = None
+    def __init__(
+        self,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        output_tokens: int = 0,
+        gpu_seconds: float | None = None,
+    ) -> None:
+        self.prompt_tokens: Final = prompt_tokens
+        self.cached_tokens: Final = cached_tokens
+        self.output_tokens: Final = output_tokens
+        self.gpu_seconds: Final = gpu_seconds
 
 
-class Delta(Struct, frozen=True, gc=False):
+NO_USAGE = Usage()
+
+
+class Delta(Value):
     """The next piece of a job's output; `index` counts from 0 without gaps.
 
     `raw` holds the server-sent events as they came from upstream, complete ones only, so that passing them on costs no
@@ -33,18 +42,30 @@ class Delta(Struct, frozen=True, gc=False):
     once, in the same call: whoever passes things on may do both together.
     """
 
-    job_id: str
-    run_id: str
-    step_id: str
-    index: int
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    tokens: int = 0
-    raw: bytes = b""
-    is_last: bool = False
+    def __init__(
+        self,
+        job_id: str,
+        run_id: str,
+        step_id: str,
+        index: int,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        tokens: int = 0,
+        raw: bytes = b"",
+        is_last: bool = False,
+    ) -> None:
+        self.job_id: Final = job_id
+        self.run_id: Final = run_id
+        self.step_id: Final = step_id
+        self.index: Final = index
+        self.text: Final = text
+        self.token_ids: Final = token_ids
+        self.tokens: Final = tokens
+        self.raw: Final = raw
+        self.is_last: Final = is_last
 
 
-class Done(Struct, frozen=True, gc=False):
+class Done(Value):
     """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
 
     `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
@@ -52,26 +73,44 @@ class Done(Struct, frozen=True, gc=False):
     `shape` is how the server writes an answer in one piece, where it has shown it (`domain.shapes`).
     """
 
-    job_id: str
-    finish: FinishReason
-    usage: Usage
-    raw: bytes = b""
-    stopped: GatewayError | None = None
-    by_engine: bool = False
-    stop_reason: str | int | None = None
-    shape: dict[str, Any] | None = None
+    def __init__(
+        self,
+        job_id: str,
+        finish: FinishReason,
+        usage: Usage,
+        raw: bytes = b"",
+        stopped: GatewayError | None = None,
+        by_engine: bool = False,
+        stop_reason: str | int | None = None,
+        shape: dict[str, Any] | None = None,
+    ) -> None:
+        self.job_id: Final = job_id
+        self.finish: Final = finish
+        self.usage: Final = usage
+        self.raw: Final = raw
+        self.stopped: Final = stopped
+        self.by_engine: Final = by_engine
+        self.stop_reason: Final = stop_reason
+        self.shape: Final = shape
 
 
-class Failed(Struct, frozen=True):
+class Failed(Value):
     """The end of a job that did not. What was delivered before stands.
 
     `so_far` is what another worker needs to go on from there; None where it is not known, or would not be exact.
     """
 
-    job_id: str
-    error: GatewayError
-    usage: Usage = Usage()
-    so_far: SoFar | None = None
+    def __init__(
+        self,
+        job_id: str,
+        error: GatewayError,
+        usage: Usage = NO_USAGE,
+        so_far: SoFar | None = None,
+    ) -> None:
+        self.job_id: Final = job_id
+        self.error: Final = error
+        self.usage: Final = usage
+        self.so_far: Final = so_far
 
 
 Item = Delta | Done | Failed

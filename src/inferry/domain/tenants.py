@@ -1,12 +1,11 @@
 """Who calls: tenants, their keys, and what each of them may use."""
 
-from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 NANO = 1_000_000_000
 """Money is counted in whole billionths, so that sums are exact."""
@@ -61,41 +60,6 @@ class ApiKey(Struct, frozen=True, kw_only=True):
         return f"ApiKey({self.key_id!r} of {self.tenant!r})"
 
 
-class Caller(Struct, frozen=True):
-    """Who a request is from, as far as anybody has asked. `key` is None where authentication is off."""
-
-    tenant: Tenant
-    key: ApiKey | None = None
-
-    @property
-    def max_lane(self) -> Lane:
-        """The highest it may ask for: the lower one of what tenant and key allow."""
-        return (
-            self.tenant.limits.max_lane
-            if self.key is None
-            else max(self.tenant.limits.max_lane, self.key.limits.max_lane)
-        )
-
-    def may_use(self, model: str) -> bool:
-        """Whether both the tenant and the key allow the model."""
-        allowed = self.tenant.limits.models
-        if allowed is not None and not _is_named(model, allowed):
-            return False
-        allowed = None if self.key is None else self.key.limits.models
-        return allowed is None or _is_named(model, allowed)
-
-    @property
-    def default_lane(self) -> Lane:
-        named = None if self.key is None else self.key.limits.default_lane
-        if named is None:
-            named = self.tenant.limits.default_lane
-        return max(Lane.P1 if named is None else named, self.max_lane)
-
-
-def _is_named(model: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(model, pattern) for pattern in patterns)
-
-
 class Price(Struct, frozen=True, kw_only=True):
     """What a model costs: per million tokens, or for GPUs of one's own per hour of one.
 
@@ -126,8 +90,6 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 FREE = Price()
-ANYBODY = Caller(Tenant(name="default"))
-"""Who calls where authentication is off and no tenant is named."""
 
 
 def decode_limits(raw: bytes) -> Limits:

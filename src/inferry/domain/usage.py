@@ -11,6 +11,7 @@ import msgspec
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Usage
+from inferry.domain.values import replace
 
 SLACK_TOKENS = 64
 """Beyond what was asked for, plus an eighth: events are not quite tokens, and engines differ in what they count."""
@@ -64,7 +65,7 @@ def with_usage(end: Done, usage: Usage) -> Done:
         event = msgspec.json.decode(end.raw[5:], type=dict[str, object])
     event["usage"] = usage_object(usage)
     raw = b"data: " + msgspec.json.encode(event) + b"\n\n"
-    return msgspec.structs.replace(end, usage=usage, raw=raw)
+    return replace(end, usage=usage, raw=raw)
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from inferry.domain.jobs import Sampling
+from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 
 _LENGTH = struct.Struct("<I")

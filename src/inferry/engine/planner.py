@@ -5,7 +5,7 @@ from heapq import merge
 
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.engine.sequences import Sequence
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from inferry.domain.jobs import Sampling
+from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.loader import load_model
 from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PromptChunk, StepBatch

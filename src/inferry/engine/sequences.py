@@ -1,6 +1,6 @@
 """A sequence: one generation inside the engine, as tokens that are there and tokens whose KV is computed."""
 
-from inferry.domain.jobs import Sampling
+from inferry.domain.sampling import Sampling
 
 
 class Sequence:

@@ -10,6 +10,7 @@ import msgspec
 
 from inferry._version import __version__
 from inferry.dispatch.gateway import Gateway
+from inferry.domain.callers import ANYBODY, Caller
 from inferry.domain.errors import (
     ClientClosed,
     GatewayError,
@@ -19,15 +20,14 @@ from inferry.domain.errors import (
     NotFound,
 )
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import Phase
 from inferry.domain.runs import RunBook
-from inferry.domain.tenants import ANYBODY, Caller
+from inferry.domain.workers import Phase
 from inferry.ingress import openapi
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, Keeper
 from inferry.ingress.auth import Auth
-from inferry.ingress.parse import Api, LongPrompt, isolation_of, new_job_id, parse
+from inferry.ingress.parse import Api, LongPrompt, new_job_id, parse
 from inferry.ingress.problems import error_body, error_headers
 from inferry.ingress.rates import limited, rate_headers
 from inferry.ingress.reply import Reply, Request
@@ -254,7 +254,7 @@ class App:
         _send_json(reply, 200, found)
 
     def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
-        isolation = isolation_of(caller)
+        isolation = caller.pool
         ready = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == isolation]
         up = {model for view in ready for model in view.models}
         return {

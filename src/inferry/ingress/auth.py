@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import InvalidApiKey
-from inferry.domain.tenants import Caller
 
 _ON_THIS_MACHINE = ("127.", "::ffff:127.")
 

@@ -16,6 +16,7 @@ from inferry.domain.shapes import completed
 from inferry.domain.streams import Done
 
 _decode = msgspec.json.decode
+_encode = msgspec.json.encode
 
 # An event that says one more piece of text and nothing else that comes in pieces: around the text stand names, numbers
 # and nulls alone. Another event with the same bytes around its text differs from it in that text only.
@@ -44,7 +45,7 @@ def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None 
     """One JSON body from complete server-sent events, with the fields that the server's own would have."""
     try:
         answer = _collect(raw, usage_event)
-        return msgspec.json.encode(answer if shape is None else completed(answer, shape))
+        return _encode(answer if shape is None else completed(answer, shape))
     except (AttributeError, TypeError, KeyError, ValueError):
         raise WorkerLost("the worker sent events that do not make an answer") from None
 
@@ -58,7 +59,7 @@ def passed_on(body: bytes, end: Done) -> bytes:
         answer["usage"] = _decode(end.raw[5:])["usage"]
     if end.stopped is not None:
         answer["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
-    return msgspec.json.encode(answer)
+    return _encode(answer)
 
 
 def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:

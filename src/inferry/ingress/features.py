@@ -1,5 +1,7 @@
 """What a call asks for that not every worker can do."""
 
+from operator import attrgetter
+
 from msgspec import UNSET, Raw, UnsetType
 
 from inferry.ingress.wire import ChatBody, CompletionBody
@@ -7,11 +9,26 @@ from inferry.ingress.wire import ChatBody, CompletionBody
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """How engines are told what an answer must look like, besides `response_format`."""
 _NO_TOOL = (b'"none"', b'"auto"')
+_COMMON = (
+    "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
+    "prompt_logprobs", "echo", "use_beam_search", "response_format", "logprobs", *_GRAMMARS,
+)  # fmt: skip
+_CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio")
+# Most calls ask for none of it: that is one comparison.
+_of_chat = attrgetter(*_COMMON, *_CHAT)
+_of_completion = attrgetter(*_COMMON, "suffix", "best_of")
+_NO_CHAT_FEATURES = _of_chat(ChatBody(model="", messages=[]))
+_NO_COMPLETION_FEATURES = _of_completion(CompletionBody(model="", prompt=Raw()))
 
 
 def features_of(wire: ChatBody | CompletionBody) -> list[tuple[str, str]]:
     """(feature, parameter) for everything the request asks for that not every worker can do."""
     found: list[tuple[str, str]] = []
+    if isinstance(wire, ChatBody):
+        if _of_chat(wire) == _NO_CHAT_FEATURES:
+            return found
+    elif _of_completion(wire) == _NO_COMPLETION_FEATURES:
+        return found
     if wire.n is not None and wire.n > 1:
         found.append(("n", "n"))
     if wire.logit_bias is not UNSET and is_given(wire.logit_bias):

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, LaneNotAllowed, UnknownLane
-from inferry.domain.jobs import Lane
-from inferry.domain.tenants import Caller
+from inferry.domain.lanes import Lane
 
 _TIERS = {"default": Lane.P1, "priority": Lane.P0, "flex": Lane.P2}
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 
 Json = dict[str, Any]
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from inferry.dispatch.gateway import Gateway
+from inferry.domain.callers import Caller
 from inferry.domain.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -23,19 +24,11 @@ from inferry.domain.errors import (
     NoWorker,
     UnsupportedFeature,
 )
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    Payload,
-    Resume,
-    RouteKey,
-    Sampling,
-)
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume
+from inferry.domain.lanes import Lane
 from inferry.domain.ports import ModelCard, Tokenizer
-from inferry.domain.tenants import Caller
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.ingress.contents import check_contents
 from inferry.ingress.features import features_of, is_given
 from inferry.ingress.harness import identity
@@ -91,7 +84,7 @@ def parse(
 ) -> "InferenceJob | LongPrompt":
     """The job a request asks for. Everything that can be known to be wrong with it is found here."""
     wire = _decode(api, body)
-    isolation = isolation_of(caller)
+    isolation = caller.pool
     card = gateway.cards(isolation).get(wire.model)
     if card is None:
         if isolation is not None and not gateway.cards(isolation):
@@ -178,7 +171,7 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
     deadline_ms = whole_number(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
     options = wire.stream_options
-    route = RouteKey(card.name, isolation=isolation_of(caller))
+    route = RouteKey(card.name, isolation=caller.pool)
     return InferenceJob(
         job_id=job_id,
         request_id=request_id(headers) or job_id,
@@ -218,12 +211,6 @@ def _job(call: _Call, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> I
             whole=not stream and any(feature in _IN_ONE_PIECE for feature, _ in features),
         ),
     )
-
-
-def isolation_of(caller: Caller) -> str | None:
-    """The pool of workers that the caller's jobs are bound to; None for those that are everybody's."""
-    tenant = caller.tenant
-    return tenant.name if tenant.isolation == "pool" else None
 
 
 def _resume(

@@ -3,7 +3,7 @@
 from math import ceil
 
 from inferry.dispatch.gateway import Gateway, Standing
-from inferry.domain.tenants import Caller
+from inferry.domain.callers import Caller
 
 
 def limited(caller: Caller) -> Caller | None:

@@ -4,8 +4,8 @@ import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest
-from inferry.domain.tenants import Caller
 from inferry.ingress.problems import error_body
 
 if TYPE_CHECKING:

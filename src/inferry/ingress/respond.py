@@ -11,10 +11,11 @@ import logging
 from abc import ABC, abstractmethod
 
 from inferry.dispatch.gateway import Gateway, JobStream
+from inferry.domain.callers import Caller
 from inferry.domain.errors import ClientClosed, GatewayError
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.streams import Done, Failed
-from inferry.domain.tenants import Caller
 from inferry.ingress.collect import collect_events, passed_on
 from inferry.ingress.problems import error_body, error_event, error_headers
 from inferry.ingress.rates import rate_headers

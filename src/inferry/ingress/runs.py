@@ -16,9 +16,9 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from inferry.dispatch.gateway import Gateway, RunStatus
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
 from inferry.domain.runs import RunBook, RunSummary
-from inferry.domain.tenants import Caller
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.reply import Reply, Request
 from inferry.ingress.run_pages import listed_live, listed_past, page

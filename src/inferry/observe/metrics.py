@@ -14,9 +14,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import InferenceJob, Lane
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import BatchPlan, Phase, ReleaseReason, WorkerView
+from inferry.domain.plans import BatchPlan
+from inferry.domain.workers import Phase, WorkerView
 from inferry.observe.fast import FastCounter, FastHistogram
 from inferry.observe.table import TABLE, MetricSpec
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from inferry.domain.plans import ReleaseReason
+from inferry.domain.lanes import ReleaseReason
 from inferry.scheduling.due import Agenda
 from inferry.scheduling.flows import order
 from inferry.scheduling.keeping import keep_for_turn

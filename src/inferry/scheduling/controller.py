@@ -17,8 +17,8 @@ keep, and for such moments it is saved. That holds for the streams of better lan
 from collections.abc import Mapping, Sequence
 from math import exp, inf
 
-from inferry.domain.jobs import Lane, LanePolicy
-from inferry.domain.plans import EngineCounts, Load, Room
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.workers import EngineCounts, Load, Room
 from inferry.scheduling.rates import MEMORY_S, StepCosts
 
 BEAT_S = 0.1

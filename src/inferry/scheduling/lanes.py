@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from math import ceil
 
-from inferry.domain.jobs import BatchKey, InferenceJob, Lane, LanePolicy, RouteKey
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import Ahead
+from inferry.domain.routes import BatchKey, RouteKey
 from inferry.scheduling.company import Company
 from inferry.scheduling.drain import DrainRate
 from inferry.scheduling.fairness import LaneAccounts

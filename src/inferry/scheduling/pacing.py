@@ -7,7 +7,7 @@ anyway spends from the bucket as well. While nothing live decodes nobody waits a
 
 from math import inf, nextafter
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.scheduling.quantum import QUANTUM_TOKENS
 
 # A breath of slack, so that a bucket that was waited for is full enough in spite of rounding.

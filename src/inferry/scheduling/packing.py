@@ -7,8 +7,10 @@ prompt tokens in prefill. The fourth, prompt tokens per second, is `pacing`'s.
 from math import inf
 from typing import TYPE_CHECKING
 
-from inferry.domain.jobs import InferenceJob, Lane
-from inferry.domain.plans import BatchPlan, ReleaseReason, Use, WorkerView
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan, Use
+from inferry.domain.workers import WorkerView
 from inferry.scheduling.pacing import LIVE, NOBODY, Beat, Pace
 from inferry.scheduling.tickets import Ticket
 

@@ -9,7 +9,7 @@ those who are held, and saves nearly a pass to everybody who comes in time.
 from math import inf
 
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import ReleaseReason
+from inferry.domain.lanes import ReleaseReason
 from inferry.scheduling.company import Passes
 from inferry.scheduling.lanes import Line, Queue
 from inferry.scheduling.tickets import Ticket

@@ -10,19 +10,11 @@ what lower lanes are owed, `packing`, `kin` and `siblings` who goes together, `p
 from collections.abc import Mapping
 
 from inferry.domain.errors import QueueFull
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, RouteKey
-from inferry.domain.plans import (
-    Ahead,
-    BatchPlan,
-    Ended,
-    FirstToken,
-    Produced,
-    ReleaseReason,
-    Tick,
-    Use,
-    Whereabouts,
-    WorkerView,
-)
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy, ReleaseReason
+from inferry.domain.plans import Ahead, BatchPlan, Ended, FirstToken, Produced, Tick, Use, Whereabouts
+from inferry.domain.routes import RouteKey
+from inferry.domain.workers import WorkerView
 from inferry.scheduling import billing, release
 from inferry.scheduling.boarding import Boarding
 from inferry.scheduling.company import Passes

@@ -4,7 +4,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import ReleaseReason
+from inferry.domain.lanes import ReleaseReason
 from inferry.scheduling.fairness import Run
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from random import Random
 
-from msgspec.structs import replace
-
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Run, Step
 from inferry.sim.draws import stream
 from inferry.sim.prompts import Piece

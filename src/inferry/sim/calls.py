@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.prompts import Piece
 
 

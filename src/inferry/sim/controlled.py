@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Lane, LanePolicy
-from inferry.domain.plans import EngineCounts, Load, Room, Tick
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.plans import Tick
 from inferry.domain.streams import End
+from inferry.domain.workers import EngineCounts, Load, Room
 from inferry.scheduling.controller import RoomController, Stream
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine

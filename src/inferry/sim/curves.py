@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow
 
 Points = list[tuple[float, float]]

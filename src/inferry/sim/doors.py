@@ -3,7 +3,7 @@
 from collections import deque
 from heapq import heappop, heappush
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Call
 from inferry.sim.world import World
 

@@ -2,24 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost
-from inferry.domain.jobs import (
-    BatchKey,
-    Estimate,
-    Footprint,
-    InferenceJob,
-    Lane,
-    LanePolicy,
-    Payload,
-    RouteKey,
-    Sampling,
-)
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Ended, FirstToken, Load, Phase, Room, Tick, Whereabouts, WorkerView
+from inferry.domain.plans import Ended, FirstToken, Tick, Whereabouts
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
+from inferry.domain.values import replace
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine

@@ -8,7 +8,7 @@ prompts begin alike.
 from collections.abc import Callable, Sequence
 from random import Random
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run, Step
 from inferry.sim.draws import plain, stream
 from inferry.sim.prompts import Piece, tail

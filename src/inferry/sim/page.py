@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow
 from inferry.sim.curves import Points, first_token_curve, open_calls
 from inferry.sim.report import Comparison, Spread

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow, RunRow
 from inferry.sim.costs import CostModel
 from inferry.sim.engine import Engine

@@ -15,7 +15,7 @@ from typing import IO, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run, Step
 from inferry.sim.prompts import Piece
 

@@ -8,15 +8,17 @@ next attempt number, the arrival it had and what it has written. Whoever wants t
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, Preempted, QueueFull, QueueTimeout, WorkerLost, WorkerTimeout
-from inferry.domain.jobs import InferenceJob, Lane, LanePolicy, Resume, SoFar
+from inferry.domain.jobs import InferenceJob, Resume, SoFar
+from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, Phase, Tick, Whereabouts, WorkerView
+from inferry.domain.plans import BatchPlan, Ended, FirstToken, Tick, Whereabouts
 from inferry.domain.recovery import Again, next_attempt
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
+from inferry.domain.values import replace
+from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.events import Events
 from inferry.sim.faults import Faults, JobFault, JobTrouble, WorkerFault, WorkerTrouble

@@ -7,7 +7,7 @@ server process -> engine, its tokens come back, and it ends exactly once, which 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Call, CallRow, Outcome, Run, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine, First

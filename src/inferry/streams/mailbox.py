@@ -6,10 +6,9 @@ Producer and reader live on the same event loop. The producer never waits: what 
 import asyncio
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, Done, End
+from inferry.domain.values import replace
 
 MERGED_AT = 64
 """So many deltas that nobody has taken become one at once. Merged one by one they would cost the square of what a

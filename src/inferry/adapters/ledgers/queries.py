@@ -10,7 +10,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from inferry.adapters.ledgers.schema import attempts
 from inferry.adapters.ledgers.spending import spent
 from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.runs import TreeSummary
 from inferry.domain.spending import Spent

@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.adapters.workers.profiles import Profile, Shown
 from inferry.adapters.workers.questions import Questions
 from inferry.adapters.workers.readings import read_metrics
 from inferry.domain.errors import WorkerLost
 from inferry.domain.shapes import shape_of
+from inferry.domain.values import replace
 
 PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 QUESTION_S = 5.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from inferry.domain.jobs import Lane, LanePolicy
+from inferry.domain.lanes import Lane, LanePolicy
 
 FAST_PREFILL_TOKENS_PER_S = 40_000
 """Prompt tokens per second of an 8B model on a large GPU: slower engines only make a long step longer."""

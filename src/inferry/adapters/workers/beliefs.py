@@ -5,7 +5,7 @@ from collections import deque
 
 from inferry.adapters.workers.readings import Reading
 from inferry.adapters.workers.values import EngineSteps
-from inferry.domain.plans import EngineCounts, Load
+from inferry.domain.workers import EngineCounts, Load
 
 LOOKS = 4
 """Use counts as somebody else's when it was there in so many readings in a row: calls that begin or end between two

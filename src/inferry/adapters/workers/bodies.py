@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from inferry.adapters.workers.values import AsksForIds, Choices
-from inferry.domain.jobs import InferenceJob, Lane, SoFar
+from inferry.domain.jobs import InferenceJob, SoFar
+from inferry.domain.lanes import Lane
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower goes first. Sent with every call, so that no client chooses its own."""

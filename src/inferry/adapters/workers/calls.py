@@ -6,8 +6,6 @@ All of it runs in callbacks of the connection, on the worker's event loop.
 import asyncio
 from typing import Any, Protocol
 
-from msgspec.structs import replace
-
 from inferry.adapters.workers.bodies import asks_for_token_ids, is_never_continued, wants_one_choice
 from inferry.adapters.workers.http1 import Connection, Request
 from inferry.adapters.workers.sse import EventScanner, is_utf8
@@ -19,6 +17,7 @@ from inferry.domain.jobs import InferenceJob, SoFar
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
 from inferry.domain.usage import most_output
+from inferry.domain.values import replace
 
 LONGEST_EVENT = 16 * 1024 * 1024
 LONGEST_REFUSAL = 65_536

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from inferry.adapters.workers.stops import held_back
-from inferry.domain.jobs import InferenceJob, Resume, Sampling, SoFar
+from inferry.domain.jobs import InferenceJob, Resume, SoFar
 from inferry.domain.ports import Emit, TextAssembler
+from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Usage
+from inferry.domain.values import replace
 from inferry.engine.messages import Account
 
 

@@ -24,9 +24,10 @@ from inferry.domain.errors import (
     WorkerLost,
 )
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 from inferry.engine.messages import (
     Abort,
     Aborted,

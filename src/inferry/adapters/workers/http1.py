@@ -89,7 +89,9 @@ class Client:
 
     def request(self, method: bytes, path: bytes, headers: bytes, *body: bytes | memoryview) -> Request:
         """A request, in parts; `headers` are complete lines."""
-        length = sum(map(len, body))
+        length = 0
+        for part in body:
+            length += len(part)
         head = b"%b %b%b HTTP/1.1\r\ncontent-length: %d\r\n%b%b\r\n" % (
             method,
             self._base,

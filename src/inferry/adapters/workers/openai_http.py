@@ -11,8 +11,6 @@ import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from inferry.adapters.workers.abilities import PATHS, ServedModel, ServerQuestions
 from inferry.adapters.workers.advice import Facts, advice
 from inferry.adapters.workers.bodies import (
@@ -48,10 +46,13 @@ from inferry.domain.errors import (
     WorkerTimeout,
     WorkerUnreachable,
 )
-from inferry.domain.jobs import DEFAULT_LANES, InferenceJob, Lane, LanePolicy, Resume
-from inferry.domain.plans import BatchPlan, Load, Phase, Room, WorkerView
+from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
 from inferry.domain.streams import Done, Failed
+from inferry.domain.values import replace
+from inferry.domain.workers import Load, Phase, Room, WorkerView
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ ability that is not certain of a kind is left off.
 """
 
 from msgspec import Struct
-from msgspec.structs import replace
+
+from inferry.domain.values import replace
 
 EVERY_FEATURE = frozenset(
     {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}

@@ -157,19 +157,21 @@ class EventScanner:
         if is_there(said.error):
             self.error = b"reported"
             return None
-        if said.usage is not None:
-            self.usage = usage_of(said.usage, self.tokens)
-            self._counts_output = said.usage.completion_tokens is None
-            self.reports_cached = said.usage.prompt_tokens_details is not None
-            if not said.choices:
+        usage, choices = said.usage, said.choices
+        if usage is not None:
+            self.usage = usage_of(usage, self.tokens)
+            self._counts_output = usage.completion_tokens is None
+            self.reports_cached = usage.prompt_tokens_details is not None
+            if not choices:
                 self.usage_event = event + b"\n\n"
-        for choice in said.choices:
-            if choice.finish_reason == "abort":
+        for choice in choices:
+            reason = choice.finish_reason
+            if reason == "abort":
                 self.error = b"aborted"
                 return None
-            if choice.finish_reason is not None:
-                self.finish = finish_of(choice.finish_reason)
-        return said if said.choices else None
+            if reason is not None:
+                self.finish = finish_of(reason)
+        return said if choices else None
 
 
 def says_something(choice: SaidChoice) -> bool:

@@ -9,13 +9,13 @@ from array import array
 from collections import deque
 
 import msgspec
-from msgspec.structs import replace
 
 from inferry.adapters.workers.said import TracedChoice, TracedDelta, TracedEvent
 from inferry.adapters.workers.sse import EventScanner, data_of, finish_of, is_there, usage_of
 from inferry.adapters.workers.stops import VERIFIED_CHARS, StopSeam
 from inferry.domain.jobs import SoFar
 from inferry.domain.streams import FinishReason
+from inferry.domain.values import replace
 
 RECENT = 8
 """Pieces of a stream with stop strings that are kept, to compare the end of its text with what its ids read as."""

@@ -6,7 +6,7 @@ Apart from what works with them, for mypyc compiles that and cannot compile stru
 from msgspec import Struct
 
 from inferry.adapters.workers.profiles import VLLM, Profile
-from inferry.domain.plans import Room
+from inferry.domain.workers import Room
 
 
 class HttpWorkerSettings(Struct, frozen=True, kw_only=True):

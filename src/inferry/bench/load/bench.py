@@ -24,7 +24,7 @@ from inferry.bench.load.target import CONNECT_TIMEOUT_S, Target, find_target
 from inferry.bench.load.terms import Price, terms_of
 from inferry.bench.load.traffic import Traffic, runs_of, within
 from inferry.bench.target import shown
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run
 from inferry.sim.costs import EngineModel
 from inferry.sim_setup import Promise

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from inferry.bench.load.player import Call
 from inferry.bench.load.rows import CallRow, RunRow, tokens_an_event
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim_setup import Promise
 
 CURVE_POINTS = 200

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from inferry.adapters.workers.http1 import Client, Request
 from inferry.bench.load.texts import Texts
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run, Step
 
 LaneBy = Literal["header", "priority", "none"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from inferry.bench.load.player import Call, Played
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
 from inferry.sim.prompts import GrowingPrompt
 from inferry.sim_setup import Promise
 

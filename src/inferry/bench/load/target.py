@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from inferry.adapters.workers.http1 import Client
 from inferry.bench.load.player import Call, Limits, Player
 from inferry.bench.load.requests import Form, Prompts, RequestMaker, Telling
 from inferry.bench.target import NoSuchModel, NotAllowed, ProbeError, Refused, Server
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.sim.calls import Run, Step
 
 TRIAL_TIMEOUT_S = 60.0

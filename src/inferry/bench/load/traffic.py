@@ -6,9 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from inferry.domain.jobs import Lane
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.sim.arrivals import agents, bursts, even_lengths, in_lanes, poisson
 from inferry.sim.calls import Run, Step
 from inferry.sim.prompts import length, tail

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from inferry.domain.jobs import RouteKey
-from inferry.domain.plans import Phase, WorkerView
+from inferry.domain.routes import RouteKey
+from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.packing import WorkerState
 from inferry.scheduling.placing.fleets import Fleet, Fleets
 

@@ -1,0 +1,39 @@
+"""Who a request is from."""
+
+from fnmatch import fnmatchcase
+from typing import Final
+
+from inferry.domain.lanes import Lane
+from inferry.domain.tenants import ApiKey, Tenant
+from inferry.domain.values import Value
+
+
+class Caller(Value):
+    """A tenant, and the key it came with; None where authentication is off. Made once per key, asked at every call.
+
+    `max_lane` is the highest lane it may ask for: the lower one of what tenant and key allow. `pool` names the workers
+    that its jobs are bound to; None for those that every tenant shares.
+    """
+
+    def __init__(self, tenant: Tenant, key: ApiKey | None = None) -> None:
+        self.tenant: Final = tenant
+        self.key: Final = key
+        limits = tenant.limits
+        of_key = None if key is None else key.limits
+        self.max_lane: Final = limits.max_lane if of_key is None else max(limits.max_lane, of_key.max_lane)
+        named = None if of_key is None else of_key.default_lane
+        if named is None:
+            named = limits.default_lane
+        self.default_lane: Final = max(Lane.P1 if named is None else named, self.max_lane)
+        self.pool: Final = tenant.name if tenant.isolation == "pool" else None
+        self._allowed: Final = [
+            models for models in (limits.models, None if of_key is None else of_key.models) if models is not None
+        ]
+
+    def may_use(self, model: str) -> bool:
+        """Whether both the tenant and the key allow the model."""
+        return all(any(fnmatchcase(model, pattern) for pattern in models) for models in self._allowed)
+
+
+ANYBODY = Caller(Tenant(name="default"))
+"""Who calls where authentication is off and no tenant is named."""

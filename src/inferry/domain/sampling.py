@@ -1,0 +1,16 @@
+"""How an engine that takes tokens chooses the next one."""
+
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True, kw_only=True, gc=False):
+    """How the next token is chosen and when to stop, for engines that take tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
