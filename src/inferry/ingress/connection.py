@@ -24,6 +24,8 @@ MOST_PIPELINED = 16
 """Requests that wait behind the one being answered. While there are so many, nothing more is read."""
 LINGER_S = 2.0
 """How long the rest of a refused request is read and thrown away, so that its sender sees the answer and no reset."""
+LARGE_READ = 65_536
+"""After so many bytes at once other connections are read first, unless these belong to a body that is kept."""
 PROBES_S = (0.05, 0.25, 1.0, 4.0)
 """When a client that has finished writing is written to again, to learn whether it still reads."""
 
@@ -48,6 +50,7 @@ class Connection(asyncio.Protocol):
         "_is_held",
         "_is_last",
         "_is_shut",
+        "_is_yielding",
         "_loop",
         "_phase",
         "_reading",
@@ -80,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._unread = b""  # has come, and waits for those before it to be answered
         self._unread_at = 0
         self._is_held = False  # nothing is read meanwhile
+        self._is_yielding = False  # until the event loop has looked at the others
         self._reply: Reply | None = None
         self._at_eof = False  # the client has finished writing
         self._is_last = False  # nothing that comes after what was read so far is understood
@@ -156,6 +160,8 @@ class Connection(asyncio.Protocol):
         self._expect_more()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) >= LARGE_READ and self._body is None:
+            self._yield()
         if self._is_shut or self._is_last:
             return  # the rest of something that was refused
         if self._unread:
@@ -334,6 +340,18 @@ class Connection(asyncio.Protocol):
             self._is_held = True
             self._house.held.add(self)
             self._transport.pause_reading()
+
+    def _yield(self) -> None:
+        """The event loop would read a connection that always has more up to 32 times before it looks at another."""
+        if not self._is_yielding and not self._is_held and not self._transport.is_closing():
+            self._is_yielding = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._yielded)
+
+    def _yielded(self) -> None:
+        self._is_yielding = False
+        if not self._is_held and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _go_on(self) -> None:
         """There is room again for what has come meanwhile."""
