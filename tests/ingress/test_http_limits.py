@@ -11,7 +11,7 @@ from inferry.domain.callers import ANYBODY
 from inferry.domain.errors import InvalidApiKey
 from inferry.ingress.bodies import MOST_UNWANTED
 from inferry.ingress.chunks import MOST_EXTRA
-from inferry.ingress.connection import MOST_PIPELINED, Connection
+from inferry.ingress.connection import LARGE_HEAD, MOST_PIPELINED, Connection
 from inferry.ingress.heads import LARGEST_HEADERS, MOST_FIELDS
 from inferry.ingress.reply import Reply, Request
 from support.wires import Wire, a_house, connect, converse, feed, say_ok
@@ -111,8 +111,15 @@ def test_a_head_has_a_largest_size_however_it_comes(piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [997, 65_536, 10_000_000])
 def test_a_head_is_not_charged_for_those_before_it(piece: int) -> None:
-    half = a_head(LARGEST_HEADERS // 2 + 100)
-    assert statuses(converse(in_pieces(half * 6, piece))) == [200] * 6
+    head = a_head(LARGE_HEAD)
+    assert statuses(converse(in_pieces(head * 6, piece))) == [200] * 6
+
+
+@pytest.mark.parametrize("piece", [997, 65_536, 10_000_000])
+def test_a_connection_ends_with_a_large_head(piece: int) -> None:
+    got = converse(in_pieces(a_head(LARGE_HEAD + 1) + a_head(100), piece))
+    assert statuses(got) == [200]
+    assert b"connection: close" in b"".join(got.written)
 
 
 @pytest.mark.parametrize("piece", [1, 10_000_000])

@@ -24,6 +24,8 @@ MOST_PIPELINED = 16
 """Requests that wait behind the one being answered. While there are so many, nothing more is read."""
 LINGER_S = 2.0
 """How long the rest of a refused request is read and thrown away, so that its sender sees the answer and no reset."""
+LARGE_HEAD = 16_384
+"""A connection ends with a request whose head is larger: parsing them one after another would keep others waiting."""
 LARGE_READ = 65_536
 """After so many bytes at once other connections are read first, unless these belong to a body that is kept."""
 PROBES_S = (0.05, 0.25, 1.0, 4.0)
@@ -268,6 +270,8 @@ class Connection(asyncio.Protocol):
         house = self._house
         request = self._reading = house.heads.read(head)
         request.head_bytes = len(head)
+        if len(head) > LARGE_HEAD:
+            request.keeps_alive = False
         self._is_blank = False
         length = request.length
         if not length:

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 AFTER_ABANDON_S = 2.0
 """Once the grace is over: time for clients to be told."""
 BACKLOG = 4096
+LISTENERS = 16
+"""Connections that are accepted in one turn of the event loop."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -90,12 +92,18 @@ async def serve(
         idle_timeout_s=idle_timeout_s,
         admits=app.admits,
     )
-    listener = await loop.create_server(lambda: Connection(house, loop), sock=sock, backlog=BACKLOG)
+    # uvloop accepts one connection of a listener in a turn: a flood of them would keep the next client waiting.
+    listeners: list[asyncio.Server] = []
+    for _ in range(LISTENERS):
+        again = sock.dup()
+        listeners.append(await loop.create_server(lambda: Connection(house, loop), sock=again, backlog=BACKLOG))
     try:
         await stop.drain.wait()
         await _drain(house, gateway, stop.hurry, drain_grace_s)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
+        sock.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AFTER_ABANDON_S):
                 await house.close()
