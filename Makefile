@@ -25,7 +25,7 @@ help:
 	@echo "make test-busy  make test while every core is busy with something else: nothing may depend on the machine's speed"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
-	@echo "make mutants break the source in named ways, room by room; every one must be caught (ROOM=name for one room, JOBS)"
+	@echo "make mutants break the source in named ways, group by group; every one must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    a million connections against other HTTP parsers, broken bytes and made-up calls (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
@@ -67,8 +67,8 @@ serve: $(VENV)/.installed-serve
 	@exec $(BIN)/inferry serve --host $(HOST) --port $(PORT) $(if $(CONFIG),--config $(CONFIG))
 
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_import_rules.py tests/test_repository.py
 
@@ -103,20 +103,20 @@ bench: compiled
 bench: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m inferry.bench $(BENCH)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 mutants: $(VENV)/.installed-dev
-	$(BIN)/python tests/mutants/run.py $(if $(ROOM),--room $(ROOM)) $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python tests/mutants/run.py $(if $(GROUP),--group $(GROUP)) $(if $(JOBS),--jobs $(JOBS))
 
 # Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
 fuzz: $(VENV)/.installed-dev
 	@export FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_CASES=$${FUZZ_CASES:-20000} FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100} \
 	    FUZZ_CONNECTIONS=$${FUZZ_CONNECTIONS:-1000000}; \
 	  echo "seed $$FUZZ_SEED"; \
-	  $(BIN)/pytest -q tests/ingress/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
+	  $(BIN)/pytest -q tests/ingress/http/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m inferry.docs
+	$(BIN)/python -m inferry.cli.docs
 
 clean:
 	rm -rf build $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,8 +1,8 @@
 """What pyproject.toml cannot say: the rooms on the path of a call are compiled with mypyc.
 
-The same source, the same decisions, less time. `INFERRY_COMPILED=0` installs plain Python; `1` fails where nothing can be
-compiled; without it, it is compiled where mypyc, a C compiler and Python's headers are there. An editable install never
-is: what was compiled would hide what is edited after it.
+The same source, the same decisions, less time. `INFERRY_COMPILED=0` installs plain Python; `1` fails where nothing can
+be compiled; without it, it is compiled where mypyc, a C compiler and Python's headers are there. An editable install
+never is: what was compiled would hide what is edited after it.
 """
 
 import os
@@ -26,8 +26,8 @@ PACKAGE = Path("src/inferry")
 def modules() -> list[str]:
     """Those that are compiled, as pyproject.toml names them."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["inferry"]["compiled"]
-    plain = {PACKAGE / path for path in named["plain"]}
-    found = {path.relative_to(ROOT) for room in named["rooms"] for path in (ROOT / PACKAGE).glob(room)}
+    plain = {PACKAGE / path for path in named["exclude"]}
+    found = {path.relative_to(ROOT) for glob in named["include"] for path in (ROOT / PACKAGE).glob(glob)}
     return sorted(str(path) for path in found - plain if path.name != "__init__.py")
 
 

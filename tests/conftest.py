@@ -22,11 +22,31 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-SLOW_FIRST = ("e2e", "engine", "contracts", "sim", "bench", "properties", "simulation", "admission")
+SLOW_FIRST = (
+    "e2e",
+    "engine",
+    "contracts",
+    "sim",
+    "loadgen",
+    "benchmarks",
+    "cli",
+    "properties",
+    "simulation",
+    "prediction",
+)
 """Folders that take longest. Several processes take files from the front, and are through at about the same time."""
-BOTH = ("admission", "ingress", "scheduling", "streams", "adapters/test_sse.py", "e2e/test_openai_client.py")
+BOTH = (
+    "admission",
+    "ingress",
+    "prediction",
+    "runs",
+    "scheduling",
+    "streams",
+    "workers/test_sse.py",
+    "e2e/test_openai_client.py",
+)
 """What `make test` runs compiled and in plain Python: the rooms on the path of a call, and what has a twin in C."""
-ONCE = ("admission/test_waits.py", "admission/test_waits_in_the_twin.py")
+ONCE = ("prediction/test_wait_model.py", "prediction/test_wait_model_in_simulator.py")
 """Long simulations of decisions that the other tests of their room make one by one, in both."""
 
 
@@ -50,7 +70,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGatew
 
 
 @pytest.fixture(scope="session")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
+def short_timeout_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGateway]:
     """One that waits only a moment for a body. For clients that never send it: a slow one might not make it in time."""
     with ScriptedGateway(tmp_path_factory.mktemp("impatient"), {"server": {"body_timeout_s": 0.3}}) as gateway:
         yield gateway

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import inferry
-from inferry.adapters.workers.embedded import EmbeddedWorker
+from inferry.workers.in_process.embedded import EmbeddedWorker
 from support.children import TESTS, environment, import_the_same_tree
 
 WHERE = "import inferry, inferry.scheduling.scheduler as s; print(inferry.__file__, s.__file__)"
-OTHER_INTERPRETERS = {"support/vllm_server.py", "adapters/test_vllm_in_process.py", "mutants/run.py"}
+OTHER_INTERPRETERS = {"support/vllm_server.py", "workers/test_vllm_in_process.py", "mutants/run.py"}
 """These run vLLM's Python, one without any environment, or trees that are changed on purpose."""
 
 

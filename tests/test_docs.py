@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inferry import config, docs
+from inferry.cli import docs
+from inferry.cli.config import schema
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import Lane
-from inferry.observe.table import TABLE
+from inferry.observe.metric_table import METRIC_TABLE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -90,23 +91,23 @@ def test_pages_do_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch, co
 
 def test_every_key_is_in_the_configuration_page() -> None:
     page = docs.config_page()
-    for section in (config.ServerConfig, config.EmbeddedWorkerConfig, config.VllmWorkerConfig):
-        prefix = "server." if section is config.ServerConfig else ""
+    for section in (schema.ServerConfig, schema.EmbeddedWorkerConfig, schema.VllmWorkerConfig):
+        prefix = "server." if section is schema.ServerConfig else ""
         assert all(f"| `{prefix}{key}` |" in page for key in section.__struct_fields__)
-    assert all(f"| `lanes.<lane>.{key}` |" in page for key in config.LaneConfig.__struct_fields__)
+    assert all(f"| `lanes.<lane>.{key}` |" in page for key in schema.LaneConfig.__struct_fields__)
 
 
 def test_the_complete_example_names_every_key_and_works() -> None:
     raw = yaml.safe_load(docs.example_config())
-    assert set(raw) == set(config.Config.__struct_fields__)
+    assert set(raw) == set(schema.Config.__struct_fields__)
     assert set(raw["lanes"]) == set(Lane.__members__)
-    parsed = config.parse(raw)
+    parsed = schema.parse(raw)
     assert [worker.name for worker in parsed.workers] == ["local", "gpu-a", "gpu-c"]
     assert docs.example_config() in docs.config_page()
 
 
 def test_every_metric_and_every_error_is_on_its_page() -> None:
-    assert all(f"`{metric.name}`" in docs.metrics_page() for metric in TABLE)
+    assert all(f"`{metric.name}`" in docs.metrics_page() for metric in METRIC_TABLE)
     page = docs.errors_page()
     codes = {kind.code for kind in GatewayError.__subclasses__() if kind.__module__ == GatewayError.__module__}
     assert codes
@@ -114,7 +115,7 @@ def test_every_metric_and_every_error_is_on_its_page() -> None:
 
 
 def test_text_under_an_attribute_is_read_from_the_source() -> None:
-    assert docs.attribute_docs(config)["ServerConfig", "port"] == "Port to listen on; 0 takes a free one."
+    assert docs.attribute_docs(schema)["ServerConfig", "port"] == "Port to listen on; 0 takes a free one."
 
 
 # -- all pages -------------------------------------------------------------------------------------------------------
@@ -150,8 +151,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_configurations_can_be_used(path: Path) -> None:
     for block in fenced(path, "yaml"):
         raw = yaml.safe_load(block)
-        if isinstance(raw, dict) and set(raw) & set(config.Config.__struct_fields__):
-            config.parse(raw)
+        if isinstance(raw, dict) and set(raw) & set(schema.Config.__struct_fields__):
+            schema.parse(raw)
 
 
 @pages
@@ -181,7 +182,7 @@ def test_make_targets_exist(path: Path) -> None:
 
 
 @pages
-def test_pages_are_plain_text_for_everybody(path: Path) -> None:
+def test_pages_are_plain_text(path: Path) -> None:
     text = path.read_text()
     assert "\t" not in text
     assert not re.search(r"/(home|work|root|tmp)/", text), "no paths of somebody's machine"

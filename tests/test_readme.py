@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferry.config import parse
+from inferry.cli.config.schema import parse
 from support.children import environment
 from support.serving import Serving
 
@@ -58,7 +58,7 @@ def test_the_configuration_shown_is_one() -> None:
 
 
 def test_every_figure_names_a_results_file_that_exists() -> None:
-    named = re.findall(r"bench/results/([\w.-]+\.json)", README)
+    named = re.findall(r"benchmarks/results/([\w.-]+\.json)", README)
     assert named
     for name in named:
-        assert (ROOT / "bench" / "results" / name).is_file()
+        assert (ROOT / "benchmarks" / "results" / name).is_file()

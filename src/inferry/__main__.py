@@ -1,5 +1,5 @@
 """`python -m inferry` is the `inferry` command."""
 
-from inferry.cli import main
+from inferry.cli.main import main
 
 main()

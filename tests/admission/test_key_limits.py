@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from admission.callers import DAY, NOON, a_call, a_caller, used
-from inferry.admission.comebacks import Comebacks
-from inferry.admission.gate import Gate
+from admission.builders import DAY, NOON, a_call, a_caller, used
 from inferry.admission.permits import Permit
+from inferry.admission.quota_gate import QuotaGate
+from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.domain.callers import Caller
 from inferry.domain.errors import (
     GatewayError,
@@ -18,8 +18,8 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
-from inferry.domain.spending import Spent
-from inferry.domain.tenants import NANO, ApiKey, Limits, Price, Tenant
+from inferry.domain.spending import Spending
+from inferry.domain.tenants import NANOS_PER_UNIT, ApiKey, Limits, Price, Tenant
 
 PRICES = {"m": Price(input=1.0, output=1.0)}
 CEILINGS: list[tuple[str, float]] = [
@@ -32,11 +32,11 @@ CEILINGS: list[tuple[str, float]] = [
 ]
 
 
-def came_in(gate: Gate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> Permit:
+def came_in(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> Permit:
     return gate.admit(job or a_call(), caller, ["run"], now, NOON + now)
 
 
-def refused(gate: Gate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> GatewayError:
+def refused(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, now: float = 0.0) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         came_in(gate, caller, job, now)
     return caught.value
@@ -53,7 +53,7 @@ def test_whichever_ceiling_is_tighter_binds(ceiling: str, most: float, whose: st
         "both, the key's tighter": a_caller(key=Limits(**limits), **loose),
         "both, the tenant's tighter": a_caller(key=Limits(**loose), **limits),
     }[whose]
-    gate = Gate(PRICES, lease_tokens=20)
+    gate = QuotaGate(PRICES, lease_tokens=20)
     permit = came_in(gate, caller)
     gate.settle(permit, used(), 0.0, NOON)  # 30 of 45
     cut = came_in(gate, caller)
@@ -63,7 +63,7 @@ def test_whichever_ceiling_is_tighter_binds(ceiling: str, most: float, whose: st
 
 
 def test_what_one_key_spends_counts_for_its_tenant_and_not_for_another_key() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     one, other = (a_caller(key=Limits(day_token_ceiling=35), key_id=name, day_token_ceiling=100) for name in "xy")
     gate.settle(came_in(gate, one), used(), 0.0, NOON)
     assert came_in(gate, other).output_cap == 20, "it has its own thirty-five"
@@ -75,7 +75,7 @@ def test_what_one_key_spends_counts_for_its_tenant_and_not_for_another_key() -> 
 def test_calls_at_once_are_counted_for_both_and_given_back_to_both(whose: str) -> None:
     limits: dict[str, Any] = {"max_concurrent": 1}
     caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
-    gate = Gate({})
+    gate = QuotaGate({})
     for _ in range(3):
         permit = came_in(gate, caller)
         assert isinstance(refused(gate, caller), TenantConcurrency)
@@ -84,32 +84,32 @@ def test_calls_at_once_are_counted_for_both_and_given_back_to_both(whose: str) -
 
 @pytest.mark.parametrize("whose", ["tenant", "key"])
 @pytest.mark.parametrize("limit", ["max_concurrent", "requests_per_minute", "tokens_per_minute"])
-def test_a_limit_of_zero_lets_nobody_in_and_names_no_time_to_come_back(whose: str, limit: str) -> None:
+def test_a_zero_limit_admits_no_call_and_gives_no_retry_after(whose: str, limit: str) -> None:
     limits: dict[str, Any] = {limit: 0}
     caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
-    error = refused(Gate({}), caller)
+    error = refused(QuotaGate({}), caller)
     assert isinstance(error, TenantConcurrency if limit == "max_concurrent" else RateLimited)
     assert error.retry_after_s is None
 
 
 @pytest.mark.parametrize("whose", ["tenant", "key"])
-def test_a_ceiling_of_zero_lets_nobody_in(whose: str) -> None:
+def test_a_ceiling_of_zero_admits_no_call(whose: str) -> None:
     limits: dict[str, Any] = {"day_token_ceiling": 0}
     caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
-    assert isinstance(refused(Gate({}), caller), TenantBudgetExhausted)
+    assert isinstance(refused(QuotaGate({}), caller), TenantBudgetExhausted)
 
 
-def test_the_longer_wait_of_tenant_and_key_is_told() -> None:
+def test_retry_after_is_the_longer_wait_of_tenant_and_key() -> None:
     slow, fast = Limits(requests_per_minute=1), Limits(tokens_per_minute=45)  # a minute, and twenty seconds
     for tenant, key in ((slow, fast), (fast, slow)):
-        gate = Gate({})
+        gate = QuotaGate({})
         caller = Caller(Tenant(name="a", limits=tenant), ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=key))
         came_in(gate, caller)
         assert refused(gate, caller).retry_after_s == pytest.approx(60.0)
 
 
 def test_a_bucket_gives_its_last_token_and_not_one_more() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     caller = a_caller(key=Limits(tokens_per_minute=60))
     came_in(gate, caller)
     came_in(gate, caller)
@@ -119,23 +119,23 @@ def test_a_bucket_gives_its_last_token_and_not_one_more() -> None:
 
 def test_a_caller_stands_where_the_tighter_of_both_has_it() -> None:
     for tenant, key in ((10, 3), (3, 10)):
-        gate = Gate({})
+        gate = QuotaGate({})
         caller = a_caller(
             requests_per_minute=tenant,
             tokens_per_minute=100 * tenant,
             key=Limits(requests_per_minute=key, tokens_per_minute=100 * key),
         )
         came_in(gate, caller)
-        standing = gate.standing(caller, 0.0)
-        assert standing is not None
-        assert (standing.request_limit, standing.requests_left) == (3, 2)
-        assert (standing.token_limit, standing.tokens_left) == (300, 270)
+        rate_limit_status = gate.rate_limit_status(caller, 0.0)
+        assert rate_limit_status is not None
+        assert (rate_limit_status.request_limit, rate_limit_status.requests_left) == (3, 2)
+        assert (rate_limit_status.token_limit, rate_limit_status.tokens_left) == (300, 270)
 
 
 def test_what_was_spent_before_a_start_counts_for_the_key_that_spent_it() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     for key_id, spent_tokens in (("x", 40), (None, 40)):
-        gate.restore([Spent(tenant="a", period="day", tokens=spent_tokens, nanos=0, at=NOON, key_id=key_id)])
+        gate.restore([Spending(tenant="a", period="day", tokens=spent_tokens, nanos=0, at=NOON, key_id=key_id)])
     limits = Limits(day_token_ceiling=45)
     assert isinstance(refused(gate, a_caller(key=limits, key_id="x")), TenantBudgetExhausted)
     assert came_in(gate, a_caller(key=limits, key_id="y")).output_cap == 20
@@ -143,14 +143,14 @@ def test_what_was_spent_before_a_start_counts_for_the_key_that_spent_it() -> Non
     assert tomorrow.output_cap == 20
 
 
-def test_keys_are_told_to_come_back_each_in_a_row_of_its_own_and_as_slowly_as_the_tighter_limit_fills() -> None:
-    comebacks = Comebacks()
+def test_retry_times_are_spaced_per_key_at_the_refill_rate_of_the_tighter_limit() -> None:
+    spreader = RetryAfterSpreader()
     limits = Limits(requests_per_minute=6)
     callers = [a_caller(requests_per_minute=60, key=limits, key_id=name) for name in "xyx"]
     told = []
     for caller in callers:
         error = RateLimited("no", retry_after_s=1.0)
-        comebacks.tell(error, a_call(), caller, 0.0)
+        spreader.assign(error, a_call(), caller, 0.0)
         told.append(error.retry_after_s)
     assert told == [1.0, 1.0, 11.0]
 
@@ -173,7 +173,7 @@ def test_a_model_is_for_a_key_that_both_it_and_its_tenant_allow() -> None:
         (None, (), False),
     ):
         caller = Caller(Tenant(name="a", limits=Limits(models=tenant)), a_key(models=key))
-        assert caller.may_use("m") is allowed
+        assert caller.allows_model("m") is allowed
 
 
 def test_a_default_lane_of_p0_is_one() -> None:
@@ -188,8 +188,8 @@ def test_cached_tokens_that_cost_nothing_cost_nothing_and_are_not_priced_as_othe
 
 
 def test_a_price_of_zero_is_a_cost_of_nothing_and_no_price_is_no_cost_at_all() -> None:
-    for prices, cost in (({}, None), ({"m": Price()}, 0), ({"m": Price(gpu_hour=3600.0)}, NANO // 2)):
-        gate = Gate(prices)
+    for prices, cost in (({}, None), ({"m": Price()}, 0), ({"m": Price(gpu_hour=3600.0)}, NANOS_PER_UNIT // 2)):
+        gate = QuotaGate(prices)
         for caller in (a_caller(), a_caller(day_token_ceiling=1000)):
             permit = came_in(gate, caller)
             usage = used()

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.callers import DAY, NOON, a_call, a_caller, used
-from inferry.admission.budgets import UNBOUNDED, Tariff, day_of, money, month_of, piece
-from inferry.admission.gate import Gate
+from admission.builders import DAY, NOON, a_call, a_caller, used
+from inferry.admission.budgets import UNBOUNDED, Tariff, format_money, lease_size, utc_day, utc_month
 from inferry.admission.permits import Permit
+from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import NANO, Limits, Price
+from inferry.domain.tenants import NANOS_PER_UNIT, Limits, Price
 from inferry.domain.values import replace
 
 PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}
@@ -22,29 +22,29 @@ PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}
 
 
 def admit(
-    gate: Gate, caller: Caller, job: InferenceJob | None = None, *lineage: str, at: float = 0.0, wall: float = NOON
+    gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, *lineage: str, at: float = 0.0, wall: float = NOON
 ) -> Permit:
     job = a_call() if job is None else job
     return gate.admit(job, caller, lineage or (job.run_id,), at, wall)
 
 
-def refusal(gate: Gate, caller: Caller, job: InferenceJob | None = None, *lineage: str) -> GatewayError:
+def refusal(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, *lineage: str) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         admit(gate, caller, job, *lineage)
     return caught.value
 
 
-def write_all(gate: Gate, permit: Permit, tokens: int) -> int:
+def write_all(gate: QuotaGate, permit: Permit, tokens: int) -> int:
     """How much of so many tokens it gets to write, one by one, as a stream does."""
     written = 0
     while written < tokens:
-        if written + 1 > permit.may_write and gate.renew(permit, written) <= written:
+        if written + 1 > permit.granted_tokens and gate.renew(permit, written) <= written:
             break
         written += 1
     return written
 
 
-def spent(gate: Gate, run: str = "run", tenant: str = "a") -> tuple[int, int]:
+def spent(gate: QuotaGate, run: str = "run", tenant: str = "a") -> tuple[int, int]:
     line = gate.run_report(tenant, run)
     assert line is not None
     return line.spent_tokens, line.leased_tokens
@@ -54,48 +54,48 @@ def spent(gate: Gate, run: str = "run", tenant: str = "a") -> tuple[int, int]:
 
 
 def test_a_job_leases_its_prompt_at_its_highest_and_a_first_piece_of_its_output() -> None:
-    gate, caller = Gate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
+    gate, caller = QuotaGate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 500, prompt_high=40))
-    assert (permit.may_write, permit.output_cap) == (100, 500)
+    assert (permit.granted_tokens, permit.output_cap) == (100, 500)
     assert spent(gate) == (0, 140)
     gate.settle(permit, used(10, 50), 0.0, NOON)
     assert spent(gate) == (60, 0)
 
 
 def test_a_short_job_leases_no_more_than_it_may_write() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=10_000)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 20, choices=3))
-    assert permit.may_write == 60
+    assert permit.granted_tokens == 60
     assert gate.renew(permit, 60) == 60
 
 
 def test_a_lease_is_renewed_in_pieces() -> None:
-    gate, caller = Gate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
+    gate, caller = QuotaGate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 250))
     assert gate.renew(permit, 90) == 200
     assert gate.renew(permit, 190) == 250
     assert spent(gate) == (0, 260)
 
 
-def test_a_delta_larger_than_the_lease_is_covered_where_there_is_room() -> None:
-    gate, caller = Gate({}, lease_tokens=16), a_caller(run_token_ceiling=10_000)
+def test_a_delta_larger_than_the_lease_is_covered_where_there_is_headroom() -> None:
+    gate, caller = QuotaGate({}, lease_tokens=16), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 500))
     assert gate.renew(permit, 300) == 316
 
 
 def test_the_output_is_cut_to_what_is_left() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     permit = admit(gate, caller, a_call(40, 500))
     assert permit.output_cap == 60
     assert write_all(gate, permit, 500) == 60
-    error = gate.exhausted(permit)
+    error = gate.exhausted_error(permit)
     assert isinstance(error, RunBudgetExhausted)
     gate.settle(permit, used(40, 60), 0.0, NOON)
     assert spent(gate) == (100, 0)
 
 
 def test_choices_share_what_is_left() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     permit = admit(gate, caller, a_call(40, 500, choices=8))
     assert permit.output_cap == 7
     assert write_all(gate, permit, 500) == 56
@@ -104,15 +104,15 @@ def test_choices_share_what_is_left() -> None:
 
 
 def test_a_prompt_with_a_single_token_left_beside_it_is_let_in_and_no_larger_one() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     error = refusal(gate, caller, a_call(100, 5))
     assert error.message == "the run's ceiling of 100 tokens is reached: 0 spent, 0 leased to calls in flight"
     permit = admit(gate, caller, a_call(99, 5))
-    assert (permit.output_cap, permit.may_write) == (1, 1)
+    assert (permit.output_cap, permit.granted_tokens) == (1, 1)
 
 
 def test_a_refusal_names_ceiling_spending_and_leases() -> None:
-    gate, caller = Gate(PRICES), a_caller(day_money_ceiling=0.002)
+    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
     gate.settle(admit(gate, caller, a_call(100, 50)), used(100, 50), 0.0, NOON)
     admit(gate, caller, a_call(100, 100))
     error = refusal(gate, caller, a_call(1_200, 50))
@@ -123,42 +123,42 @@ def test_a_refusal_names_ceiling_spending_and_leases() -> None:
 
 
 def test_the_less_is_left_the_smaller_the_pieces() -> None:
-    gate, caller = Gate({}, lease_tokens=256), a_caller(run_token_ceiling=6_410)
+    gate, caller = QuotaGate({}, lease_tokens=256), a_caller(run_token_ceiling=6_410)
     permits = [admit(gate, caller, a_call(10, 5_000)) for _ in range(3)]
-    assert [permit.may_write for permit in permits] == [100, 98, 96]
+    assert [permit.granted_tokens for permit in permits] == [100, 98, 96]
     assert gate.renew(permits[0], 90) == 195
     few = a_caller("b", run_token_ceiling=40)
-    assert [admit(gate, few, a_call(10, 50)).may_write for _ in range(2)] == [16, 4]
+    assert [admit(gate, few, a_call(10, 50)).granted_tokens for _ in range(2)] == [16, 4]
 
 
 def test_sixty_four_calls_share_what_would_not_do_for_a_lease_of_each() -> None:
-    gate, caller = Gate({}, lease_tokens=256), a_caller(run_token_ceiling=4_096)
+    gate, caller = QuotaGate({}, lease_tokens=256), a_caller(run_token_ceiling=4_096)
     permits = [admit(gate, caller, a_call(10, 500)) for _ in range(64)]
-    assert all(permit.may_write >= 16 for permit in permits)
+    assert all(permit.granted_tokens >= 16 for permit in permits)
 
 
 def test_what_one_gives_back_another_gets() -> None:
-    gate, caller = Gate({}, lease_tokens=64), a_caller(run_token_ceiling=200)
+    gate, caller = QuotaGate({}, lease_tokens=64), a_caller(run_token_ceiling=200)
     long, short = admit(gate, caller, a_call(10, 150)), admit(gate, caller, a_call(10, 60))
     assert write_all(gate, short, 60) == 60
     assert write_all(gate, long, 150) == 120
-    assert isinstance(gate.exhausted(long), RunBudgetExhausted)
+    assert isinstance(gate.exhausted_error(long), RunBudgetExhausted)
     gate.settle(short, used(10, 20), 0.0, NOON)
     assert write_all(gate, long, 150) == 150
     gate.settle(long, used(10, 150), 0.0, NOON)
     assert spent(gate) == (190, 0)
 
 
-def test_who_named_no_limit_writes_on_while_there_is_budget() -> None:
-    gate, caller = Gate({}, lease_tokens=64), a_caller(run_token_ceiling=1_000)
+def test_a_call_without_a_limit_continues_while_there_is_budget() -> None:
+    gate, caller = QuotaGate({}, lease_tokens=64), a_caller(run_token_ceiling=1_000)
     permit = admit(gate, caller, a_call(10, 100, named=False))
     assert permit.output_cap == 100
     assert write_all(gate, permit, 5_000) == 990
-    assert isinstance(gate.exhausted(permit), RunBudgetExhausted)
+    assert isinstance(gate.exhausted_error(permit), RunBudgetExhausted)
 
 
-def test_more_than_was_leased_is_charged_as_far_as_there_is_room_and_the_rest_is_counted() -> None:
-    gate, caller = Gate({}, lease_tokens=20), a_caller(run_token_ceiling=100)
+def test_usage_beyond_the_lease_is_charged_up_to_the_ceiling_and_the_rest_is_counted() -> None:
+    gate, caller = QuotaGate({}, lease_tokens=20), a_caller(run_token_ceiling=100)
     gate.settle(admit(gate, caller, a_call(10, 20)), used(30, 30), 0.0, NOON)
     assert (spent(gate), gate.overrun_tokens) == ((60, 0), 0)
     gate.settle(admit(gate, caller, a_call(10, 20)), used(50, 30), 0.0, NOON)
@@ -166,14 +166,14 @@ def test_more_than_was_leased_is_charged_as_far_as_there_is_room_and_the_rest_is
 
 
 def test_a_job_that_never_ran_is_charged_nothing() -> None:
-    gate, caller = Gate(PRICES), a_caller(run_token_ceiling=1_000, day_money_ceiling=1.0)
+    gate, caller = QuotaGate(PRICES), a_caller(run_token_ceiling=1_000, day_money_ceiling=1.0)
     assert gate.settle(admit(gate, caller), None, 0.0, NOON) == 0
     assert spent(gate) == (0, 0)
     assert [(line.spent_nanos, line.leased_nanos) for line in gate.report("a")] == [(0, 0)]
 
 
 def test_a_settled_permit_is_not_renewed_nor_charged_again() -> None:
-    gate, caller = Gate(PRICES, lease_tokens=16), a_caller(run_token_ceiling=1_000)
+    gate, caller = QuotaGate(PRICES, lease_tokens=16), a_caller(run_token_ceiling=1_000)
     permit = admit(gate, caller, a_call(10, 100))
     cost = gate.settle(permit, used(10, 5), 0.0, NOON)
     gate.renew(permit, 16)
@@ -185,7 +185,7 @@ def test_a_settled_permit_is_not_renewed_nor_charged_again() -> None:
 
 
 def test_the_ceiling_is_that_of_the_whole_tree() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     gate.settle(admit(gate, caller, a_call(10, 30), "leaf", "middle", "root"), used(10, 30), 0.0, NOON)
     gate.settle(admit(gate, caller, a_call(10, 20), "other", "root"), used(10, 20), 0.0, NOON)
     assert [spent(gate, run)[0] for run in ("leaf", "middle", "other", "root")] == [40, 40, 30, 70]
@@ -196,7 +196,7 @@ def test_the_ceiling_is_that_of_the_whole_tree() -> None:
 
 
 def test_a_run_that_gets_a_parent_brings_its_spending_along() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     gate.settle(admit(gate, caller, a_call(10, 30), "leaf", "b"), used(10, 30), 0.0, NOON)
     in_flight = admit(gate, caller, a_call(1, 1), "b")
     for _ in range(2):
@@ -206,14 +206,14 @@ def test_a_run_that_gets_a_parent_brings_its_spending_along() -> None:
 
 
 def test_runs_of_two_tenants_with_one_name_are_two() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     gate.settle(admit(gate, a_caller("a", run_token_ceiling=50)), used(10, 40), 0.0, NOON)
     assert isinstance(refusal(gate, a_caller("a", run_token_ceiling=50)), RunBudgetExhausted)
     admit(gate, a_caller("b", run_token_ceiling=50))
 
 
 def test_every_key_is_held_to_its_own_ceiling_for_a_run() -> None:
-    gate = Gate({}, lease_tokens=10)
+    gate = QuotaGate({}, lease_tokens=10)
     tight = a_caller(run_token_ceiling=200, key=Limits(run_token_ceiling=50), key_id="k1")
     wide = a_caller(run_token_ceiling=200, key=Limits(), key_id="k2")
     first = admit(gate, tight, a_call(10, 100))
@@ -224,7 +224,7 @@ def test_every_key_is_held_to_its_own_ceiling_for_a_run() -> None:
 
 
 def test_a_call_that_names_no_run_leaves_no_account_behind() -> None:
-    gate, caller = Gate({}), a_caller(run_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     job = a_call()
     job = replace(job, run_id=job.job_id)
     permit = gate.admit(job, caller, (job.job_id,), 0.0, NOON)
@@ -237,7 +237,7 @@ def test_a_call_that_names_no_run_leaves_no_account_behind() -> None:
 
 
 def test_days_and_months_end_and_a_job_is_charged_where_it_was_leased() -> None:
-    gate, caller = Gate({}), a_caller(day_token_ceiling=100, month_token_ceiling=250)
+    gate, caller = QuotaGate({}), a_caller(day_token_ceiling=100, month_token_ceiling=250)
     late = admit(gate, caller, a_call(10, 50), wall=NOON)
     next_day = admit(gate, caller, a_call(10, 90), wall=NOON + DAY)
     assert next_day.output_cap == 90
@@ -254,14 +254,14 @@ def test_days_and_months_end_and_a_job_is_charged_where_it_was_leased() -> None:
     admit(gate, caller, a_call(10, 90), wall=NOON + 17 * DAY)  # April
 
 
-def refusal_at(gate: Gate, caller: Caller, wall: float) -> GatewayError:
+def refusal_at(gate: QuotaGate, caller: Caller, wall: float) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         admit(gate, caller, wall=wall)
     return caught.value
 
 
 def test_a_clock_that_is_set_back_a_little_at_midnight_opens_no_new_day() -> None:
-    gate, caller = Gate({}), a_caller(day_token_ceiling=100)
+    gate, caller = QuotaGate({}), a_caller(day_token_ceiling=100)
     midnight = NOON + DAY / 2
     gate.settle(admit(gate, caller, a_call(10, 90), wall=midnight + 1), used(10, 90), 0.0, midnight)
     assert isinstance(refusal_at(gate, caller, midnight - 5), TenantBudgetExhausted)
@@ -271,11 +271,11 @@ def test_a_clock_that_is_set_back_a_little_at_midnight_opens_no_new_day() -> Non
 @given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)))
 def test_months_are_the_calendars(moment: datetime) -> None:
     wall = moment.replace(tzinfo=UTC).timestamp()
-    assert month_of(day_of(wall)) == 12 * moment.year + moment.month - 1
+    assert utc_month(utc_day(wall)) == 12 * moment.year + moment.month - 1
 
 
 def test_keys_have_days_and_months_of_their_own() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     one = a_caller(day_token_ceiling=100, key=Limits(day_token_ceiling=60, month_token_ceiling=1_000), key_id="k1")
     gate.settle(admit(gate, one, a_call(10, 50)), used(10, 50), 0.0, NOON)
     error = refusal(gate, one, a_call(10, 5))
@@ -294,7 +294,7 @@ def test_keys_have_days_and_months_of_their_own() -> None:
 
 
 def test_money_binds_where_tokens_do_not() -> None:
-    gate, caller = Gate(PRICES), a_caller(run_money_ceiling=0.001, run_token_ceiling=1_000_000)
+    gate, caller = QuotaGate(PRICES), a_caller(run_money_ceiling=0.001, run_token_ceiling=1_000_000)
     permit = admit(gate, caller, a_call(500, 1_000))
     assert permit.output_cap == 49  # and not fifty: a lease is rounded up
     written = write_all(gate, permit, 1_000)
@@ -307,7 +307,7 @@ def test_money_binds_where_tokens_do_not() -> None:
 
 
 def test_cached_tokens_cost_what_they_cost_and_are_leased_at_the_dearer_price() -> None:
-    gate = Gate({"m": Price(input=2.0, cached_input=0.5, output=0.0), "odd": Price(input=1.0, cached_input=4.0)})
+    gate = QuotaGate({"m": Price(input=2.0, cached_input=0.5, output=0.0), "odd": Price(input=1.0, cached_input=4.0)})
     caller = a_caller(day_money_ceiling=1.0)
     permit = admit(gate, caller, a_call(100, 10))
     assert permit.leased_nanos == 200_001
@@ -316,16 +316,16 @@ def test_cached_tokens_cost_what_they_cost_and_are_leased_at_the_dearer_price() 
 
 
 def test_a_model_without_a_price_costs_nothing_and_the_gate_says_so() -> None:
-    gate, caller = Gate(PRICES), a_caller(day_money_ceiling=0.000001)
+    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.000001)
     permit = admit(gate, caller, a_call(1_000, 1_000, model="other"))
-    assert permit.may_write == 256
+    assert permit.granted_tokens == 256
     assert gate.settle(permit, used(1_000, 1_000), 0.0, NOON) is None
-    assert gate.unpriced(["m", "other", "gpu"], [Limits(), caller.tenant.limits]) == ["other", "gpu"]
-    assert gate.unpriced(["m", "other"], [Limits(day_token_ceiling=5)]) == []
+    assert gate.unpriced_models(["m", "other", "gpu"], [Limits(), caller.tenant.limits]) == ["other", "gpu"]
+    assert gate.unpriced_models(["m", "other"], [Limits(day_token_ceiling=5)]) == []
 
 
 def test_gpu_time_is_charged_once_it_is_known_until_nothing_is_left() -> None:
-    gate, caller = Gate(PRICES), a_caller(day_money_ceiling=0.002)
+    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
     permit = admit(gate, caller, a_call(model="gpu"))
     assert gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON) == 1_500_000
     permit = admit(gate, caller, a_call(model="gpu"))
@@ -336,10 +336,10 @@ def test_gpu_time_is_charged_once_it_is_known_until_nothing_is_left() -> None:
 
 
 def test_callers_without_limits_share_a_permit_and_still_hear_what_it_cost() -> None:
-    gate, anybody = Gate(PRICES), a_caller(key=Limits(models=("m",)))
+    gate, anybody = QuotaGate(PRICES), a_caller(key=Limits(models=("m",)))
     permit = admit(gate, anybody)
     assert permit is admit(gate, anybody, a_call(5, 5))
-    assert (permit.may_write, permit.output_cap) == (UNBOUNDED, UNBOUNDED)
+    assert (permit.granted_tokens, permit.output_cap) == (UNBOUNDED, UNBOUNDED)
     assert gate.renew(permit, 10**6) == UNBOUNDED
     assert gate.settle(permit, used(10, 20), 0.0, NOON) == 210_000
     assert gate.settle(permit, None, 0.0, NOON) == 0
@@ -350,16 +350,16 @@ def test_callers_without_limits_share_a_permit_and_still_hear_what_it_cost() -> 
 @given(st.integers(0, 10**13), st.floats(0.001, 200.0))
 def test_what_is_affordable_is_the_most_that_is(nanos: int, price: float) -> None:
     tariff = Tariff(Price(output=price))
-    tokens = tariff.affordable(nanos)
+    tokens = tariff.affordable_tokens(nanos)
     assert tokens == 0 or tariff.output(tokens) <= nanos
     assert tariff.output(tokens + 2) > nanos
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0.0, 50), st.floats(0.0, 50))
 def test_no_lease_is_less_than_what_it_will_cost(
-    prompt: int, output: int, cached: int, dear: float, cheap: float
+    prompt: int, output: int, cached: int, money_account: float, cheap: float
 ) -> None:
-    price = Price(input=dear, cached_input=cheap, output=dear / 3)
+    price = Price(input=money_account, cached_input=cheap, output=money_account / 3)
     tariff = Tariff(price)
     if price.is_per_token:
         leased = tariff.prompt(prompt) + tariff.output(output)
@@ -368,11 +368,16 @@ def test_no_lease_is_less_than_what_it_will_cost(
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4))
 def test_a_piece_is_a_part_of_what_is_left_but_for_the_last(left: int, most: int) -> None:
-    got = piece(left, most)
+    got = lease_size(left, most)
     assert got <= min(left, most)
     assert got <= max(16, left // 64)
     assert bool(got) == bool(left)
 
 
 def test_money_is_written_as_people_write_it() -> None:
-    assert [money(nanos) for nanos in (0, 1, NANO, 12 * NANO + NANO // 2)] == ["0", "0.000000001", "1", "12.5"]
+    assert [format_money(nanos) for nanos in (0, 1, NANOS_PER_UNIT, 12 * NANOS_PER_UNIT + NANOS_PER_UNIT // 2)] == [
+        "0",
+        "0.000000001",
+        "1",
+        "12.5",
+    ]

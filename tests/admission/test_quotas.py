@@ -5,29 +5,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.callers import NOON, a_call, a_caller, used
-from inferry.admission.gate import Gate
+from admission.builders import NOON, a_call, a_caller, used
 from inferry.admission.permits import Permit
-from inferry.admission.values import Standing
+from inferry.admission.quota_gate import QuotaGate
+from inferry.admission.reports import RateLimitStatus
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits, Tenant
 
 
-def admit(gate: Gate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> Permit:
+def admit(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> Permit:
     job = a_call() if job is None else job
     return gate.admit(job, caller, (job.run_id,), at, NOON + at)
 
 
-def refusal(gate: Gate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> GatewayError:
+def refusal(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, at: float = 0.0) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         admit(gate, caller, job, at)
     return caught.value
 
 
 def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_at_a_time() -> None:
-    gate, caller = Gate({}), a_caller(requests_per_minute=6)
+    gate, caller = QuotaGate({}), a_caller(requests_per_minute=6)
     for _ in range(6):
         admit(gate, caller)
     error = refusal(gate, caller)
@@ -40,7 +40,7 @@ def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_at_a_time() -
 
 
 def test_an_hour_of_silence_saves_a_minutes_worth_and_no_more() -> None:
-    gate, caller = Gate({}), a_caller(requests_per_minute=6)
+    gate, caller = QuotaGate({}), a_caller(requests_per_minute=6)
     admit(gate, caller)
     for _ in range(6):
         admit(gate, caller, at=3600.0)
@@ -48,21 +48,21 @@ def test_an_hour_of_silence_saves_a_minutes_worth_and_no_more() -> None:
 
 
 def test_tokens_are_reserved_as_prompt_and_all_that_may_be_written() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=100)
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100)
     admit(gate, caller, a_call(20, 30))
     admit(gate, caller, a_call(20, 10, choices=3))
     assert isinstance(refusal(gate, caller, a_call(1, 1)), RateLimited)
 
 
-def test_who_names_no_limit_reserves_what_it_is_predicted_to_write() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=100)
+def test_a_call_without_a_limit_reserves_its_predicted_output() -> None:
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100)
     admit(gate, caller, a_call(20, 4000, named=False, predicted=70))
     assert isinstance(refusal(gate, caller, a_call(5, 10)), RateLimited)
     admit(gate, caller, a_call(5, 5))
 
 
 def test_what_was_reserved_and_not_used_is_given_back() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=100)
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100)
     permit = admit(gate, caller, a_call(20, 80))
     gate.settle(permit, used(20, 30), 0.0, NOON)
     admit(gate, caller, a_call(20, 30))
@@ -70,7 +70,7 @@ def test_what_was_reserved_and_not_used_is_given_back() -> None:
 
 
 def test_more_than_was_reserved_is_a_debt_that_the_next_calls_pay() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=60)
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=60)
     permit = admit(gate, caller, a_call(20, 40))
     gate.settle(permit, used(50, 40), 0.0, NOON)
     assert refusal(gate, caller, a_call(5, 5)).retry_after_s == pytest.approx(40.0)
@@ -78,7 +78,7 @@ def test_more_than_was_reserved_is_a_debt_that_the_next_calls_pay() -> None:
 
 
 def test_a_job_larger_than_the_bucket_enters_alone_once_it_is_full() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=60)
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=60)
     small = admit(gate, caller, a_call(5, 5))
     error = refusal(gate, caller, a_call(100, 100))
     assert error.retry_after_s == pytest.approx(10.0)
@@ -88,13 +88,13 @@ def test_a_job_larger_than_the_bucket_enters_alone_once_it_is_full() -> None:
 
 
 @pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "max_concurrent"])
-def test_a_limit_of_nothing_lets_nobody_in_and_names_no_time(limit: str) -> None:
-    gate, caller = Gate({}), Caller(Tenant(name="a", limits=msgspec.convert({limit: 0}, Limits)))
+def test_a_limit_of_zero_admits_no_call_and_has_no_retry_after(limit: str) -> None:
+    gate, caller = QuotaGate({}), Caller(Tenant(name="a", limits=msgspec.convert({limit: 0}, Limits)))
     assert refusal(gate, caller).retry_after_s is None
 
 
 def test_both_the_tenants_and_the_keys_limits_hold() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     tight_key = a_caller(requests_per_minute=3, key=Limits(requests_per_minute=1), key_id="k1")
     other_key = a_caller(requests_per_minute=3, key=Limits(), key_id="k2")
     admit(gate, tight_key)
@@ -105,18 +105,18 @@ def test_both_the_tenants_and_the_keys_limits_hold() -> None:
 
 
 def test_a_refusal_leaves_no_trace_in_any_bucket() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     key = Limits(tokens_per_minute=10, max_concurrent=5)
     caller = a_caller(requests_per_minute=5, tokens_per_minute=1000, key=key)
     admit(gate, caller, a_call(3, 3))
-    before = gate.standing(caller, 0.0)
+    before = gate.rate_limit_status(caller, 0.0)
     for _ in range(20):
         assert isinstance(refusal(gate, caller, a_call(5, 5)), RateLimited)
-    assert gate.standing(caller, 0.0) == before
+    assert gate.rate_limit_status(caller, 0.0) == before
 
 
 def test_of_several_limits_the_one_that_lasts_longest_says_when_to_come_back() -> None:
-    gate, caller = Gate({}), a_caller(requests_per_minute=60, tokens_per_minute=60)
+    gate, caller = QuotaGate({}), a_caller(requests_per_minute=60, tokens_per_minute=60)
     for _ in range(30):
         admit(gate, caller, a_call(1, 1))
     error = refusal(gate, caller, a_call(15, 15))
@@ -125,18 +125,18 @@ def test_of_several_limits_the_one_that_lasts_longest_says_when_to_come_back() -
 
 
 def test_only_so_many_calls_run_at_once() -> None:
-    gate, caller = Gate({}), a_caller(max_concurrent=2)
+    gate, caller = QuotaGate({}), a_caller(max_concurrent=2)
     first = admit(gate, caller)
     admit(gate, caller)
     error = refusal(gate, caller)
     assert isinstance(error, TenantConcurrency)
-    assert error.message == "the tenant's limit of 2 calls at once is reached"
+    assert error.message == "the tenant's limit of 2 concurrent calls is reached"
     gate.settle(first, used(), 1.0, NOON)
     admit(gate, caller, at=1.0)
 
 
-def test_who_finds_too_many_calls_in_flight_is_told_how_fast_they_end() -> None:
-    gate, caller = Gate({}), a_caller(max_concurrent=4)
+def test_a_concurrency_refusal_gives_retry_after_from_the_end_rate() -> None:
+    gate, caller = QuotaGate({}), a_caller(max_concurrent=4)
     assert refusal_with_all_taken(gate, caller, at=0.0) == pytest.approx(1.0)  # nothing is known
     permits = [admit(gate, caller, at=100.0) for _ in range(4)]
     for number in range(40):
@@ -146,7 +146,7 @@ def test_who_finds_too_many_calls_in_flight_is_told_how_fast_they_end() -> None:
     assert refusal(gate, caller, at=111.0).retry_after_s == pytest.approx(0.25, rel=0.05)
 
 
-def refusal_with_all_taken(gate: Gate, caller: Caller, at: float) -> float | None:
+def refusal_with_all_taken(gate: QuotaGate, caller: Caller, at: float) -> float | None:
     permits = []
     while True:
         try:
@@ -158,31 +158,31 @@ def refusal_with_all_taken(gate: Gate, caller: Caller, at: float) -> float | Non
 
 
 def test_one_tenants_calls_cost_no_other_anything() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     admit(gate, a_caller("a", requests_per_minute=1))
     admit(gate, a_caller("b", requests_per_minute=1))
     assert isinstance(refusal(gate, a_caller("a", requests_per_minute=1)), RateLimited)
 
 
 def test_a_job_that_never_ran_gives_everything_back() -> None:
-    gate, caller = Gate({}), a_caller(requests_per_minute=5, tokens_per_minute=100, max_concurrent=1)
-    before = gate.standing(caller, 0.0)
+    gate, caller = QuotaGate({}), a_caller(requests_per_minute=5, tokens_per_minute=100, max_concurrent=1)
+    before = gate.rate_limit_status(caller, 0.0)
     for _ in range(50):
         gate.settle(admit(gate, caller), None, 0.0, NOON)
-    assert gate.standing(caller, 0.0) == before
+    assert gate.rate_limit_status(caller, 0.0) == before
 
 
 def test_a_permit_is_settled_once() -> None:
-    gate, caller = Gate({}), a_caller(tokens_per_minute=100, max_concurrent=2)
+    gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100, max_concurrent=2)
     permit = admit(gate, caller, a_call(20, 30))
     gate.settle(permit, used(20, 10), 0.0, NOON)
-    before = gate.standing(caller, 0.0)
+    before = gate.rate_limit_status(caller, 0.0)
     gate.settle(permit, used(20, 10), 0.0, NOON)
-    assert gate.standing(caller, 0.0) == before
+    assert gate.rate_limit_status(caller, 0.0) == before
 
 
 def test_other_limits_hold_from_the_next_call_on() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     for _ in range(3):
         admit(gate, a_caller(requests_per_minute=3, max_concurrent=100))
     raised = a_caller(requests_per_minute=60, max_concurrent=100)
@@ -193,17 +193,19 @@ def test_other_limits_hold_from_the_next_call_on() -> None:
 
 
 def test_standing_is_that_of_the_tighter_limit() -> None:
-    gate = Gate({})
+    gate = QuotaGate({})
     caller = a_caller(requests_per_minute=60, tokens_per_minute=6000, key=Limits(requests_per_minute=600))
-    assert gate.standing(caller, 0.0) == Standing(60, 60, 0.0, 6000, 6000, 0.0)
+    assert gate.rate_limit_status(caller, 0.0) == RateLimitStatus(60, 60, 0.0, 6000, 6000, 0.0)
     admit(gate, caller, a_call(200, 400))
-    standing = gate.standing(caller, 0.0)
-    assert standing is not None
-    assert (standing.requests_left, standing.tokens_left) == (59, 5400)
-    assert standing.request_reset_s == pytest.approx(1.0)
-    assert standing.token_reset_s == pytest.approx(6.0)
-    assert gate.standing(a_caller(max_concurrent=5), 0.0) is None
-    assert gate.standing(a_caller("b", tokens_per_minute=7), 0.0) == Standing(None, None, None, 7, 7, 0.0)
+    rate_limit_status = gate.rate_limit_status(caller, 0.0)
+    assert rate_limit_status is not None
+    assert (rate_limit_status.requests_left, rate_limit_status.tokens_left) == (59, 5400)
+    assert rate_limit_status.request_reset_s == pytest.approx(1.0)
+    assert rate_limit_status.token_reset_s == pytest.approx(6.0)
+    assert gate.rate_limit_status(a_caller(max_concurrent=5), 0.0) is None
+    assert gate.rate_limit_status(a_caller("b", tokens_per_minute=7), 0.0) == RateLimitStatus(
+        None, None, None, 7, 7, 0.0
+    )
 
 
 visits = st.lists(
@@ -218,7 +220,7 @@ def test_no_more_is_let_in_than_a_full_bucket_and_what_flows_into_it(
 ) -> None:
     """What is used, or reserved by those in flight, beside a debt: what was used beyond what had been reserved, and a
     job larger than the bucket."""
-    gate = Gate({})
+    gate = QuotaGate({})
     caller = a_caller(tokens_per_minute=per_minute, requests_per_minute=requests)
     now, let_in, tokens, debt = 0.0, 0, 0, 0
     open_permits: list[tuple[Permit, int]] = []

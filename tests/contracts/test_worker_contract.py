@@ -12,9 +12,9 @@ from contextlib import ExitStack
 import msgspec
 import pytest
 
-from contracts.homes import Home, embedded, over_http, scripted, vllm_in_process, vllm_over_http
+from contracts.worker_setups import WorkerSetup, embedded, over_http, scripted, vllm_in_process, vllm_over_http
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, WorkerLost
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume, SoFar
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode, ResumePoint
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Worker
@@ -25,20 +25,20 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Phase
 from support.contract_model import SPOKEN, ensure_contract_model
 
-KINDS = [scripted, over_http, embedded]
+SHARING_KINDS = [scripted, over_http, embedded]
 VLLM_KINDS = [
     pytest.param(make, marks=[pytest.mark.vllm, pytest.mark.timeout(600)]) for make in (vllm_over_http, vllm_in_process)
 ]
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *VLLM_KINDS], ids=lambda make: make.__name__)
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+@pytest.fixture(scope="module", params=[*SHARING_KINDS, *VLLM_KINDS], ids=lambda make: make.__name__)
+def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerSetup]:
     model = ensure_contract_model(tmp_path_factory.getbasetemp() / "contract-model")
     with ExitStack() as stack:
         yield stack.enter_context(request.param(model, tmp_path_factory.mktemp("contract")))
 
 
-class Heard:
+class Received:
     """Everything a worker emitted, checked for order as it comes."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ def a_call(
     tokens: int = 8,
     prompt: tuple[int, ...] | None = None,
     stop: tuple[str, ...] = (),
-    so_far: SoFar | None = None,
-    resume: Resume = Resume.CONTINUE,
+    resume_point: ResumePoint | None = None,
+    resume: ResumeMode = ResumeMode.CONTINUE,
 ) -> InferenceJob:
     """A greedy call of /v1/completions that says how many tokens it wants, and that it wants to see their ids."""
     route = RouteKey("m")
@@ -121,7 +121,7 @@ def a_call(
         arrived_at=0.0,
         max_wait_s=1.0,
         resume=resume,
-        so_far=so_far,
+        resume_point=resume_point,
         payload=Payload(
             api="completions",
             body=msgspec.json.encode(body),
@@ -135,10 +135,10 @@ def a_plan(worker: Worker, *jobs: InferenceJob) -> BatchPlan:
     return BatchPlan(plan_id=1, worker=worker.name, jobs=jobs, reason=ReleaseReason.IMMEDIATE, formed_at=0.0)
 
 
-async def hear(worker: Worker, *jobs: InferenceJob) -> Heard:
-    heard = Heard()
-    await worker.run(a_plan(worker, *jobs), heard)
-    return heard
+async def receive(worker: Worker, *jobs: InferenceJob) -> Received:
+    received = Received()
+    await worker.run(a_plan(worker, *jobs), received)
+    return received
 
 
 async def until_ready(worker: Worker) -> None:
@@ -149,157 +149,159 @@ async def until_ready(worker: Worker) -> None:
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_job_of_a_plan_gets_contiguous_deltas_and_one_end(home: Home) -> None:
+def test_every_job_of_a_plan_gets_contiguous_deltas_and_one_end(setup: WorkerSetup) -> None:
     jobs = [a_call(f"j{i}", tokens=3 + i, prompt=a_prompt(4 + i)) for i in range(6)]
-    heard = home.run(hear(home.worker, *jobs))
-    assert set(heard.ends) == {job.job_id for job in jobs}
+    received = setup.run(receive(setup.worker, *jobs))
+    assert set(received.ends) == {job.job_id for job in jobs}
     for job in jobs:
-        assert heard.deltas[job.job_id]
-        for delta in heard.deltas[job.job_id]:
+        assert received.deltas[job.job_id]
+        for delta in received.deltas[job.job_id]:
             assert (delta.run_id, delta.step_id) == (job.run_id, job.step_id)
 
 
-def test_usage_says_what_was_sent_and_what_came(home: Home) -> None:
+def test_usage_counts_what_was_sent_and_received(setup: WorkerSetup) -> None:
     jobs = [a_call(f"j{i}", tokens=3 + i, prompt=a_prompt(4 + i)) for i in range(6)]
-    heard = home.run(hear(home.worker, *jobs))
+    received = setup.run(receive(setup.worker, *jobs))
     for i, job in enumerate(jobs):
-        done = heard.done(job.job_id)
+        done = received.done(job.job_id)
         assert done.finish is FinishReason.LENGTH
-        assert done.usage.output_tokens == 3 + i == len(heard.ids(job.job_id))
-        counted = heard.counted(job.job_id)
+        assert done.usage.output_tokens == 3 + i == len(received.ids(job.job_id))
+        counted = received.counted(job.job_id)
         # Events are counted by their text, and one may stand for more or less than a token.
-        assert counted == 3 + i or (heard.deltas[job.job_id][0].raw and 1 <= counted <= 3 + i)
-        if home.context is not None:  # the fake counts what it was told
+        assert counted == 3 + i or (received.deltas[job.job_id][0].raw and 1 <= counted <= 3 + i)
+        if setup.context is not None:  # the fake counts what it was told
             assert done.usage.prompt_tokens == 4 + i
         assert done.usage.gpu_seconds is None or done.usage.gpu_seconds >= 0
 
 
-def test_the_first_thing_to_come_is_a_token(home: Home) -> None:
-    heard = home.run(hear(home.worker, a_call("j", tokens=3)))
-    assert heard.deltas["j"][0].tokens >= 1
+def test_the_first_thing_to_come_is_a_token(setup: WorkerSetup) -> None:
+    received = setup.run(receive(setup.worker, a_call("j", tokens=3)))
+    assert received.deltas["j"][0].tokens >= 1
 
 
-def test_plans_run_side_by_side(home: Home) -> None:
-    async def scenario() -> Heard:
-        heard = Heard()
-        plans = [a_plan(home.worker, a_call(f"p{i}-a"), a_call(f"p{i}-b")) for i in range(4)]
-        await asyncio.gather(*(home.worker.run(plan, heard) for plan in plans))
-        return heard
+def test_plans_run_side_by_side(setup: WorkerSetup) -> None:
+    async def scenario() -> Received:
+        received = Received()
+        plans = [a_plan(setup.worker, a_call(f"p{i}-a"), a_call(f"p{i}-b")) for i in range(4)]
+        await asyncio.gather(*(setup.worker.run(plan, received) for plan in plans))
+        return received
 
-    heard = home.run(scenario())
-    assert len(heard.ends) == 8
-    assert all(isinstance(end, Done) for end in heard.ends.values())
-    assert len({heard.ids(job_id) for job_id in heard.ends}) == 1
+    received = setup.run(scenario())
+    assert len(received.ends) == 8
+    assert all(isinstance(end, Done) for end in received.ends.values())
+    assert len({received.ids(job_id) for job_id in received.ends}) == 1
 
 
-def test_a_greedy_call_is_answered_alike_alone_and_in_company(home: Home) -> None:
-    alone = home.run(hear(home.worker, a_call("j", tokens=20, prompt=a_prompt(9))))
+def test_a_greedy_call_is_answered_alike_alone_and_in_company(setup: WorkerSetup) -> None:
+    alone = setup.run(receive(setup.worker, a_call("j", tokens=20, prompt=a_prompt(9))))
     others = [a_call(f"other-{i}", tokens=20, prompt=a_prompt(3 + 7 * i, 60 + i)) for i in range(7)]
-    together = home.run(hear(home.worker, *others, a_call("j", tokens=20, prompt=a_prompt(9))))
+    together = setup.run(receive(setup.worker, *others, a_call("j", tokens=20, prompt=a_prompt(9))))
     assert alone.ids("j") == together.ids("j")
     assert alone.text("j") == together.text("j")
 
 
-def test_a_character_of_several_tokens_comes_whole(home: Home) -> None:
-    if not home.speaks:
+def test_a_character_of_several_tokens_is_delivered_complete(setup: WorkerSetup) -> None:
+    if not setup.encodes:
         pytest.skip("it writes what the test says")
-    prompt = (*a_prompt(4), *home.speaks)
-    tokens = 3 * len(home.speaks)
-    heard = home.run(hear(home.worker, a_call("j", tokens=tokens, prompt=prompt)))
-    assert heard.ids("j") == home.speaks * 3
-    assert heard.text("j") == SPOKEN * 3
-    assert all("\ufffd" not in text for text, _ in heard.pieces("j"))
+    prompt = (*a_prompt(4), *setup.encodes)
+    tokens = 3 * len(setup.encodes)
+    received = setup.run(receive(setup.worker, a_call("j", tokens=tokens, prompt=prompt)))
+    assert received.ids("j") == setup.encodes * 3
+    assert received.text("j") == SPOKEN * 3
+    assert all("\ufffd" not in text for text, _ in received.pieces("j"))
 
 
-def test_output_ends_before_a_stop_string(home: Home) -> None:
-    if not home.stops:
+def test_output_ends_before_a_stop_string(setup: WorkerSetup) -> None:
+    if not setup.stops:
         pytest.skip("it writes what the test says")
-    free = home.run(hear(home.worker, a_call("free", tokens=24)))
+    free = setup.run(receive(setup.worker, a_call("free", tokens=24)))
     half = len(free.text("free")) // 2
     stop = free.text("free")[half : half + 4]
-    heard = home.run(hear(home.worker, a_call("j", tokens=24, stop=(stop,))))
-    assert heard.done("j").finish is FinishReason.STOP
-    assert heard.text("j") == free.text("free").partition(stop)[0]
-    assert heard.done("j").usage.output_tokens < 24
+    received = setup.run(receive(setup.worker, a_call("j", tokens=24, stop=(stop,))))
+    assert received.done("j").finish is FinishReason.STOP
+    assert received.text("j") == free.text("free").partition(stop)[0]
+    assert received.done("j").usage.output_tokens < 24
 
 
 # -- the view --------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_ready_after_its_start_and_names_its_models(home: Home) -> None:
-    view = home.worker.view()
+def test_a_worker_is_ready_after_its_start_and_names_its_models(setup: WorkerSetup) -> None:
+    view = setup.worker.view()
     assert view.phase is Phase.READY
-    assert view.worker == home.worker.name
-    assert view.models == {"m"} == {card.name for card in home.worker.cards()}
-    assert view.room.sequences is not None
-    assert all(card.continues for card in home.worker.cards())
-    if home.context is not None:
-        assert [card.context_tokens for card in home.worker.cards()] == [home.context]
+    assert view.worker == setup.worker.name
+    assert view.models == {"m"} == {card.name for card in setup.worker.cards()}
+    assert view.capacity.sequences is not None
+    assert all(card.can_resume for card in setup.worker.cards())
+    if setup.context is not None:
+        assert [card.context_tokens for card in setup.worker.cards()] == [setup.context]
 
 
-def test_a_prompt_that_is_too_long_fails_alone(home: Home) -> None:
-    if home.context is None:
+def test_a_prompt_that_is_too_long_fails_alone(setup: WorkerSetup) -> None:
+    if setup.context is None:
         pytest.skip("its contexts have no end")
-    jobs = [a_call("long", prompt=(30,) * (home.context + 100)), a_call("short")]
-    heard = home.run(hear(home.worker, *jobs))
-    assert isinstance(heard.failed("long").error, ContextLengthExceeded | InvalidRequest)
-    assert not heard.deltas["long"]
-    assert heard.done("short").usage.output_tokens == 8
+    jobs = [a_call("long", prompt=(30,) * (setup.context + 100)), a_call("short")]
+    received = setup.run(receive(setup.worker, *jobs))
+    assert isinstance(received.failed("long").error, ContextLengthExceeded | InvalidRequest)
+    assert not received.deltas["long"]
+    assert received.done("short").usage.output_tokens == 8
 
 
 # -- cancelling ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_job_ends_once_and_its_neighbours_go_on(home: Home) -> None:
-    async def scenario() -> tuple[Heard, frozenset[str]]:
-        heard = Heard()
-        jobs = [a_call("gone", tokens=home.long), a_call("stays", tokens=12)]
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, *jobs), heard))
-        await heard.first.wait()
-        freed = await home.worker.cancel(["gone"])
+def test_a_cancelled_job_ends_once_and_its_neighbours_continue(setup: WorkerSetup) -> None:
+    async def scenario() -> tuple[Received, frozenset[str]]:
+        received = Received()
+        jobs = [a_call("gone", tokens=setup.long), a_call("stays", tokens=12)]
+        running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, *jobs), received))
+        await received.first.wait()
+        freed = await setup.worker.cancel(["gone"])
         await running
-        return heard, freed
+        return received, freed
 
-    heard, freed = home.run(scenario())
+    received, freed = setup.run(scenario())
     assert freed == {"gone"}
-    assert isinstance(heard.failed("gone").error, ClientClosed)
-    assert heard.done("stays").usage.output_tokens == 12
+    assert isinstance(received.failed("gone").error, ClientClosed)
+    assert received.done("stays").usage.output_tokens == 12
 
 
 @pytest.mark.parametrize("companions", [0, 2])
-def test_a_job_may_be_cancelled_before_anything_came(home: Home, companions: int) -> None:
+def test_a_job_may_be_cancelled_before_anything_came(setup: WorkerSetup, companions: int) -> None:
     others = [a_call(f"other-{i}") for i in range(companions)]
 
-    async def scenario() -> tuple[Heard, frozenset[str]]:
-        heard = Heard()
-        plan = a_plan(home.worker, a_call("gone", tokens=home.long), *others)
-        running = asyncio.create_task(home.worker.run(plan, heard))
-        cancelling = asyncio.create_task(home.worker.cancel(["gone"]))
+    async def scenario() -> tuple[Received, frozenset[str]]:
+        received = Received()
+        plan = a_plan(setup.worker, a_call("gone", tokens=setup.long), *others)
+        running = asyncio.create_task(setup.worker.run(plan, received))
+        cancelling = asyncio.create_task(setup.worker.cancel(["gone"]))
         await running
-        return heard, await cancelling
+        return received, await cancelling
 
-    heard, freed = home.run(scenario())
+    received, freed = setup.run(scenario())
     assert freed == {"gone"}
-    assert isinstance(heard.failed("gone").error, ClientClosed)
-    assert all(isinstance(heard.ends[other.job_id], Done) for other in others)
+    assert isinstance(received.failed("gone").error, ClientClosed)
+    assert all(isinstance(received.ends[other.job_id], Done) for other in others)
 
 
-def test_cancelling_what_is_not_there_frees_nothing(home: Home) -> None:
-    assert home.run(home.worker.cancel(["nobody"])) == frozenset()
-    home.run(hear(home.worker, a_call("over")))
-    assert home.run(home.worker.cancel(["over"])) == frozenset()
+def test_cancelling_what_is_not_there_frees_nothing(setup: WorkerSetup) -> None:
+    assert setup.run(setup.worker.cancel(["nobody"])) == frozenset()
+    setup.run(receive(setup.worker, a_call("over")))
+    assert setup.run(setup.worker.cancel(["over"])) == frozenset()
 
 
-def test_cancelling_twice_at_once_ends_a_job_once(home: Home) -> None:
-    async def scenario() -> Heard:
-        heard = Heard()
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, a_call("gone", tokens=home.long)), heard))
-        await heard.first.wait()
-        await asyncio.gather(home.worker.cancel(["gone"]), home.worker.cancel(["gone"]))
+def test_cancelling_twice_at_once_ends_a_job_once(setup: WorkerSetup) -> None:
+    async def scenario() -> Received:
+        received = Received()
+        running = asyncio.create_task(
+            setup.worker.run(a_plan(setup.worker, a_call("gone", tokens=setup.long)), received)
+        )
+        await received.first.wait()
+        await asyncio.gather(setup.worker.cancel(["gone"]), setup.worker.cancel(["gone"]))
         await running
-        return heard
+        return received
 
-    assert isinstance(home.run(scenario()).failed("gone").error, ClientClosed)
+    assert isinstance(setup.run(scenario()).failed("gone").error, ClientClosed)
 
 
 # -- going on elsewhere ----------------------------------------------------------------------------------------------
@@ -308,12 +310,12 @@ LENGTH = 40
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20, LENGTH - 1])
-def test_a_job_that_goes_on_writes_what_it_would_have_written(home: Home, cut: int) -> None:
+def test_a_resumed_job_writes_what_it_would_have_written(setup: WorkerSetup, cut: int) -> None:
     prompt = a_prompt(11)
-    whole = home.run(hear(home.worker, a_call("whole", tokens=LENGTH, prompt=prompt)))
+    whole = setup.run(receive(setup.worker, a_call("whole", tokens=LENGTH, prompt=prompt)))
     cut = _where_text_is_out(whole, cut)
-    so_far = SoFar(prompt, whole.ids("whole")[:cut])
-    rest = home.run(hear(home.worker, a_call("rest", tokens=LENGTH, prompt=prompt, so_far=so_far)))
+    resume_point = ResumePoint(prompt, whole.ids("whole")[:cut])
+    rest = setup.run(receive(setup.worker, a_call("rest", tokens=LENGTH, prompt=prompt, resume_point=resume_point)))
     assert rest.ids("rest") == whole.ids("whole")[cut:]
     assert _text_after(whole, cut) == rest.text("rest")
     assert not any(delta.raw for delta in rest.deltas["rest"])
@@ -322,95 +324,95 @@ def test_a_job_that_goes_on_writes_what_it_would_have_written(home: Home, cut: i
     assert done.usage.output_tokens == LENGTH - cut
 
 
-def test_a_job_that_broke_off_at_its_very_end_has_nothing_left_to_write(home: Home) -> None:
+def test_a_job_that_broke_off_at_its_very_end_has_nothing_left_to_write(setup: WorkerSetup) -> None:
     prompt = a_prompt(11)
-    whole = home.run(hear(home.worker, a_call("whole", tokens=12, prompt=prompt)))
-    so_far = SoFar(prompt, whole.ids("whole"))
-    rest = home.run(hear(home.worker, a_call("rest", tokens=12, prompt=prompt, so_far=so_far)))
+    whole = setup.run(receive(setup.worker, a_call("whole", tokens=12, prompt=prompt)))
+    resume_point = ResumePoint(prompt, whole.ids("whole"))
+    rest = setup.run(receive(setup.worker, a_call("rest", tokens=12, prompt=prompt, resume_point=resume_point)))
     assert not rest.ids("rest")
     assert rest.done("rest").usage.output_tokens == 0
 
 
-def test_a_job_that_is_stopped_says_where_to_go_on(home: Home) -> None:
+def test_a_stopped_job_reports_its_resume_point(setup: WorkerSetup) -> None:
     prompt = a_prompt(13)
-    whole = home.run(hear(home.worker, a_call("whole", tokens=home.long, prompt=prompt)))
+    whole = setup.run(receive(setup.worker, a_call("whole", tokens=setup.long, prompt=prompt)))
 
-    async def stopped() -> Heard:
-        heard = Heard()
-        job = a_call("j", tokens=home.long, prompt=prompt)
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
-        await heard.first.wait()
-        await home.worker.cancel(["j"])
+    async def stopped() -> Received:
+        received = Received()
+        job = a_call("j", tokens=setup.long, prompt=prompt)
+        running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, job), received))
+        await received.first.wait()
+        await setup.worker.cancel(["j"])
         await running
-        return heard
+        return received
 
-    heard = home.run(stopped())
-    so_far = heard.failed("j").so_far
-    assert so_far is not None
-    if home.context is not None:
-        assert so_far.prompt_ids == prompt
-    assert so_far.output_ids == whole.ids("whole")[: len(so_far.output_ids)]
-    assert 1 <= len(so_far.output_ids) <= len(heard.ids("j"))
-    rest = home.run(hear(home.worker, a_call("rest", tokens=home.long, prompt=prompt, so_far=so_far)))
-    assert so_far.output_ids + rest.ids("rest") == whole.ids("whole")
-    assert heard.text("j") + rest.text("rest") == whole.text("whole")
+    received = setup.run(stopped())
+    resume_point = received.failed("j").resume_point
+    assert resume_point is not None
+    if setup.context is not None:
+        assert resume_point.prompt_ids == prompt
+    assert resume_point.output_ids == whole.ids("whole")[: len(resume_point.output_ids)]
+    assert 1 <= len(resume_point.output_ids) <= len(received.ids("j"))
+    rest = setup.run(receive(setup.worker, a_call("rest", tokens=setup.long, prompt=prompt, resume_point=resume_point)))
+    assert resume_point.output_ids + rest.ids("rest") == whole.ids("whole")
+    assert received.text("j") + rest.text("rest") == whole.text("whole")
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 6, 12])
-def test_a_job_that_is_stopped_within_a_character_goes_on_before_it(home: Home, tokens: int) -> None:
-    if not home.speaks:
+def test_a_job_stopped_within_a_character_resumes_before_it(setup: WorkerSetup, tokens: int) -> None:
+    if not setup.encodes:
         pytest.skip("it writes what the test says")
-    prompt, rounds = (*a_prompt(4), *home.speaks), home.long // len(home.speaks)
-    job = a_call("j", tokens=rounds * len(home.speaks), prompt=prompt)
+    prompt, rounds = (*a_prompt(4), *setup.encodes), setup.long // len(setup.encodes)
+    job = a_call("j", tokens=rounds * len(setup.encodes), prompt=prompt)
 
-    async def stopped() -> Heard:
-        heard = Heard()
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
-        while len(heard.ids("j")) < tokens:
+    async def stopped() -> Received:
+        received = Received()
+        running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, job), received))
+        while len(received.ids("j")) < tokens:
             await asyncio.sleep(0.002)
-        await home.worker.cancel(["j"])
+        await setup.worker.cancel(["j"])
         await running
-        return heard
+        return received
 
-    heard = home.run(stopped())
+    received = setup.run(stopped())
     for _ in range(20):
         # A server that has fallen behind joins what it has in one event: then only it knows whose text is out.
-        if all(len(ids) == 1 for _, ids in heard.pieces("j")):
+        if all(len(ids) == 1 for _, ids in received.pieces("j")):
             break
-        heard = home.run(stopped())
-    so_far = heard.failed("j").so_far
-    assert so_far is not None
-    rest = home.run(hear(home.worker, replace(job, job_id="rest", so_far=so_far)))
-    assert so_far.output_ids + rest.ids("rest") == home.speaks * rounds
-    assert heard.text("j") + rest.text("rest") == SPOKEN * rounds
+        received = setup.run(stopped())
+    resume_point = received.failed("j").resume_point
+    assert resume_point is not None
+    rest = setup.run(receive(setup.worker, replace(job, job_id="rest", resume_point=resume_point)))
+    assert resume_point.output_ids + rest.ids("rest") == setup.encodes * rounds
+    assert received.text("j") + rest.text("rest") == SPOKEN * rounds
 
 
-def test_a_job_that_may_not_go_on_says_nothing_of_where(home: Home) -> None:
-    async def scenario() -> Heard:
-        heard = Heard()
-        job = a_call("j", tokens=home.long, resume=Resume.RESTART)
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, job), heard))
-        await heard.first.wait()
-        await home.worker.cancel(["j"])
+def test_a_job_that_may_not_resume_reports_no_resume_point(setup: WorkerSetup) -> None:
+    async def scenario() -> Received:
+        received = Received()
+        job = a_call("j", tokens=setup.long, resume=ResumeMode.RESTART)
+        running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, job), received))
+        await received.first.wait()
+        await setup.worker.cancel(["j"])
         await running
-        return heard
+        return received
 
-    assert home.run(scenario()).failed("j").so_far is None
+    assert setup.run(scenario()).failed("j").resume_point is None
 
 
-def _where_text_is_out(heard: Heard, at_least: int) -> int:
+def _where_text_is_out(received: Received, at_least: int) -> int:
     """The first place, at or after this many tokens, where no character is half written."""
     tokens = 0
-    for text, ids in heard.pieces("whole"):
+    for text, ids in received.pieces("whole"):
         tokens += len(ids)
         if tokens >= at_least and text:
             return tokens
     return tokens
 
 
-def _text_after(heard: Heard, cut: int) -> str:
+def _text_after(received: Received, cut: int) -> str:
     tokens, rest = 0, ""
-    for text, ids in heard.pieces("whole"):
+    for text, ids in received.pieces("whole"):
         rest += text if tokens >= cut else ""
         tokens += len(ids)
     return rest
@@ -419,44 +421,44 @@ def _text_after(heard: Heard, cut: int) -> str:
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_computes_may_be_killed_and_comes_back(home: Home) -> None:
-    kill = home.kill
+def test_a_killed_engine_restarts(setup: WorkerSetup) -> None:
+    kill = setup.kill
     if kill is None:
         pytest.skip("nothing computes behind it")
-    whole = home.run(hear(home.worker, a_call("whole", tokens=home.long)))
+    whole = setup.run(receive(setup.worker, a_call("whole", tokens=setup.long)))
 
-    async def scenario() -> Heard:
-        heard = Heard()
-        jobs = [a_call("j", tokens=home.long), a_call("fixed", tokens=home.long, resume=Resume.RESTART)]
-        running = asyncio.create_task(home.worker.run(a_plan(home.worker, *jobs), heard))
-        await heard.first.wait()
+    async def scenario() -> Received:
+        received = Received()
+        jobs = [a_call("j", tokens=setup.long), a_call("fixed", tokens=setup.long, resume=ResumeMode.RESTART)]
+        running = asyncio.create_task(setup.worker.run(a_plan(setup.worker, *jobs), received))
+        await received.first.wait()
         await asyncio.to_thread(kill)
         await running
-        await asyncio.to_thread(home.revive)
-        await until_ready(home.worker)
-        return heard
+        await asyncio.to_thread(setup.revive)
+        await until_ready(setup.worker)
+        return received
 
     for _ in range(3):
-        heard = home.run(scenario(), 500)
-        if not isinstance(heard.ends["j"], Done):
+        received = setup.run(scenario(), 500)
+        if not isinstance(received.ends["j"], Done):
             break  # else it was faster than who came to kill it
-    lost = heard.failed("j")
+    lost = received.failed("j")
     assert isinstance(lost.error, WorkerLost)
-    assert lost.so_far is not None
-    assert heard.failed("fixed").so_far is None
-    rest = home.run(hear(home.worker, a_call("rest", tokens=home.long, so_far=lost.so_far)))
-    assert lost.so_far.output_ids + rest.ids("rest") == whole.ids("whole")
+    assert lost.resume_point is not None
+    assert received.failed("fixed").resume_point is None
+    rest = setup.run(receive(setup.worker, a_call("rest", tokens=setup.long, resume_point=lost.resume_point)))
+    assert lost.resume_point.output_ids + rest.ids("rest") == whole.ids("whole")
 
 
-def test_closing_ends_what_runs_with_an_error(home: Home) -> None:
+def test_closing_ends_what_runs_with_an_error(setup: WorkerSetup) -> None:
     async def scenario() -> None:
-        async with home.fresh() as worker:
+        async with setup.make_worker() as worker:
             await worker.start()
-            heard = Heard()
-            running = asyncio.create_task(worker.run(a_plan(worker, a_call("j", tokens=home.long)), heard))
-            await heard.first.wait()
+            received = Received()
+            running = asyncio.create_task(worker.run(a_plan(worker, a_call("j", tokens=setup.long)), received))
+            await received.first.wait()
             await worker.close()
             await asyncio.wait([running])
-            assert running.exception() is not None or isinstance(heard.ends["j"], Failed)
+            assert running.exception() is not None or isinstance(received.ends["j"], Failed)
 
-    home.run(scenario(), 500)
+    setup.run(scenario(), 500)

@@ -15,11 +15,11 @@ from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.streams import Delta, Done, Failed
 from inferry.domain.values import replace
-from inferry.domain.workers import Room
+from inferry.domain.workers import Capacity
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.builders import a_job
-from support.houses import ListLedger, read, run, turns
+from support.loop_helpers import ListLedger, read, run, run_pending
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock
 
@@ -146,11 +146,11 @@ def test_a_delta_of_another_run_reaches_nobody(caplog: pytest.LogCaptureFixture)
 
 def test_a_queued_job_is_cancelled_without_reaching_a_worker() -> None:
     async def scenario() -> None:
-        async with a_house(room=Room(sequences=1)) as house:
+        async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             first = house.gateway.submit(house.job())
             queued = house.gateway.submit(house.job(job_id="queued"))
-            await turns()
+            await run_pending()
             house.gateway.cancel("queued")
             _, end = await read(queued)
             assert isinstance(end, Failed)
@@ -163,17 +163,17 @@ def test_a_queued_job_is_cancelled_without_reaching_a_worker() -> None:
     run(scenario())
 
 
-def test_a_running_job_is_cancelled_at_its_worker_and_frees_its_room() -> None:
+def test_a_running_job_is_cancelled_at_its_worker_and_frees_its_capacity() -> None:
     async def scenario() -> None:
-        async with a_house(room=Room(sequences=1)) as house:
+        async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             running = house.gateway.submit(house.job(job_id="running"))
             behind = house.gateway.submit(house.job())
-            await turns()
+            await run_pending()
             house.gateway.cancel("running")
             _, end = await read(running)
             assert isinstance(end, Failed)
-            await turns()
+            await run_pending()
             assert house.worker.cancelled == ["running"]
             house.worker.gate.set()
             _, end = await read(behind)
@@ -184,7 +184,7 @@ def test_a_running_job_is_cancelled_at_its_worker_and_frees_its_room() -> None:
 
 def test_a_job_whose_deadline_passes_in_the_queue_times_out() -> None:
     async def scenario() -> None:
-        async with a_house(room=Room(sequences=1)) as house:
+        async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             first = house.gateway.submit(house.job())
             late = house.gateway.submit(replace(house.job(), deadline=house.clock.now() + 0.02))
@@ -200,10 +200,10 @@ def test_a_job_whose_deadline_passes_in_the_queue_times_out() -> None:
 def test_a_full_lane_refuses_and_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         lanes = {lane: replace(policy, queue_limit=2) for lane, policy in DEFAULT_LANES.items()}
-        async with a_house(lanes, room=Room(sequences=1)) as house:
+        async with a_house(lanes, capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             streams = [house.gateway.submit(house.job())]
-            await turns()
+            await run_pending()
             streams += [house.gateway.submit(house.job()) for _ in range(2)]
             with pytest.raises(QueueFull):
                 house.gateway.submit(house.job())
@@ -228,12 +228,12 @@ def test_no_job_is_taken_for_a_model_whose_workers_are_drained() -> None:
 
 def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     async def scenario() -> None:
-        async with a_house(room=Room(sequences=1)) as house:
+        async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             streams = [house.gateway.submit(house.job()) for _ in range(3)]
-            await turns()
+            await run_pending()
             draining = asyncio.create_task(house.gateway.drain())
-            await turns()
+            await run_pending()
             assert not house.gateway.is_ready
             with pytest.raises(Draining):
                 house.gateway.submit(house.job())
@@ -247,10 +247,10 @@ def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
 
 def test_what_is_left_when_the_grace_is_over_is_told_so() -> None:
     async def scenario() -> None:
-        async with a_house(room=Room(sequences=1)) as house:
+        async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()
             running, queued = (house.gateway.submit(house.job()) for _ in range(2))
-            await turns()
+            await run_pending()
             house.gateway.abandon()
             for stream in (running, queued):
                 _, end = await read(stream)
@@ -260,7 +260,7 @@ def test_what_is_left_when_the_grace_is_over_is_told_so() -> None:
     run(scenario())
 
 
-def test_a_slow_reader_gets_its_deltas_merged_and_delays_nobody() -> None:
+def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream() -> None:
     async def scenario() -> None:
         async with a_house(words=[f"{i} " for i in range(50)]) as house:
             slow = house.gateway.submit(house.job(output=50))

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferry.dispatch import prefixes
 from inferry.dispatch.pool import Pool
-from inferry.dispatch.prefixes import LONG_SLICE_BYTES, NEW, SHORT_PART_BYTES, SLICE_BYTES, PrefixMemory
-from inferry.dispatch.tokens import TokenRatios
 from inferry.domain.clock import SystemClock
 from inferry.domain.jobs import Estimate
 from inferry.domain.ports import ModelCard
 from inferry.domain.values import replace
+from inferry.prediction import prefix_hits
+from inferry.prediction.prefix_hits import LONG_SLICE_BYTES, NO_MATCH, SHORT_SLICES_BYTES, SLICE_BYTES, PrefixHitModel
+from inferry.prediction.token_ratio import TokenRatios
 from support.scripted_worker import ScriptedWorker
 
 
@@ -23,39 +23,39 @@ def a_prompt(size: int, letter: str = "a") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("size", "marks"),
+    ("size", "watermarks"),
     [
         (SLICE_BYTES - 1, 0),
         (SLICE_BYTES, 1),
         (2 * SLICE_BYTES - 1, 1),
         (2 * SLICE_BYTES, 2),
         (4 * SLICE_BYTES, 3),  # after one, two and four slices
-        (SHORT_PART_BYTES, 6),
-        (SHORT_PART_BYTES + LONG_SLICE_BYTES - 1, 6),
-        (SHORT_PART_BYTES + LONG_SLICE_BYTES, 7),
+        (SHORT_SLICES_BYTES, 6),
+        (SHORT_SLICES_BYTES + LONG_SLICE_BYTES - 1, 6),
+        (SHORT_SLICES_BYTES + LONG_SLICE_BYTES, 7),
     ],
 )
-def test_a_slice_counts_as_soon_as_it_is_whole(size: int, marks: int) -> None:
-    found = PrefixMemory().meet("a", "m", a_prompt(size))
-    assert len(found.chain) == marks
-    assert (found is NEW) is (marks == 0)
+def test_a_slice_counts_as_soon_as_it_is_whole(size: int, watermarks: int) -> None:
+    found = PrefixHitModel().match("a", "m", a_prompt(size))
+    assert len(found.chain) == watermarks
+    assert (found is NO_MATCH) is (watermarks == 0)
 
 
 def test_a_prompt_of_exactly_one_slice_is_known_when_it_comes_again() -> None:
-    memory = PrefixMemory()
-    assert memory.meet("a", "m", a_prompt(SLICE_BYTES)).share == 0.0
-    assert memory.meet("a", "m", a_prompt(SLICE_BYTES)).share == 1.0
+    memory = PrefixHitModel()
+    assert memory.match("a", "m", a_prompt(SLICE_BYTES)).share == 0.0
+    assert memory.match("a", "m", a_prompt(SLICE_BYTES)).share == 1.0
 
 
 @pytest.mark.plain
 def test_a_prompt_that_comes_again_and_again_takes_the_memory_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MOST_TAIL_BYTES", 2000)
-    memory = PrefixMemory()
+    monkeypatch.setattr(prefix_hits, "MAX_TAIL_BYTES", 2000)
+    memory = PrefixHitModel()
     other, often = a_prompt(SLICE_BYTES + 500, "b"), a_prompt(SLICE_BYTES + 500, "c")
-    memory.meet("a", "m", other)
+    memory.match("a", "m", other)
     for _ in range(20):
-        memory.meet("a", "m", often)
-    assert memory.meet("a", "m", other).share == 1.0, "with what stands behind its last whole slice"
+        memory.match("a", "m", often)
+    assert memory.match("a", "m", other).share == 1.0, "with what stands behind its last whole slice"
 
 
 def test_what_is_expected_is_possible_also_where_a_byte_is_several_tokens() -> None:
@@ -82,13 +82,13 @@ class Carded(ScriptedWorker):
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_of_a_model_on_several_workers_only_what_all_of_them_can_do_counts(swapped: bool) -> None:
-    able = ModelCard(name="m", context_tokens=4096, vocab_size=10, features=frozenset({"n", "tools"}), continues=True)
-    plain = replace(able, context_tokens=1024, vocab_size=11, features=frozenset({"n"}), continues=False)
+    able = ModelCard(name="m", context_tokens=4096, vocab_size=10, features=frozenset({"n", "tools"}), can_resume=True)
+    plain = replace(able, context_tokens=1024, vocab_size=11, features=frozenset({"n"}), can_resume=False)
     cards = (plain, able) if swapped else (able, plain)
     pool = Pool([Carded(f"w{number}", card) for number, card in enumerate(cards)], SystemClock())
     card = pool.cards()["m"]
     assert card.features == {"n"}
-    assert (card.context_tokens, card.vocab_size, card.continues) == (1024, None, False)
+    assert (card.context_tokens, card.vocab_size, card.can_resume) == (1024, None, False)
     unknown = replace(able, context_tokens=None)
     pool = Pool([Carded("w0", unknown), Carded("w1", plain)], SystemClock())
     assert pool.cards()["m"].context_tokens == 1024, "what one does not say binds nobody"

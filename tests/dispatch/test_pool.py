@@ -14,13 +14,13 @@ from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, Draining, NotFound, WorkerLost, WorkerTimeout
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
-from inferry.domain.workers import Phase, Room
+from inferry.domain.workers import Capacity, Phase
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock, run_virtual
 
-POLICY = HealthPolicy(first_pause_s=1.0, longest_pause_s=16.0, jitter=0.0)
+POLICY = HealthPolicy(initial_backoff_s=1.0, max_backoff_s=16.0, jitter=0.0)
 LOST = WorkerLost("gone")
 
 
@@ -91,27 +91,29 @@ def test_what_is_not_the_workers_fault_never_counts() -> None:
                 pool.lost("w", "one-and-the-same", LOST)
                 pool.lost("nobody", f"job-{number}", LOST)
                 pool.served("nobody")
-                pool.look_at("nobody")
+                pool.refresh_worker("nobody")
             assert pool.view("w").phase is Phase.READY
 
     run_virtual(scenario())
 
 
-def test_a_worker_that_was_taken_out_generates_once_and_then_gets_its_room_back_step_by_step() -> None:
+def test_a_worker_that_passes_its_probe_regains_capacity_step_by_step() -> None:
     async def scenario() -> None:
-        worker = Moody(room=Room(sequences=100))
+        worker = Moody(capacity=Capacity(sequences=100))
         async with a_pool(worker) as pool:
-            rooms: list[tuple[float, int | None]] = []
+            capacities: list[tuple[float, int | None]] = []
             fell_at = now()
             for job in "abc":
                 pool.lost("w", job, LOST)
-            pool.on_view = lambda name: rooms.append((round(now() - fell_at, 1), pool.view(name).room.sequences))
+            pool.on_view = lambda name: capacities.append(
+                (round(now() - fell_at, 1), pool.view(name).capacity.sequences)
+            )
             await until(lambda: pool.view("w").phase is Phase.READY)
             assert worker.probed_at[-1] - fell_at == pytest.approx(1.0, abs=0.02)
             assert len(worker.probed_at) == 2
-            await until(lambda: pool.view("w").room.sequences == 100)
-            assert [sequences for _, sequences in rooms] == [10, 20, 40, 80, 100]
-            assert 4.9 <= rooms[-1][0] <= 5.5
+            await until(lambda: pool.view("w").capacity.sequences == 100)
+            assert [sequences for _, sequences in capacities] == [10, 20, 40, 80, 100]
+            assert 4.9 <= capacities[-1][0] <= 5.5
 
     run_virtual(scenario())
 
@@ -200,7 +202,7 @@ def test_a_drained_worker_gets_nothing_new_until_it_is_readmitted() -> None:
             assert [report.phase for report in pool.report()] == ["draining", "draining"]
             pool.readmit("a")
             assert pool.view("a").phase is Phase.READY
-            assert pool.report()[0].room == Room(sequences=8)
+            assert pool.report()[0].capacity == Capacity(sequences=8)
 
     run_virtual(scenario())
 
@@ -238,7 +240,7 @@ def test_a_worker_added_at_runtime_serves_after_it_has_generated() -> None:
             new = Moody("b", models=("other",))
             pool.add(new, "scripted")
             assert not pool.serves("other")
-            assert pool.serving("other") == 1
+            assert pool.worker_count("other") == 1
             await until(lambda: pool.serves("other"))
             assert set(pool.cards()) == {"m", "other"}
             assert len(new.probed_at) == 1
@@ -251,7 +253,7 @@ async def removed(jobs_end_at: float, grace_s: float) -> tuple[float, Moody]:
     worker = Moody()
     async with a_pool(worker, Moody("other")) as pool:
         gone: list[str] = []
-        pool.on_gone = gone.append
+        pool.on_removed = gone.append
         start = now()
         pool.in_flight = lambda name: int(name == "w" and now() < start + jobs_end_at)
         removing = asyncio.create_task(pool.remove("w", grace_s))
@@ -282,7 +284,7 @@ def test_the_scheduler_keeps_nothing_of_workers_that_came_and_went() -> None:
         scheduler = Scheduler({lane: a_policy() for lane in (a_job().lane,)})
         async with a_pool() as pool:
             pool.on_view = lambda name: scheduler.observe(pool.view(name), now())
-            pool.on_gone = scheduler.forget
+            pool.on_removed = scheduler.forget
             pool.in_flight = lambda name: scheduler.use(name).sequences
             job = a_job(at=now())
             scheduler.offer(job, now())
@@ -293,7 +295,7 @@ def test_the_scheduler_keeps_nothing_of_workers_that_came_and_went() -> None:
                 assert scheduler.tick(now()).plans == ()
                 await pool.remove(f"w-{number}")
             assert scheduler._workers == {}
-            assert (pool.names(), pool.serving("m"), pool.cards()) == ([], 0, {})
+            assert (pool.names(), pool.worker_count("m"), pool.cards()) == ([], 0, {})
             pool.add(Moody("last"))
             await until(lambda: pool.is_ready)
             (plan,) = scheduler.tick(now()).plans

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.dispatch import tenants as module
-from inferry.dispatch.tenants import AuthMode, TenantBook, TenantWatch
+from inferry.dispatch.tenants import AuthMode, TenantManager, TenantWatcher
 from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidApiKey, InvalidRequest
 from inferry.domain.keys import NewKey
 from inferry.domain.tenants import Limits, Tenant
+from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
 
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
 
 
-class Counted(SqliteTenants):
+class Counted(SqliteTenantStore):
     """Knows how often it was looked at."""
 
     looks = 0
@@ -31,21 +31,21 @@ class Counted(SqliteTenants):
         return super().version()
 
 
-def a_watch(directory: Path, mode: AuthMode = "auto", store: SqliteTenants | None = None) -> TenantWatch:
-    store = store or SqliteTenants(f"sqlite:///{directory / 'ledger.db'}")
-    return TenantWatch(TenantBook(store, CONFIGURED), mode)
+def a_watch(directory: Path, mode: AuthMode = "auto", store: SqliteTenantStore | None = None) -> TenantWatcher:
+    store = store or SqliteTenantStore(f"sqlite:///{directory / 'ledger.db'}")
+    return TenantWatcher(TenantManager(store, CONFIGURED), mode)
 
 
-def caller(watch: TenantWatch, key: str | None = None, tenant: bytes | None = None) -> Caller:
+def caller(watch: TenantWatcher, key: str | None = None, tenant: bytes | None = None) -> Caller:
     sent = None if key is None else f"Bearer {key}".encode()
     return watch.caller(sent, None, tenant, time.time())
 
 
 def run(
     directory: Path,
-    body: Callable[[TenantWatch], Awaitable[None]],
+    body: Callable[[TenantWatcher], Awaitable[None]],
     mode: AuthMode = "auto",
-    store: SqliteTenants | None = None,
+    store: SqliteTenantStore | None = None,
 ) -> None:
     async def main() -> None:
         watch = a_watch(directory, mode, store)
@@ -58,8 +58,8 @@ def run(
     asyncio.run(main())
 
 
-async def create(watch: TenantWatch, tenant: str = "acme", **more: float) -> NewKey:
-    return await watch.change(lambda book, now: book.create_key(tenant, now=now, **more))  # type: ignore[arg-type]
+async def create(watch: TenantWatcher, tenant: str = "acme", **more: float) -> NewKey:
+    return await watch.change(lambda manager, now: manager.create_key(tenant, now=now, **more))  # type: ignore[arg-type]
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -69,10 +69,10 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_what_is_changed_through_the_gateway_is_in_force_at_once(tmp_path: Path) -> None:
-    async def body(watch: TenantWatch) -> None:
+    async def body(watch: TenantWatcher) -> None:
         made = await create(watch)
         assert caller(watch, made.text).tenant is CONFIGURED["acme"]
-        await watch.change(lambda book, now: book.revoke_key(made.key.key_id, now))
+        await watch.change(lambda manager, now: manager.revoke_key(made.key.key_id, now))
         with pytest.raises(InvalidApiKey):
             caller(watch, made.text)
 
@@ -92,14 +92,14 @@ def test_what_another_process_changes_is_in_force_within_two_seconds(tmp_path: P
         )
         return ran.stdout.strip()
 
-    async def body(watch: TenantWatch) -> None:
+    async def body(watch: TenantWatcher) -> None:
         assert caller(watch).tenant.name == "default"
         key = await asyncio.to_thread(cli, "create", "--tenant", "globex", "--quiet")
         written = store.looks
-        await until(lambda: watch.is_required)
+        await until(lambda: watch.is_auth_required)
         # One look may have begun before it was written; the one after it must see it.
         assert store.looks - written <= 2
-        assert 2 * module.LOOK_EVERY_S < 2
+        assert 2 * module.POLL_INTERVAL_S < 2
         assert caller(watch, key).tenant.name == "globex"
         await asyncio.to_thread(cli, "revoke", key.split("_")[1])
         await until(lambda: not _opens(watch, key))
@@ -108,7 +108,7 @@ def test_what_another_process_changes_is_in_force_within_two_seconds(tmp_path: P
     run(tmp_path, body, store=store)
 
 
-def _opens(watch: TenantWatch, key: str) -> bool:
+def _opens(watch: TenantWatcher, key: str) -> bool:
     try:
         caller(watch, key)
     except InvalidApiKey:
@@ -121,11 +121,11 @@ def test_the_first_key_switches_authentication_on_and_the_log_says_so(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def body(watch: TenantWatch) -> None:
+    async def body(watch: TenantWatcher) -> None:
         assert caller(watch, None, b"anybody").tenant.name == "anybody"
         assert "off until the first key" in caplog.text
         made = await create(watch)
-        assert "authentication is on from now on" in caplog.text
+        assert "authentication is now on" in caplog.text
         with pytest.raises(InvalidApiKey):
             caller(watch, None, b"anybody")
         assert made.text not in caplog.text
@@ -134,25 +134,25 @@ def test_the_first_key_switches_authentication_on_and_the_log_says_so(
     run(tmp_path, body)
 
 
-def test_a_gateway_whose_last_key_is_revoked_lets_nobody_in(tmp_path: Path) -> None:
-    async def body(watch: TenantWatch) -> None:
+def test_a_gateway_whose_last_key_is_revoked_admits_no_call(tmp_path: Path) -> None:
+    async def body(watch: TenantWatcher) -> None:
         made = await create(watch)
-        await watch.change(lambda book, now: book.revoke_key(made.key.key_id, now))
+        await watch.change(lambda manager, now: manager.revoke_key(made.key.key_id, now))
         for key in (None, made.text):
             with pytest.raises(InvalidApiKey):
                 caller(watch, key)
 
     run(tmp_path, body)
-    assert a_watch(tmp_path).is_required, "nor after a restart"
+    assert a_watch(tmp_path).is_auth_required, "nor after a restart"
 
 
 def test_on_asks_for_keys_before_there_is_one_and_off_never_does(tmp_path: Path) -> None:
-    async def when_on(watch: TenantWatch) -> None:
+    async def when_on(watch: TenantWatcher) -> None:
         with pytest.raises(InvalidApiKey):
             caller(watch)
         assert caller(watch, (await create(watch)).text).tenant.name == "acme"
 
-    async def when_off(watch: TenantWatch) -> None:
+    async def when_off(watch: TenantWatcher) -> None:
         await create(watch)
         assert caller(watch, None, b"anybody").tenant.name == "anybody"
         assert caller(watch, None, b"acme").tenant is CONFIGURED["acme"]
@@ -162,50 +162,50 @@ def test_on_asks_for_keys_before_there_is_one_and_off_never_does(tmp_path: Path)
 
 
 def test_the_configurations_tenants_are_changed_there_and_nowhere_else(tmp_path: Path) -> None:
-    book = a_watch(tmp_path).book
-    for act in (lambda: book.put_tenant(Tenant(name="acme")), lambda: book.remove_tenant("acme", 1.0)):
+    manager = a_watch(tmp_path).manager
+    for act in (lambda: manager.put_tenant(Tenant(name="acme")), lambda: manager.remove_tenant("acme", 1.0)):
         with pytest.raises(Conflict, match=r"tenants\.acme"):
             act()
-    assert book.create_key("acme", now=1.0).key.tenant == "acme"
-    assert book.snapshot().tenants == (CONFIGURED["acme"],), "a key of it makes no second one"
+    assert manager.create_key("acme", now=1.0).key.tenant == "acme"
+    assert manager.snapshot().tenants == (CONFIGURED["acme"],), "a key of it makes no second one"
 
 
 def test_what_the_configuration_says_counts_where_the_database_says_something_too(tmp_path: Path) -> None:
-    store = SqliteTenants(f"sqlite:///{tmp_path / 'ledger.db'}")
+    store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     store.put_tenant(Tenant(name="acme", limits=Limits(max_concurrent=1000)))
     store.close()
     assert a_watch(tmp_path).directory.tenants == CONFIGURED
 
 
 def test_a_key_of_a_tenant_that_left_the_configuration_opens_nothing(tmp_path: Path) -> None:
-    key = a_watch(tmp_path).book.create_key("acme", now=1.0).text
-    store = SqliteTenants(f"sqlite:///{tmp_path / 'ledger.db'}")
+    key = a_watch(tmp_path).manager.create_key("acme", now=1.0).text
+    store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     with pytest.raises(InvalidApiKey):
-        caller(TenantWatch(TenantBook(store, {})), key)
+        caller(TenantWatcher(TenantManager(store, {})), key)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 65, "é"])
 def test_a_name_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
-    book = a_watch(tmp_path).book
+    manager = a_watch(tmp_path).manager
     with pytest.raises(InvalidRequest):
-        book.put_tenant(Tenant(name=name))
+        manager.put_tenant(Tenant(name=name))
     with pytest.raises(InvalidRequest):
-        book.create_key(name, now=1.0)
-    assert book.version() == 0
+        manager.create_key(name, now=1.0)
+    assert manager.version() == 0
 
 
 def test_a_key_is_not_made_with_a_bad_label_nor_expired(tmp_path: Path) -> None:
-    book = a_watch(tmp_path).book
+    manager = a_watch(tmp_path).manager
     for more in ({"label": "x" * 201}, {"label": "a\nb"}, {"expires_at": 1.0}):
         with pytest.raises(GatewayError):
-            book.create_key("acme", now=1.0, **more)
-    assert book.version() == 0
+            manager.create_key("acme", now=1.0, **more)
+    assert manager.version() == 0
 
 
 def test_a_database_that_cannot_be_read_leaves_everybody_who_they_were(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
 
     class Broken(Counted):
         is_broken = False
@@ -218,7 +218,7 @@ def test_a_database_that_cannot_be_read_leaves_everybody_who_they_were(
 
     async def main() -> None:
         store = Broken(f"sqlite:///{tmp_path / 'ledger.db'}")
-        watch = TenantWatch(TenantBook(store, CONFIGURED))
+        watch = TenantWatcher(TenantManager(store, CONFIGURED))
         made = await create(watch)
         store.is_broken = True
         watch.start()

@@ -2,13 +2,13 @@
 
 import pytest
 
-from inferry.domain.attempts import ASK_AHEAD, UNLIMITED, Attempt
+from inferry.domain.attempts import RENEW_AHEAD_TOKENS, UNLIMITED, Attempt
 from inferry.domain.errors import ClientClosed, GatewayError, Preempted, QueueTimeout, RunCancelled, WorkerLost
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Resume, SoFar
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, ResumeMode, ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import Outcome
 from inferry.domain.plans import BatchPlan
-from inferry.domain.recovery import MAX_LOSSES, Again, next_attempt, whole_usage
+from inferry.domain.recovery import MAX_LOSSES, Retry, next_attempt, total_usage
 from inferry.domain.streams import Failed, Usage
 from inferry.domain.values import replace
 from support.builders import a_job
@@ -17,13 +17,13 @@ PROMPT = (5, 6, 7)
 
 
 def a_stream(*, budget: int = 100, **fields: object) -> InferenceJob:
-    job = a_job(tokens=3, output=budget, stream=True, resume=Resume.CONTINUE, **fields)  # type: ignore[arg-type]
+    job = a_job(tokens=3, output=budget, stream=True, resume=ResumeMode.CONTINUE, **fields)  # type: ignore[arg-type]
     return replace(job, token_budget=budget)
 
 
 def after(job: InferenceJob, written: int) -> InferenceJob:
     """The job as it goes on after so many tokens."""
-    return replace(job, attempt=2, so_far=SoFar(PROMPT, tuple(range(written))))
+    return replace(job, attempt=2, resume_point=ResumePoint(PROMPT, tuple(range(written))))
 
 
 def sent(job: InferenceJob, worker: str = "w", written: int = 0) -> Attempt:
@@ -38,36 +38,36 @@ def sent(job: InferenceJob, worker: str = "w", written: int = 0) -> Attempt:
 def test_what_is_granted_is_of_the_whole_job_and_each_attempt_has_the_rest() -> None:
     first = Attempt(a_stream())
     first.grant(40)
-    assert (first.may_write, first.granted) == (40, 40)
+    assert (first.granted_tokens, first.granted) == (40, 40)
     second = Attempt(after(first.job, 15))
     second.grant(first.granted)
-    assert (second.may_write, second.granted) == (25, 40)
+    assert (second.granted_tokens, second.granted) == (25, 40)
     third = Attempt(after(first.job, 30))
     third.grant(second.granted)
-    assert (third.may_write, third.granted) == (10, 40)
+    assert (third.granted_tokens, third.granted) == (10, 40)
 
 
 def test_what_is_not_limited_stays_so_in_every_attempt() -> None:
     attempt = Attempt(after(a_stream(), 15))
     attempt.grant(UNLIMITED)
-    assert (attempt.may_write, attempt.granted, attempt.ask_at) == (UNLIMITED, UNLIMITED, UNLIMITED)
+    assert (attempt.granted_tokens, attempt.granted, attempt.renew_at_tokens) == (UNLIMITED, UNLIMITED, UNLIMITED)
 
 
-def test_a_job_asks_for_more_before_it_needs_it_and_not_where_its_own_limit_ends_it() -> None:
+def test_a_lease_is_renewed_ahead_of_need_unless_the_job_ends_at_its_own_limit() -> None:
     attempt = Attempt(a_stream(budget=100))
     attempt.grant(99)
-    assert attempt.ask_at == 99 - ASK_AHEAD
+    assert attempt.renew_at_tokens == 99 - RENEW_AHEAD_TOKENS
     attempt.grant(100)
-    assert attempt.ask_at == 101
+    assert attempt.renew_at_tokens == 101
 
 
 def test_the_limit_of_several_choices_is_that_of_all_of_them() -> None:
     job = a_stream(budget=100)
     attempt = Attempt(replace(job, payload=replace(job.payload, choices=3)))
     attempt.grant(299)
-    assert attempt.ask_at == 299 - ASK_AHEAD
+    assert attempt.renew_at_tokens == 299 - RENEW_AHEAD_TOKENS
     attempt.grant(300)
-    assert attempt.ask_at == 301
+    assert attempt.renew_at_tokens == 301
 
 
 def test_an_attempt_that_broke_off_used_what_was_delivered_or_what_its_worker_says_if_that_is_more() -> None:
@@ -93,7 +93,7 @@ def test_an_attempt_that_broke_off_before_its_first_token_used_nothing() -> None
         (WorkerLost("x"), Outcome.FAILED),
     ],
 )
-def test_how_a_second_attempt_ended_is_told_as_that_of_a_first(error: GatewayError, outcome: Outcome) -> None:
+def test_a_second_attempt_reports_its_outcome_like_a_first(error: GatewayError, outcome: Outcome) -> None:
     attempt = sent(after(a_stream(), 2), written=1)
     attempt.ended(Failed(attempt.job.job_id, error), 1.0)
     entry = attempt.entry(5.0)
@@ -104,14 +104,16 @@ def test_how_a_second_attempt_ended_is_told_as_that_of_a_first(error: GatewayErr
 
 
 def lost_on(job: InferenceJob, worker: str, written: int = 0, error: GatewayError | None = None) -> InferenceJob:
-    before = () if job.so_far is None else job.so_far.output_ids
-    so_far = SoFar(PROMPT, (*before, *range(written))) if written else None
-    then = next_attempt(sent(job, worker, written), Failed(job.job_id, error or WorkerLost("x"), so_far=so_far))
-    assert isinstance(then, Again)
+    before = () if job.resume_point is None else job.resume_point.output_ids
+    resume_point = ResumePoint(PROMPT, (*before, *range(written))) if written else None
+    then = next_attempt(
+        sent(job, worker, written), Failed(job.job_id, error or WorkerLost("x"), resume_point=resume_point)
+    )
+    assert isinstance(then, Retry)
     return then.job
 
 
-def test_every_worker_that_lost_the_job_is_avoided_and_none_that_only_stopped_it() -> None:
+def test_workers_that_lost_a_job_are_avoided_and_workers_that_preempted_it_are_not() -> None:
     job = lost_on(a_stream(), "w1", 1)
     job = lost_on(job, "w2", 1, Preempted("for another"))
     job = lost_on(job, "w3", 1)
@@ -119,19 +121,21 @@ def test_every_worker_that_lost_the_job_is_avoided_and_none_that_only_stopped_it
     assert (job.attempt, job.preemptions) == (4, 1)
 
 
-def test_a_job_may_be_stopped_as_often_as_it_likes_and_lost_only_so_often() -> None:
+def test_preemptions_are_unlimited_and_lost_attempts_are_limited() -> None:
     job = a_stream()
     for _ in range(2 * MAX_LOSSES):
         job = lost_on(job, "w", 1, Preempted("for another"))
     for number in range(MAX_LOSSES - 1):
         job = lost_on(job, f"w{number}", 1)
-    assert next_attempt(sent(job, "last", 1), Failed(job.job_id, WorkerLost("x"), so_far=job.so_far)) is None
+    assert (
+        next_attempt(sent(job, "last", 1), Failed(job.job_id, WorkerLost("x"), resume_point=job.resume_point)) is None
+    )
 
 
-def test_who_goes_on_and_is_lost_again_before_another_token_goes_on_from_the_same_place() -> None:
+def test_a_job_lost_again_before_another_token_resumes_from_the_same_point() -> None:
     job = lost_on(a_stream(), "w1", 3)
     again = lost_on(job, "w2")
-    assert again.so_far == job.so_far == SoFar(PROMPT, (0, 1, 2))
+    assert again.resume_point == job.resume_point == ResumePoint(PROMPT, (0, 1, 2))
 
 
 def test_what_is_left_to_write_is_never_nothing_however_much_was_written() -> None:
@@ -144,5 +148,5 @@ def test_what_is_left_to_write_is_never_nothing_however_much_was_written() -> No
 
 def test_no_more_of_a_prompt_was_cached_than_the_client_sent() -> None:
     job = after(a_stream(), 4)
-    assert whole_usage(job, Usage(7, 7, 2, 0.5)) == Usage(3, 3, 6, 0.5)
-    assert whole_usage(job, Usage(7, 2, 2)) == Usage(3, 2, 6)
+    assert total_usage(job, Usage(7, 7, 2, 0.5)) == Usage(3, 3, 6, 0.5)
+    assert total_usage(job, Usage(7, 2, 2)) == Usage(3, 2, 6)

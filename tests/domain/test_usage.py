@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.domain.jobs import InferenceJob, Payload, SoFar
+from inferry.domain.jobs import InferenceJob, Payload, ResumePoint
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, FinishReason, Usage
-from inferry.domain.usage import MEDIA_TOKENS, TEMPLATE_TOKENS, checked, most_output, with_usage
+from inferry.domain.usage import MEDIA_TOKENS, TEMPLATE_TOKENS, max_plausible_output, plausible_usage, with_usage
 from inferry.domain.values import replace
 from support.builders import a_job
 
@@ -23,50 +23,50 @@ def job(context: int | None = 4096, limit: int | None = 100, body: bytes = b'{"m
 def test_whatever_is_reported_what_counts_can_be_true(
     prompt: int, cached: int, output: int, counted: int, context: int | None
 ) -> None:
-    found = checked(job(context), Usage(prompt, cached, output), counted)
+    found = plausible_usage(job(context), Usage(prompt, cached, output), counted)
     assert 0 <= found.cached_tokens <= found.prompt_tokens <= 13 + TEMPLATE_TOKENS
-    assert 0 <= found.output_tokens <= most_output(100)
-    assert checked(job(context), found, counted) is found
+    assert 0 <= found.output_tokens <= max_plausible_output(100)
+    assert plausible_usage(job(context), found, counted) is found
 
 
 def test_what_can_be_true_is_left_alone() -> None:
     for usage in (Usage(4096, 4096, 100), Usage(1, 0, 0), Usage(10, 10, 150, 0.5), Usage()):
-        assert checked(job(), usage, 7) is usage
+        assert plausible_usage(job(), usage, 7) is usage
 
 
 def test_what_is_not_believed_is_what_was_estimated_and_counted() -> None:
-    assert checked(job(), Usage(-1, 0, 5), 7) == Usage(300, 0, 5)
-    assert checked(job(), Usage(10**20, 12, 5), 7) == Usage(300, 12, 5)
-    assert checked(job(), Usage(20, 21, 5), 7) == Usage(20, 20, 5)
-    assert checked(job(), Usage(20, -4, 5), 7) == Usage(20, 0, 5)
-    assert checked(job(), Usage(20, 0, -5), 7) == Usage(20, 0, 7)
-    assert checked(job(), Usage(20, 0, 10**20), 7) == Usage(20, 0, 7)
+    assert plausible_usage(job(), Usage(-1, 0, 5), 7) == Usage(300, 0, 5)
+    assert plausible_usage(job(), Usage(10**20, 12, 5), 7) == Usage(300, 12, 5)
+    assert plausible_usage(job(), Usage(20, 21, 5), 7) == Usage(20, 20, 5)
+    assert plausible_usage(job(), Usage(20, -4, 5), 7) == Usage(20, 0, 5)
+    assert plausible_usage(job(), Usage(20, 0, -5), 7) == Usage(20, 0, 7)
+    assert plausible_usage(job(), Usage(20, 0, 10**20), 7) == Usage(20, 0, 7)
     for seconds in (-1.0, float("nan"), float("inf")):
-        assert checked(job(), Usage(20, 0, 5, seconds), 7) == Usage(20, 0, 5)
+        assert plausible_usage(job(), Usage(20, 0, 5, seconds), 7) == Usage(20, 0, 5)
 
 
 def test_several_choices_may_write_as_often_as_much() -> None:
     usage = Usage(20, 0, 400)
-    assert checked(job(limit=400), usage, 7) is usage
-    assert checked(job(limit=100), usage, 7) == Usage(20, 0, 7)
+    assert plausible_usage(job(limit=400), usage, 7) is usage
+    assert plausible_usage(job(limit=100), usage, 7) == Usage(20, 0, 7)
 
 
 def test_without_a_context_a_prompt_has_no_more_tokens_than_bytes() -> None:
     text = b'{"messages":[{"role":"user","content":"hello"}]}'
     most = len(text) + TEMPLATE_TOKENS
-    assert checked(job(None, body=text), Usage(most, 0, 5), 7) == Usage(most, 0, 5)
-    assert checked(job(None, body=text), Usage(most + 1, 0, 5), 7) == Usage(300, 0, 5)
+    assert plausible_usage(job(None, body=text), Usage(most, 0, 5), 7) == Usage(most, 0, 5)
+    assert plausible_usage(job(None, body=text), Usage(most + 1, 0, 5), 7) == Usage(300, 0, 5)
 
 
 def test_media_may_be_more_tokens_than_bytes() -> None:
     picture = b'{"messages":[{"content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]}'
-    assert checked(job(None, body=picture), Usage(50_000, 0, 5), 7) == Usage(50_000, 0, 5)
-    assert checked(job(None, body=picture), Usage(2 * MEDIA_TOKENS, 0, 5), 7) == Usage(300, 0, 5)
+    assert plausible_usage(job(None, body=picture), Usage(50_000, 0, 5), 7) == Usage(50_000, 0, 5)
+    assert plausible_usage(job(None, body=picture), Usage(2 * MEDIA_TOKENS, 0, 5), 7) == Usage(300, 0, 5)
 
 
 def test_what_was_written_before_is_part_of_a_prompt() -> None:
-    continued = replace(job(None), so_far=SoFar((1,) * 9000, (2,) * 500))
-    assert checked(continued, Usage(9500, 0, 5), 7) == Usage(9500, 0, 5)
+    continued = replace(job(None), resume_point=ResumePoint((1,) * 9000, (2,) * 500))
+    assert plausible_usage(continued, Usage(9500, 0, 5), 7) == Usage(9500, 0, 5)
 
 
 def test_a_client_is_shown_what_is_billed() -> None:

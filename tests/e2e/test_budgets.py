@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from inferry.adapters.workers.openai_http import OpenAIHttpWorker
-from inferry.adapters.workers.profiles import PROFILES
-from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.tenants import Limits, Tenant
+from inferry.workers.openai_http.profiles import PROFILES
+from inferry.workers.openai_http.settings import HttpWorkerSettings
+from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.serving import Serving
 from support.upstream import DONE, Upstream, begin, chunk, role, usage
 
@@ -43,7 +43,7 @@ async def keeps_its_limit(upstream: Upstream, request: web.Request, body: dict[s
     return response
 
 
-class OverHttp(Serving):
+class HttpGateway(Serving):
     """A gateway in front of a scripted server, both on the gateway's loop."""
 
     def __init__(self, directory: Path, script: Any, config: dict[str, Any]) -> None:
@@ -73,15 +73,15 @@ async def streamed(url: str, body: dict[str, Any], run: str) -> tuple[int, list[
             return answer.status, events, "data: [DONE]" in lines
 
 
-def test_a_stream_whose_run_is_exhausted_ends_cleanly_and_says_why(tmp_path: Path) -> None:
+def test_a_stream_of_an_exhausted_run_ends_cleanly_with_a_reason(tmp_path: Path) -> None:
     config = {"tenants": {"acme": {"run_token_ceiling": CEILING}}}
-    with OverHttp(tmp_path, talks_on, config) as gateway:
+    with HttpGateway(tmp_path, talks_on, config) as gateway:
 
         async def both() -> list[tuple[int, list[dict[str, Any]], bool]]:
             return await asyncio.gather(*(streamed(gateway.url, call(1000), "r") for _ in range(2)))
 
         answers = asyncio.run(both())
-        spent = gateway.service.gateway.entrance.gate.run_report("acme", "r")
+        spent = gateway.service.gateway.admission_control.gate.run_report("acme", "r")
     words = 0
     for status, events, is_whole in answers:
         assert status == 200
@@ -98,9 +98,9 @@ def test_a_stream_whose_run_is_exhausted_ends_cleanly_and_says_why(tmp_path: Pat
     assert gateway.upstream.disconnects == 2
 
 
-def test_an_answer_that_is_cut_to_what_is_left_says_so(tmp_path: Path) -> None:
+def test_an_answer_cut_by_its_budget_reports_it(tmp_path: Path) -> None:
     config = {"tenants": {"acme": {"run_token_ceiling": CEILING}}}
-    with OverHttp(tmp_path, keeps_its_limit, config) as gateway:
+    with HttpGateway(tmp_path, keeps_its_limit, config) as gateway:
 
         async def ask() -> tuple[int, Any, str | None]:
             async with aiohttp.ClientSession() as http:
@@ -125,7 +125,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
     ceiling = 1500
     config = {"tenants": {"acme": {"run_token_ceiling": ceiling}}}
     with Serving(tmp_path, None, config) as gateway:
-        gate = gateway.service.gateway.entrance.gate
+        gate = gateway.service.gateway.admission_control.gate
         dice = random.Random(5)
         plans = [(dice.randint(5, 120), dice.random() < 0.2) for _ in range(64)]
 
@@ -148,7 +148,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
 
         async def until_over() -> Any:
             async with asyncio.timeout(120):
-                while len(gateway.service.gateway.entrance):
+                while len(gateway.service.gateway.admission_control):
                     await asyncio.sleep(0.02)
             return gate.run_report("acme", "root")
 
@@ -159,7 +159,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
 
 
 def test_a_ceiling_that_comes_while_it_runs_counts_what_was_spent_before(tmp_path: Path) -> None:
-    with OverHttp(tmp_path, keeps_its_limit, {}) as gateway:
+    with HttpGateway(tmp_path, keeps_its_limit, {}) as gateway:
         tenants = gateway.service.tenants
 
         async def ask(most: int) -> int:
@@ -184,7 +184,7 @@ def test_a_ceiling_that_comes_while_it_runs_counts_what_was_spent_before(tmp_pat
 
         gateway.run(set_ceiling())
         gateway.run(until_refused())
-        spent = gateway.service.gateway.entrance.gate.report("late")
+        spent = gateway.service.gateway.admission_control.gate.report("late")
     day = next(line for line in spent if line.kind == "day")
     assert day.spent_tokens >= 590
     assert day.leased_tokens == 0

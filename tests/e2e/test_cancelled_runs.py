@@ -38,7 +38,7 @@ def until(condition: Any, seconds: float = 120) -> None:
 
 def running(gateway: Serving) -> float:
     lines = get(gateway.url, "/metrics")[2].splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("inferry_running_sequences{"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("inferry_worker_running_sequences{"))
 
 
 def test_a_tree_three_deep_is_dead_at_the_engine_after_one_delete(real: Serving) -> None:

@@ -32,7 +32,12 @@ def a_stream(gateway: Serving, *, tokens: int, prompt: int = 8, read: int) -> by
 
 def gauges(gateway: Serving) -> dict[str, float]:
     text: str = get(gateway.url, "/metrics")[2]
-    names = ("inferry_running_sequences", "inferry_kv_tokens_used", "inferry_open_streams", "inferry_in_flight_jobs")
+    names = (
+        "inferry_worker_running_sequences",
+        "inferry_worker_kv_used_tokens",
+        "inferry_open_streams",
+        "inferry_jobs_in_flight",
+    )
     found: dict[str, float] = {}
     for line in text.splitlines():
         for name in names:
@@ -69,7 +74,7 @@ def test_a_disconnect_before_the_first_token_frees_it_too(real: Serving) -> None
     assert written(real) - before < 10_000
 
 
-def test_a_thousand_random_disconnects_leak_nothing_and_disturb_nobody(real: Serving) -> None:
+def test_a_thousand_random_disconnects_leak_nothing_and_disturb_no_other_stream(real: Serving) -> None:
     chance = random.Random(11)
     plans = [
         {"tokens": chance.randint(1, 150), "prompt": chance.randint(1, 150), "read": chance.choice([0, 1, 500, 3000])}

@@ -14,10 +14,10 @@ from random import Random
 
 import pytest
 
-from inferry.ingress import openapi
-from support import bytefuzz
+from inferry.ingress.openapi import document as openapi
+from support import byte_fuzz
 from support.scripted_worker import ScriptedWorker
-from support.tenanted import ADMIN_KEY, CHAT, Tenanted, bearer
+from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 SEED = os.environ.get("FUZZ_SEED", "7")
@@ -107,7 +107,7 @@ async def fuzz(port: int, key: str, cases: range) -> Counter[int]:
     async def client() -> None:
         for number in numbers:
             rng = Random(f"{SEED}-{number}")
-            data = bytefuzz.made(rng, key, ADMIN_KEY)
+            data = byte_fuzz.generate(rng, key, ADMIN_KEY)
             try:
                 answer = await asyncio.wait_for(send(port, data, rng), PATIENCE_S)
                 statuses.update(check(answer, is_head=b"HEAD " in data))
@@ -119,12 +119,12 @@ async def fuzz(port: int, key: str, cases: range) -> Counter[int]:
 
 
 @pytest.mark.timeout(900 + CASES // 10)
-def test_broken_bytes_hurt_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_bytes_affect_no_other_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     server = {"body_timeout_s": 2.0, "idle_timeout_s": 2.0, "max_body_bytes": 100_000}
     tenants = {"acme": {"run_token_ceiling": 10**12, "day_token_ceiling": 10**12, "max_concurrent": 10_000}}
     config = {"server": server, "tenants": tenants}
-    with Tenanted(tmp_path, lambda: ([ScriptedWorker()], {}), config) as gateway:
+    with TenantGateway(tmp_path, lambda: ([ScriptedWorker()], {}), config) as gateway:
         key, other = gateway.key("acme"), gateway.key("globex")
         theirs = bearer(
             other, x_inferry_run_id="theirs", x_inferry_step_id="zanzibar", x_inferry_parent_run_id="zanzibar"
@@ -137,13 +137,13 @@ def test_broken_bytes_hurt_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
         async def until_over() -> None:
             async with asyncio.timeout(120):
-                while len(gateway.service.gateway.entrance):
+                while len(gateway.service.gateway.admission_control):
                     await asyncio.sleep(0.01)
 
         gateway.run(until_over())
-        for name in ("inferry_open_streams", "inferry_in_flight_jobs", "inferry_queue_depth"):
+        for name in ("inferry_open_streams", "inferry_jobs_in_flight", "inferry_queue_depth"):
             assert gateway.metric(name) == 0, name
-        assert all(line.leased_tokens == 0 for line in gateway.service.gateway.entrance.gate.report("acme"))
+        assert all(line.leased_tokens == 0 for line in gateway.service.gateway.admission_control.gate.report("acme"))
         assert gateway.call("GET", "/v1/runs/theirs", headers=bearer(other)).json["status"] == "idle"
         assert gateway.call("POST", CHAT, CALL, bearer(other)).status == 200
     assert [record.getMessage() for record in caplog.records] == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from inferry.adapters.ledgers.sqlite import open_sqlite_queries
+from inferry.ledger.stores.sqlite import open_sqlite_queries
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
@@ -22,7 +22,7 @@ def new_key(gateway: ScriptedGateway, tenant: str = "acme", **more: object) -> s
     return key
 
 
-def test_a_gateway_of_ones_own_needs_no_key_until_there_is_one(tmp_path: Path) -> None:
+def test_a_local_gateway_needs_no_key_until_one_exists(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         assert post(gateway.url, CHAT, CALL)[0] == 200
         key = new_key(gateway)
@@ -38,7 +38,7 @@ def test_a_gateway_of_ones_own_needs_no_key_until_there_is_one(tmp_path: Path) -
         assert get(gateway.url, "/metrics")[0] == 200
 
 
-def test_the_openai_client_brings_its_key_and_is_told_when_it_is_wrong(tmp_path: Path) -> None:
+def test_the_openai_client_sends_its_key_and_gets_an_error_when_it_is_wrong(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         key = new_key(gateway)
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key) as client:
@@ -51,7 +51,7 @@ def test_the_openai_client_brings_its_key_and_is_told_when_it_is_wrong(tmp_path:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
 
 
-def test_the_tenant_is_the_keys_whatever_a_header_says(tmp_path: Path) -> None:
+def test_the_tenant_is_the_keys_not_the_headers(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         key = new_key(gateway)
         new_key(gateway, "globex")

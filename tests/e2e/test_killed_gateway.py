@@ -99,7 +99,7 @@ class Clients:
 
 def marks_of(directory: Path) -> int:
     with closing(sqlite3.connect(directory / "inferry.db")) as database:
-        return int(database.execute("SELECT count(*) FROM marks").fetchone()[0])
+        return int(database.execute("SELECT count(*) FROM watermarks").fetchone()[0])
 
 
 def test_a_gateway_that_is_killed_over_and_over_never_delivers_more_than_its_ceiling(

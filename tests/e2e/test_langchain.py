@@ -24,7 +24,7 @@ def a_model(gateway: Serving, **more: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=gateway.url + "/v1", api_key=SecretStr("unused"), **settings)
 
 
-def test_a_call_whole(real: Serving) -> None:
+def test_a_non_streaming_call(real: Serving) -> None:
     answer = a_model(real).invoke(ASKED)
     assert answer.text
     assert answer.response_metadata["finish_reason"] == "length"
@@ -33,7 +33,7 @@ def test_a_call_whole(real: Serving) -> None:
     assert answer.usage_metadata["output_tokens"] == 12
 
 
-def test_a_call_streamed_says_the_same(real: Serving) -> None:
+def test_a_streamed_call_gives_the_same_answer(real: Serving) -> None:
     model = a_model(real, stream_usage=True)
     whole = AIMessageChunk(content="")
     pieces = 0
@@ -67,7 +67,7 @@ def test_a_batch_of_calls_comes_back_in_order(real: Serving) -> None:
     assert together == [model.invoke(prompt).text for prompt in prompts]
 
 
-def test_a_service_tier_is_granted_and_told(real: Serving) -> None:
+def test_the_granted_service_tier_is_reported(real: Serving) -> None:
     answer = a_model(real, service_tier="flex").invoke(ASKED)
     assert answer.response_metadata["service_tier"] == "flex"
 

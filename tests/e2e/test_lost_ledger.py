@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inferry.adapters.ledgers.sqlite import SqliteLedger, open_sqlite_queries
-from inferry.adapters.ledgers.tenants import SqliteTenants
+from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
@@ -39,7 +39,7 @@ def delete(directory: Path) -> None:
 
 def new_key(url: str) -> str:
     """What `inferry keys create` does, in a database of its own making where there is none."""
-    store = SqliteTenants(url)
+    store = SqliteTenantStore(url)
     made = store.create_key("acme", now=time.time(), with_tenant=True)
     store.close()
     return made.text
@@ -150,7 +150,7 @@ def test_what_was_spent_of_a_budget_outlives_the_database_and_the_gateway(tmp_pa
         assert answers >= 1
         SqliteLedger(f"sqlite:///{tmp_path / 'other.db'}").close()
         (tmp_path / "other.db").replace(tmp_path / "ledger.db")
-        until(lambda: gateway.service.tenants.book.generation == 1)
+        until(lambda: gateway.service.tenants.manager.generation == 1)
         assert status_of(gateway) == (402, "tenant_budget_exhausted")
     with ScriptedGateway(tmp_path, config) as gateway:
         assert status_of(gateway) == (402, "tenant_budget_exhausted")

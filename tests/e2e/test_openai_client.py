@@ -19,7 +19,7 @@ def client(gateway: Serving, **headers: str) -> OpenAI:
     return OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, default_headers=headers)
 
 
-def test_a_chat_call_whole(real: Serving) -> None:
+def test_a_non_streaming_chat_call(real: Serving) -> None:
     with client(real) as api:
         answer = api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12, temperature=0)
     assert answer.object == "chat.completion"
@@ -31,7 +31,7 @@ def test_a_chat_call_whole(real: Serving) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
 
 
-def test_a_chat_call_streamed_says_the_same(real: Serving) -> None:
+def test_a_streamed_chat_call_gives_the_same_answer(real: Serving) -> None:
     with client(real) as api:
         whole = api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=24, temperature=0)
         chunks = list(
@@ -150,7 +150,7 @@ def test_an_error_after_the_first_byte_is_raised_and_not_swallowed(tmp_path: Pat
     assert broken.value.code == "worker_lost"
 
 
-def test_headers_say_where_the_call_ran_and_how_it_waited(real: Serving) -> None:
+def test_headers_report_worker_and_queue_time(real: Serving) -> None:
     headers = {
         "x-inferry-lane": "P0",
         "x-inferry-run-id": "run-7",

@@ -11,7 +11,7 @@ from aiohttp import web
 from openai import OpenAI
 from pydantic import BaseModel
 
-from support.over_http import OverHttp
+from support.http_gateway import HttpGateway
 from support.serving import Serving
 from support.upstream import DONE, Upstream, begin, event, usage
 
@@ -100,13 +100,13 @@ async def answers(upstream: Upstream, request: web.Request, body: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverHttp]:
-    with OverHttp(tmp_path_factory.mktemp("able"), answers) as gateway:
+def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpGateway]:
+    with HttpGateway(tmp_path_factory.mktemp("able"), answers) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def api(able: OverHttp) -> Iterator[OpenAI]:
+def api(able: HttpGateway) -> Iterator[OpenAI]:
     with OpenAI(base_url=able.url + "/v1", api_key=able.key("acme"), max_retries=0) as client:
         yield client
 
@@ -114,7 +114,7 @@ def api(able: OverHttp) -> Iterator[OpenAI]:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("fields", PASSED_ON, ids=lambda fields: "-".join(fields))
 def test_what_a_worker_can_do_reaches_it_unchanged(
-    able: OverHttp, api: OpenAI, fields: dict[str, Any], streams: bool
+    able: HttpGateway, api: OpenAI, fields: dict[str, Any], streams: bool
 ) -> None:
     answer: Any = api.chat.completions.create(model="m", messages=HELLO, stream=streams, **fields)
     if streams:
@@ -146,7 +146,7 @@ def test_tool_calls_come_back_complete(api: OpenAI, tool_choice: Any) -> None:
         assert json.loads(calls[0][3]) == {"city": 'Oslo "é"'}
 
 
-def test_an_agent_answers_a_tool_call_and_goes_on(able: OverHttp, api: OpenAI) -> None:
+def test_an_agent_answers_a_tool_call_and_continues(able: HttpGateway, api: OpenAI) -> None:
     asked: Any = {"model": "m", "tools": [WEATHER, CLOCK]}
     first = api.chat.completions.create(**asked, messages=HELLO, tool_choice="required").choices[0].message
     assert first.tool_calls is not None
@@ -188,7 +188,7 @@ class Place(BaseModel):
     city: str
 
 
-def test_structured_outputs_become_what_was_asked_for(able: OverHttp, api: OpenAI) -> None:
+def test_structured_outputs_become_what_was_asked_for(able: HttpGateway, api: OpenAI) -> None:
     answer = api.chat.completions.parse(model="m", messages=HELLO, response_format=Place)
     assert answer.choices[0].message.parsed == Place(city="Oslo")
     sent = able.upstream.bodies[-1]["response_format"]
@@ -264,7 +264,7 @@ def test_what_asks_for_nothing_special_is_served(real: Serving, fields: dict[str
 
 def test_a_profile_without_a_feature_refuses_it_over_http_too(tmp_path: Path) -> None:
     with (
-        OverHttp(tmp_path, answers, kind="tgi") as gateway,
+        HttpGateway(tmp_path, answers, kind="tgi") as gateway,
         OpenAI(base_url=gateway.url + "/v1", api_key=gateway.key("acme"), max_retries=0) as api,
     ):
         with pytest.raises(openai.BadRequestError) as refused:

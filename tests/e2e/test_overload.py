@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from inferry.domain.workers import Room
+from inferry.domain.workers import Capacity
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
@@ -23,7 +23,9 @@ CALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 def a_slow_gateway(directory: Path, queue_limit: int = 20, **config: Any) -> Iterator[ScriptedGateway]:
     """Its worker does one call at a time, and each takes some tens of milliseconds."""
     lanes = {lane: {"queue_limit": queue_limit} for lane in ("P0", "P1", "P2")}
-    with ScriptedGateway(directory, {"lanes": lanes, **config}, room=Room(sequences=1), pause_s=0.02) as gateway:
+    with ScriptedGateway(
+        directory, {"lanes": lanes, **config}, capacity=Capacity(sequences=1), pause_s=0.02
+    ) as gateway:
         yield gateway
 
 
@@ -102,7 +104,7 @@ def test_stock_anthropic_clients_recover_by_themselves(tmp_path: Path) -> None:
         assert errors_counted(gateway, "queue_full") >= 1
 
 
-def test_a_refusal_names_its_limit_and_when_to_come_back(tmp_path: Path) -> None:
+def test_a_refusal_names_its_limit_and_retry_after(tmp_path: Path) -> None:
     with a_slow_gateway(tmp_path, queue_limit=1) as gateway:
         gateway.worker.gate.clear()
         with ThreadPoolExecutor(2) as threads:
@@ -163,7 +165,7 @@ def test_a_call_that_cannot_make_its_deadline_is_refused_before_it_waits(tmp_pat
         assert refused.response.headers["x-should-retry"] == "false"
 
 
-def test_nothing_that_was_let_in_is_lost(tmp_path: Path) -> None:
+def test_no_admitted_call_is_lost(tmp_path: Path) -> None:
     """Every answer has a row in the ledger, every row an answer, and a refusal has neither."""
     with (
         a_slow_gateway(tmp_path) as gateway,
@@ -175,7 +177,7 @@ def test_nothing_that_was_let_in_is_lost(tmp_path: Path) -> None:
         ]
         statuses = [call.result()[0] for call in calls]
     assert set(statuses) == {200, 429}
-    from inferry.adapters.ledgers.sqlite import open_sqlite_queries
+    from inferry.ledger.stores.sqlite import open_sqlite_queries
 
     with contextlib.closing(open_sqlite_queries(f"sqlite:///{tmp_path / 'ledger.db'}")) as ledger:
         rows = list(ledger.jobs(limit=1000))
@@ -186,7 +188,7 @@ def test_nothing_that_was_let_in_is_lost(tmp_path: Path) -> None:
 def until(gateway: ScriptedGateway, *, in_flight: int) -> None:
     async def wait() -> None:
         async with asyncio.timeout(120):
-            while len(gateway.service.gateway.entrance) < in_flight:
+            while len(gateway.service.gateway.admission_control) < in_flight:
                 await asyncio.sleep(0.005)
 
     gateway.run(wait())

@@ -19,7 +19,7 @@ from openai.types import Completion
 from support.serving import get, post
 
 PROMPT = [7] * 12
-PATIENT = {"patience_s": 600}
+PATIENT = {"no_worker_timeout_s": 600}
 """However slowly an engine starts again, a lost job waits for it."""
 LISTENING = re.compile(r"listening\s+on\s+(http://127\.0\.0\.1:(\d+))\s")
 
@@ -30,7 +30,7 @@ class Process:
     def __init__(self, directory: Path, model: Path, *, grace_s: float = 30) -> None:
         config = directory / "inferry.yaml"
         worker = {"kind": "embedded", "name": "local", "model": str(model), "models": ["tiny"]}
-        config.write_text(json.dumps({"server": {"drain_grace_s": grace_s}, "workers": [worker], "health": PATIENT}))
+        config.write_text(json.dumps({"server": {"drain_timeout_s": grace_s}, "workers": [worker], "health": PATIENT}))
         self.directory = directory
         self.log_path = directory / "log"
         with self.log_path.open("w") as log:
@@ -111,7 +111,7 @@ def test_sigterm_drains_running_streams_and_refuses_new_work(start: Callable[...
     stream.close()
 
 
-def test_after_the_grace_streams_are_told_and_the_process_leaves(start: Callable[..., Process]) -> None:
+def test_after_the_drain_timeout_streams_get_an_error_and_the_process_exits(start: Callable[..., Process]) -> None:
     process = start(grace_s=0.2)
     stream = process.stream(16_000)
     next(iter(stream))
@@ -151,7 +151,7 @@ def test_a_kill_leaves_the_ledger_intact_and_no_engine_behind(process: Process) 
         time.sleep(0.02)
 
 
-def test_a_stream_goes_on_when_its_only_engine_is_killed_and_comes_back(process: Process) -> None:
+def test_a_stream_resumes_when_its_only_engine_is_killed_and_restarts(process: Process) -> None:
     undisturbed = list(process.stream(800))
     (engine,) = process.children()
     stream = process.stream(800)
@@ -159,7 +159,7 @@ def test_a_stream_goes_on_when_its_only_engine_is_killed_and_comes_back(process:
     os.kill(engine, signal.SIGKILL)
     events += list(stream)
     assert engine not in process.children()
-    again = re.findall(r"^inferry_attempts_again_total\{.*\} (\S+)$", get(process.url, "/metrics")[2], re.MULTILINE)
+    again = re.findall(r"^inferry_attempt_retries_total\{.*\} (\S+)$", get(process.url, "/metrics")[2], re.MULTILINE)
     assert sum(map(float, again)) >= 1
     assert len({event.id for event in events}) == 1
     assert "".join(event.choices[0].text for event in events) == "".join(event.choices[0].text for event in undisturbed)
@@ -180,7 +180,7 @@ def test_a_taken_port_is_a_clear_error(process: Process) -> None:
     assert "Traceback" not in second.stderr
 
 
-def test_a_frozen_engine_does_not_keep_clients_from_being_told(start: Callable[..., Process]) -> None:
+def test_a_frozen_engine_does_not_keep_clients_from_getting_an_error(start: Callable[..., Process]) -> None:
     process = start(grace_s=0.2)
     stream = process.stream(16_000)
     next(iter(stream))
@@ -216,7 +216,7 @@ sys.stdin.read()
 """
 
 
-def test_ten_thousand_idle_connections_hurt_nobody(process: Process) -> None:
+def test_ten_thousand_idle_connections_delay_no_other_client(process: Process) -> None:
     # Both ends need a file each; a machine that allows fewer gets as many as it allows.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     count = min(10_000, hard - 500)

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from inferry.adapters.ledgers.sqlite import open_sqlite_queries
-from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.domain.ledger import Outcome
 from inferry.domain.tenants import Tenant
-from inferry.domain.workers import Room
+from inferry.domain.workers import Capacity
+from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
 from support.scripted_worker import ScriptedWorker
-from support.tenanted import CHAT, Answer, Tenanted
+from support.tenant_gateway import CHAT, Answer, TenantGateway
 
 
-class Talking(Tenanted):
+class Talking(TenantGateway):
     """A gateway whose one worker says a word and then falls silent, for two calls at a time."""
 
     worker: ScriptedWorker
 
     def __init__(self, directory: Path, **more: Any) -> None:
         def make() -> tuple[list[ScriptedWorker], dict[str, Any]]:
-            self.worker = ScriptedWorker(words=("one", " two"), room=Room(sequences=2), pause_s=3600.0)
+            self.worker = ScriptedWorker(words=("one", " two"), capacity=Capacity(sequences=2), pause_s=3600.0)
             return [self.worker], {}
 
         super().__init__(directory, make, more)
@@ -54,7 +54,7 @@ class Client(threading.Thread):
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Talking]:
-    with Talking(tmp_path, server={"drain_grace_s": 0.0}) as gateway:
+    with Talking(tmp_path, server={"drain_timeout_s": 0.0}) as gateway:
         yield gateway
 
 
@@ -77,26 +77,26 @@ def id_of(key: str) -> str:
     return key.split("_")[1]
 
 
-def store_of(gateway: Talking) -> SqliteTenants:
+def store_of(gateway: Talking) -> SqliteTenantStore:
     """The database as another process has it open."""
-    return SqliteTenants(gateway.config.ledger)
+    return SqliteTenantStore(gateway.config.ledger)
 
 
-def test_running_and_queued_calls_of_a_revoked_key_end_and_others_go_on(gateway: Talking) -> None:
+def test_running_and_queued_calls_of_a_revoked_key_end_and_others_continue(gateway: Talking) -> None:
     key, other = gateway.key("acme"), gateway.key("acme")
     running = Client(gateway, key)
     until(lambda: gateway.worker.running == 1)
     kept = Client(gateway, other)
     until(lambda: gateway.worker.running == 2)
     queued = [Client(gateway, key, stream=stream) for stream in (True, False)]
-    until(lambda: len(gateway.service.gateway.entrance) == 4)
+    until(lambda: len(gateway.service.gateway.admission_control) == 4)
     assert gateway.as_admin("DELETE", f"/admin/keys/{id_of(key)}").status == 200
     assert error_of(running.result()) == (200, "invalid_api_key")
     assert b"one" in running.result().body
     assert [error_of(one.result()) for one in queued] == [(401, "invalid_api_key")] * 2
     until(lambda: gateway.worker.running == 1)
     assert kept.answer is None
-    assert len(gateway.service.gateway.entrance) == 1
+    assert len(gateway.service.gateway.admission_control) == 1
 
 
 def test_calls_end_when_another_process_revokes_their_key(gateway: Talking) -> None:
@@ -141,10 +141,10 @@ def test_what_was_delivered_to_a_revoked_key_is_charged_and_in_the_ledger(gatewa
     key = gateway.key("acme")
     running = Client(gateway, key)
     until(lambda: gateway.worker.running == 1)
-    until(lambda: bool(gateway.service.gateway.entrance.gate.report("acme")))
+    until(lambda: bool(gateway.service.gateway.admission_control.gate.report("acme")))
     gateway.as_admin("DELETE", f"/admin/keys/{id_of(key)}")
     running.result()
-    (line,) = gateway.service.gateway.entrance.gate.report("acme")
+    (line,) = gateway.service.gateway.admission_control.gate.report("acme")
     assert line.spent_tokens > 0
     assert line.leased_tokens == 0
     gateway.stop()
@@ -155,13 +155,13 @@ def test_what_was_delivered_to_a_revoked_key_is_charged_and_in_the_ledger(gatewa
     assert row.prompt_tokens + row.output_tokens == line.spent_tokens
 
 
-def test_a_call_that_shares_the_execution_of_a_revoked_key_goes_on(tmp_path: Path) -> None:
-    with Talking(tmp_path, server={"drain_grace_s": 0.0}) as gateway:
+def test_a_call_that_shares_the_execution_of_a_revoked_key_continues(tmp_path: Path) -> None:
+    with Talking(tmp_path, server={"drain_timeout_s": 0.0}) as gateway:
         key, other = gateway.key("acme"), gateway.key("acme")
         leader = Client(gateway, key, temperature=0)
         until(lambda: gateway.worker.running == 1)
         follower = Client(gateway, other, temperature=0)
-        until(lambda: len(gateway.service.gateway._flights.readers()) == 2)
+        until(lambda: len(gateway.service.gateway._single_flight.readers()) == 2)
         gateway.as_admin("DELETE", f"/admin/keys/{id_of(key)}")
         assert error_of(leader.result()) == (200, "invalid_api_key")
         assert gateway.worker.running == 1

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from inferry.ingress import openapi
+from inferry.ingress.openapi import document as openapi
 from support.scripted_worker import ScriptedWorker
-from support.tenanted import ADMIN_KEY, CHAT, Tenanted, bearer
+from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer
 
 SEED = int(os.environ.get("FUZZ_SEED", "20250"))
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
@@ -25,8 +25,8 @@ CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 def of_this_gateway() -> dict[str, Any]:
     """The document with names that mean something here, so that calls get past the question who is meant."""
-    document: dict[str, Any] = json.loads(openapi.rendered())
-    for body in ("ChatBody", "CompletionBody"):
+    document: dict[str, Any] = json.loads(openapi.render_document())
+    for body in ("ChatCompletionRequest", "CompletionRequest"):
         document["components"]["schemas"][body]["properties"]["model"]["enum"] = ["m"]
     # A key says whose it is, and any other name is refused.
     document["components"]["parameters"]["x-inferry-tenant"]["schema"] = {"type": "string", "enum": ["acme"]}
@@ -65,7 +65,7 @@ phases.coverage.checks.negative_data_rejection.enabled = false  # a header that 
 
 @pytest.mark.timeout(3600 if EXAMPLES else 900)
 def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> None:
-    with Tenanted(tmp_path, lambda: ([ScriptedWorker()], {})) as gateway:
+    with TenantGateway(tmp_path, lambda: ([ScriptedWorker()], {})) as gateway:
         key = gateway.key("acme")
         (tmp_path / "openapi.json").write_text(json.dumps(of_this_gateway()))
         (tmp_path / "schemathesis.toml").write_text(config(key))
@@ -86,7 +86,7 @@ def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> N
             timeout=3500 if EXAMPLES else 850,
         )
         assert found.returncode == 0, found.stdout[-20_000:] + found.stderr[-2000:]
-        while len(gateway.service.gateway.entrance) or gateway.metric("inferry_open_streams"):
+        while len(gateway.service.gateway.admission_control) or gateway.metric("inferry_open_streams"):
             time.sleep(0.01)  # the last client has its answer a moment before it is written off
         gateway.as_admin("POST", "/admin/workers/scripted/readmit")
         last = gateway.key("last")

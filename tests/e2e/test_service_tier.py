@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from inferry.adapters.workers.openai_http import OpenAIHttpWorker
-from inferry.adapters.workers.profiles import PROFILES
-from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES
+from inferry.workers.openai_http.profiles import PROFILES
+from inferry.workers.openai_http.settings import HttpWorkerSettings
+from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.serving import Serving, post
 from support.upstream import Upstream
 
@@ -60,7 +60,7 @@ def tiers_in(stream: str) -> list[str]:
 
 @pytest.mark.parametrize(("tier", "lane"), TIERS)
 @pytest.mark.parametrize("served_by", ["over HTTP", "embedded"])
-def test_the_tier_is_the_lane_and_every_piece_says_so(
+def test_the_tier_is_the_lane_in_every_chunk(
     served_by: str, tier: str, lane: str, over_http: Serving, real: Serving
 ) -> None:
     gateway, model = (over_http, "m") if served_by == "over HTTP" else (real, "tiny")
@@ -75,7 +75,7 @@ def test_the_tier_is_the_lane_and_every_piece_says_so(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_more_than_the_caller_may_use_is_lowered_and_told(over_http: Serving, stream: bool) -> None:
+def test_a_tier_above_the_callers_lane_is_lowered_and_reported(over_http: Serving, stream: bool) -> None:
     headers, answer = ask(over_http, "m", "priority", stream=stream, tenant="modest")
     assert headers["x-inferry-lane"] == "P1"
     assert (set(tiers_in(answer)) if stream else {answer["service_tier"]}) == {"default"}
@@ -86,7 +86,7 @@ def test_auto_is_the_callers_own_lane(over_http: Serving) -> None:
     assert (headers["x-inferry-lane"], answer["service_tier"]) == ("P1", "default")
 
 
-def test_who_names_no_tier_hears_of_none(over_http: Serving) -> None:
+def test_a_call_without_a_tier_gets_none(over_http: Serving) -> None:
     _, _, answer = post(over_http.url, CHAT, {"model": "m", "messages": HELLO})
     assert "service_tier" not in answer
 

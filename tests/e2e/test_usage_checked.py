@@ -1,4 +1,4 @@
-"""An engine that reports a usage that cannot be true harms neither its tenants' ceilings nor any estimate."""
+"""An engine that reports a usage that implausible usage harms neither its tenants' ceilings nor any estimate."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.over_http import OverHttp
+from support.http_gateway import HttpGateway
 from support.upstream import DONE, Upstream, begin, chunk, event, role
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +23,7 @@ LIES: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def lying(tmp_path: Path) -> Iterator[OverHttp]:
+def lying(tmp_path: Path) -> Iterator[HttpGateway]:
     async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)
         counts = up.counts  # type: ignore[attr-defined]
@@ -33,23 +33,23 @@ def lying(tmp_path: Path) -> Iterator[OverHttp]:
         return response
 
     config = {"tenants": {"acme": {"day_token_ceiling": 100_000}}}
-    with OverHttp(tmp_path, script, config) as gateway:
+    with HttpGateway(tmp_path, script, config) as gateway:
         yield gateway
 
 
-def ask(gateway: OverHttp, key: str, **more: Any) -> Any:
+def ask(gateway: HttpGateway, key: str, **more: Any) -> Any:
     answer = gateway.call("POST", CHAT, {**BODY, **more}, {"authorization": f"Bearer {key}"})
     assert answer.status == 200, answer.body
     return answer
 
 
-def metric(gateway: OverHttp, name: str) -> float:
+def metric(gateway: HttpGateway, name: str) -> float:
     page = gateway.call("GET", "/metrics").body.decode()
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name + "{"))
 
 
 def test_a_usage_that_cannot_be_true_is_neither_billed_nor_learned_nor_shown(
-    lying: OverHttp, caplog: pytest.LogCaptureFixture
+    lying: HttpGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = lying.key("acme")
     up: Any = lying.upstream
@@ -66,14 +66,14 @@ def test_a_usage_that_cannot_be_true_is_neither_billed_nor_learned_nor_shown(
             assert usage["completion_tokens"] == 2
             assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
             assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-            assert metric(lying, "inferry_worker_usage_corrected_total") == number
+            assert metric(lying, "inferry_worker_usage_corrections_total") == number
     assert gateway.estimate_prompt("acme", "m", None, 1000) == before
     assert gateway.output_accuracy == accuracy
     assert 0 < metric(lying, "inferry_tokens_total") < 100 * (len(LIES) + 1)
-    assert len([one for one in caplog.records if "cannot be true" in one.message]) == 1
+    assert len([one for one in caplog.records if "implausible usage" in one.message]) == 1
 
 
-def test_a_stream_ends_with_the_usage_that_is_billed(lying: OverHttp) -> None:
+def test_a_stream_ends_with_the_usage_that_is_billed(lying: HttpGateway) -> None:
     key = lying.key("acme")
     up: Any = lying.upstream
     for counts in LIES:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from inferry.adapters.workers.engine_jobs import catch_up
 from inferry.engine.tokenizer import HfTokenizer
-from inferry.streams.assembler import Assembler, Detokenizer
+from inferry.streams.detokenizer import Assembler, Detokenizer
+from inferry.workers.in_process.engine_jobs import replay
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,"
 UNREADABLE = "\ufffd"
@@ -99,7 +99,7 @@ def test_up_to_three_bytes_of_a_character_are_held_back_and_a_fourth_one_is_none
     assert told(TOKENIZER.bytes_of(b"\xff" * 5)) == ["", "", "", UNREADABLE, UNREADABLE, UNREADABLE * 3]
 
 
-def test_a_byte_that_is_no_character_neither_takes_back_what_was_said_nor_adds_to_it() -> None:
+def test_an_invalid_byte_neither_retracts_nor_repeats_delivered_text() -> None:
     ids = [*TOKENIZER.bytes_of("€€€€€€".encode() + b"\xff"), *TOKENIZER.encode("abc")]
     pieces = told(ids)
     assert "".join(pieces) == f"€€€€€€{UNREADABLE}abc"
@@ -118,14 +118,14 @@ def test_a_stop_string_is_found_across_bytes() -> None:
 
 
 @pytest.mark.parametrize("written", range(20, 60, 7))
-def test_who_goes_on_within_a_long_run_of_bytes_goes_on_with_whole_characters(written: int) -> None:
+def test_a_job_within_a_long_byte_run_resumes_with_complete_characters(written: int) -> None:
     """The run is longer than what is replayed token by token, and breaks off anywhere."""
     text = "中" * 60
     ids = tuple(TOKENIZER.encode(text))
     seam = 3 * written - 1
     for at in (seam - 1, seam, seam + 1):
         assembler = Assembler(TOKENIZER)
-        catch_up(assembler, ids[:at])
+        replay(assembler, ids[:at])
         rest = "".join(assembler.push((token,))[0] for token in ids[at:])
         assert rest + assembler.finish() == text[at // 3 :]
 

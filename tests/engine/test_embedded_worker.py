@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from inferry.adapters.workers.embedded import EmbeddedWorker, EngineFailed
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, UpstreamRefused, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
@@ -23,7 +22,8 @@ from inferry.domain.workers import Phase
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Request
 from inferry.engine.tokenizer import HfTokenizer
-from inferry.streams.assembler import Assembler
+from inferry.streams.detokenizer import Assembler
+from inferry.workers.in_process.embedded import EmbeddedWorker, EngineFailed
 from support.engine_fixtures import TIE, Teacher, a_job, a_plan, generate_alone, greedy, shortfall
 
 CONFIG = EngineConfig(max_sequences=64, kv_tokens=16_384, chunk_tokens=256)
@@ -88,10 +88,10 @@ def a_worker(model_dir: Path, tokenizer: HfTokenizer, *, restart_backoff_s: floa
 
 
 @pytest.fixture(scope="module")
-def house(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[House]:
-    house = House(tiny_dir, tokenizer)
-    yield house
-    house.close()
+def env(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[House]:
+    env = House(tiny_dir, tokenizer)
+    yield env
+    env.close()
 
 
 async def run_alone(worker: EmbeddedWorker, job: InferenceJob) -> Heard:
@@ -100,15 +100,15 @@ async def run_alone(worker: EmbeddedWorker, job: InferenceJob) -> Heard:
     return heard
 
 
-def test_the_view_and_the_card_say_what_the_engine_is(house: House) -> None:
-    view = house.worker.view()
+def test_the_view_and_the_card_describe_the_engine(env: House) -> None:
+    view = env.worker.view()
     assert (view.phase, view.models, view.kv_capacity) == (Phase.READY, frozenset(["tiny"]), 16_384)
-    assert (view.room.sequences, view.room.kv_tokens, view.room.prefill_tokens) == (64, 16_384, 1_024)
-    (card,) = house.worker.cards()
+    assert (view.capacity.sequences, view.capacity.kv_tokens, view.capacity.prefill_tokens) == (64, 16_384, 1_024)
+    (card,) = env.worker.cards()
     assert (card.name, card.context_tokens, card.vocab_size, card.features) == ("tiny", 16_384, 4096, frozenset())
 
 
-def test_sixty_four_jobs_of_many_plans_do_not_mix(house: House, tiny_dir: Path) -> None:
+def test_sixty_four_jobs_of_many_plans_do_not_mix(env: House, tiny_dir: Path) -> None:
     rng = random.Random(5)
     lengths = [600, 300] + [rng.randint(1, 80) for _ in range(62)]
     prompts = {f"job-{n}": [rng.randrange(7, 4096) for _ in range(length)] for n, length in enumerate(lengths)}
@@ -120,10 +120,10 @@ def test_sixty_four_jobs_of_many_plans_do_not_mix(house: House, tiny_dir: Path) 
     async def all_at_once() -> Heard:
         heard = Heard()
         plans = [a_plan(*jobs[start : start + 5]) for start in range(0, 64, 5)]
-        await asyncio.gather(*(house.worker.run(plan, heard) for plan in plans))
+        await asyncio.gather(*(env.worker.run(plan, heard) for plan in plans))
         return heard
 
-    heard = house.runner.run(all_at_once())
+    heard = env.runner.run(all_at_once())
     teacher = Teacher(tiny_dir)
     requests = [Request(n, prompt, greedy(12), Lane.P1) for n, prompt in enumerate(prompts.values())]
     alone = generate_alone(tiny_dir, requests)
@@ -136,68 +136,68 @@ def test_sixty_four_jobs_of_many_plans_do_not_mix(house: House, tiny_dir: Path) 
         assert end.usage.gpu_seconds > 0
         tokens = heard.tokens(job_id)
         assert tokens == alone[number] or shortfall(teacher.logits([*prompt, *tokens]), prompt, tokens) <= TIE
-        assert heard.text(job_id) == house.tokenizer.decode(tokens)
+        assert heard.text(job_id) == env.tokenizer.decode(tokens)
         for delta in heard.deltas[job_id]:
             assert (delta.run_id, delta.step_id) == (f"run-of-{job_id}", f"step-of-{job_id}")
-    house.assert_empty()
+    env.assert_empty()
 
 
-def test_a_stop_string_ends_the_text_before_it_and_counts_the_token_that_completed_it(house: House) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_counts_the_token_that_completed_it(env: House) -> None:
     prompt = [50, 60, 70]
-    free = house.runner.run(run_alone(house.worker, a_job("free", prompt, sampling=greedy(30))))
+    free = env.runner.run(run_alone(env.worker, a_job("free", prompt, sampling=greedy(30))))
     text = free.text("free")
     stop = text[25:29]
     cut = text.find(stop)
-    stopped = house.runner.run(run_alone(house.worker, a_job("s", prompt, sampling=greedy(30, stop=("\x00", stop)))))
+    stopped = env.runner.run(run_alone(env.worker, a_job("s", prompt, sampling=greedy(30, stop=("\x00", stop)))))
     end = stopped.ends["s"]
     assert isinstance(end, Done)
     assert end.finish is FinishReason.STOP
     assert stopped.text("s") == text[:cut]
     tokens = free.tokens("free")
-    needed = next(n for n in range(31) if stop in house.tokenizer.decode(tokens[:n]))
+    needed = next(n for n in range(31) if stop in env.tokenizer.decode(tokens[:n]))
     assert end.usage.output_tokens == needed == len(stopped.tokens("s"))
-    house.assert_empty()
+    env.assert_empty()
 
 
-def test_a_stop_token_ends_with_stop(house: House) -> None:
+def test_a_stop_token_ends_with_stop(env: House) -> None:
     prompt = [50, 60, 70]
-    free = house.runner.run(run_alone(house.worker, a_job("free", prompt, sampling=greedy(10))))
+    free = env.runner.run(run_alone(env.worker, a_job("free", prompt, sampling=greedy(10))))
     token = free.tokens("free")[4]
     sampling = Sampling(temperature=0.0, max_tokens=10, stop_token_ids=(token,), ignore_eos=True)
-    stopped = house.runner.run(run_alone(house.worker, a_job("s", prompt, sampling=sampling)))
+    stopped = env.runner.run(run_alone(env.worker, a_job("s", prompt, sampling=sampling)))
     end = stopped.ends["s"]
     assert isinstance(end, Done)
     assert (end.finish, end.usage.output_tokens) == (FinishReason.STOP, 5)
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(house: House) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(env: House) -> None:
     def sampled(job_id: str, seed: int | None) -> InferenceJob:
         sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed, max_tokens=20, ignore_eos=True)
         return a_job(job_id, [9, 8, 7, 6], sampling=sampling)
 
-    alone = house.runner.run(run_alone(house.worker, sampled("a", 42))).tokens("a")
+    alone = env.runner.run(run_alone(env.worker, sampled("a", 42))).tokens("a")
 
     async def in_company() -> Heard:
         heard = Heard()
-        await house.worker.run(a_plan(*(sampled(f"n{n}", None) for n in range(9)), sampled("a", 42)), heard)
+        await env.worker.run(a_plan(*(sampled(f"n{n}", None) for n in range(9)), sampled("a", 42)), heard)
         return heard
 
-    heard = house.runner.run(in_company())
+    heard = env.runner.run(in_company())
     assert heard.tokens("a") == alone
     assert len({tuple(heard.tokens(f"n{n}")) for n in range(9)}) > 1
 
 
-def test_what_the_engine_refuses_fails_that_job_alone(house: House) -> None:
+def test_what_the_engine_refuses_fails_that_job_alone(env: House) -> None:
     too_long = a_job("long", [5] * 16_384)
     outside = a_job("outside", [4096])
     fine = a_job("fine", [5, 6])
 
     async def scenario() -> Heard:
         heard = Heard()
-        await house.worker.run(a_plan(too_long, outside, fine), heard)
+        await env.worker.run(a_plan(too_long, outside, fine), heard)
         return heard
 
-    ends = house.runner.run(scenario()).ends
+    ends = env.runner.run(scenario()).ends
     assert isinstance(ends["fine"], Done)
     for job_id, error in (("long", ContextLengthExceeded), ("outside", UpstreamRefused)):
         end = ends[job_id]
@@ -205,13 +205,13 @@ def test_what_the_engine_refuses_fails_that_job_alone(house: House) -> None:
         assert isinstance(end.error, error)
 
 
-def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_returns(house: House) -> None:
+def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_returns(env: House) -> None:
     async def scenario() -> None:
         heard = Heard()
-        running = asyncio.create_task(house.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
+        running = asyncio.create_task(env.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
         await heard.first.wait()
-        assert await house.worker.cancel(["j", "unknown"]) == {"j"}
-        house.assert_empty()
+        assert await env.worker.cancel(["j", "unknown"]) == {"j"}
+        env.assert_empty()
         await running
         end = heard.ends["j"]
         assert isinstance(end, Failed)
@@ -219,42 +219,42 @@ def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_
         assert end.usage.output_tokens == len(heard.tokens("j"))
         assert end.usage.gpu_seconds is not None
 
-    house.runner.run(scenario())
+    env.runner.run(scenario())
 
 
-def test_a_run_that_is_itself_cancelled_frees_its_jobs(house: House) -> None:
+def test_a_run_that_is_itself_cancelled_frees_its_jobs(env: House) -> None:
     async def scenario() -> None:
         heard = Heard()
-        running = asyncio.create_task(house.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
+        running = asyncio.create_task(env.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
         await heard.first.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await run_alone(house.worker, a_job("next", [1, 2]))
-        house.assert_empty()
+        await run_alone(env.worker, a_job("next", [1, 2]))
+        env.assert_empty()
         assert not heard.ends
 
-    house.runner.run(scenario())
+    env.runner.run(scenario())
 
 
-def test_a_reader_that_raises_ends_its_own_plan_only(house: House) -> None:
+def test_a_reader_that_raises_ends_its_own_plan_only(env: House) -> None:
     def broken(item: Item) -> None:
         raise LookupError("no reader")
 
     async def scenario() -> None:
         heard = Heard()
-        fine = asyncio.create_task(house.worker.run(a_plan(a_job("fine", [1, 2], sampling=greedy(40))), heard))
+        fine = asyncio.create_task(env.worker.run(a_plan(a_job("fine", [1, 2], sampling=greedy(40))), heard))
         with pytest.raises(LookupError):
-            await house.worker.run(a_plan(a_job("broken", [3, 4], sampling=greedy(5_000))), broken)
+            await env.worker.run(a_plan(a_job("broken", [3, 4], sampling=greedy(5_000))), broken)
         await fine
         assert isinstance(heard.ends["fine"], Done)
-        await run_alone(house.worker, a_job("next", [1, 2]))
-        house.assert_empty()
+        await run_alone(env.worker, a_job("next", [1, 2]))
+        env.assert_empty()
 
-    house.runner.run(scenario())
+    env.runner.run(scenario())
 
 
-def test_a_thousand_random_cancels_leak_nothing(house: House) -> None:
+def test_a_thousand_random_cancels_leak_nothing(env: House) -> None:
     rng = random.Random(11)
     cancelled = 0
 
@@ -262,13 +262,13 @@ def test_a_thousand_random_cancels_leak_nothing(house: House) -> None:
         nonlocal cancelled
         prompt = [rng.randrange(7, 4096) for _ in range(rng.randint(1, 40))]
         job = a_job(f"job-{number}", prompt, sampling=greedy(rng.randint(1, 60)), lane=Lane(rng.randrange(3)))
-        running = asyncio.create_task(house.worker.run(a_plan(job), heard))
+        running = asyncio.create_task(env.worker.run(a_plan(job), heard))
         patience = rng.randint(0, 6)
         for _ in range(1_000):
             if len(heard.deltas[job.job_id]) >= patience or running.done():
                 break
             await asyncio.sleep(0)
-        await house.worker.cancel([job.job_id])
+        await env.worker.cancel([job.job_id])
         cancelled += 1
         await running
 
@@ -277,11 +277,11 @@ def test_a_thousand_random_cancels_leak_nothing(house: House) -> None:
         for start in range(0, 1_000, 50):
             await asyncio.gather(*(one(number, heard) for number in range(start, start + 50)))
         assert len(heard.ends) == 1_000
-        await run_alone(house.worker, a_job("after", [1, 2]))
+        await run_alone(env.worker, a_job("after", [1, 2]))
 
-    house.runner.run(scenario())
+    env.runner.run(scenario())
     assert cancelled == 1_000
-    house.assert_empty()
+    env.assert_empty()
 
 
 async def until_ready(worker: EmbeddedWorker) -> None:
@@ -290,7 +290,7 @@ async def until_ready(worker: EmbeddedWorker) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_killed_engine_fails_its_jobs_and_comes_back(tiny_dir: Path, tokenizer: HfTokenizer) -> None:
+def test_a_killed_engine_fails_its_jobs_and_restarts(tiny_dir: Path, tokenizer: HfTokenizer) -> None:
     async def scenario() -> None:
         worker = a_worker(tiny_dir, tokenizer, restart_backoff_s=0.01)
         await worker.start()
@@ -350,9 +350,7 @@ def test_close_leaves_no_process_thread_task_or_file(tiny_dir: Path, tokenizer: 
     gc.collect()
 
 
-def test_a_start_that_fails_says_why_and_may_be_tried_again(
-    tmp_path: Path, tiny_dir: Path, tokenizer: HfTokenizer
-) -> None:
+def test_a_failed_start_reports_why_and_may_be_retried(tmp_path: Path, tiny_dir: Path, tokenizer: HfTokenizer) -> None:
     async def scenario() -> None:
         worker = a_worker(tmp_path, tokenizer)
         with pytest.raises(EngineFailed, match=r"config\.json"):

@@ -18,7 +18,7 @@ from inferry.engine.sequences import Sequence
 from support.engine_fixtures import FakeRunner, fake_output, greedy
 
 CONFIG = EngineConfig(max_sequences=4, kv_tokens=48, chunk_tokens=8, block_tokens=4)
-LIMITS = Limits(max_sequences=8, chunk_tokens=32, block_tokens=4, hold_at_least=4)
+LIMITS = Limits(max_sequences=8, chunk_tokens=32, block_tokens=4, min_held_tokens=4)
 
 
 class SeedsSeen(FakeRunner):
@@ -40,7 +40,7 @@ class Ticks:
 
 def test_a_seed_of_zero_is_the_clients_and_only_a_missing_one_is_drawn() -> None:
     runner = SeedsSeen(CONFIG, context_tokens=100, eos_ids=frozenset())
-    core = EngineCore(runner, CONFIG, draw_seed=lambda: 77)
+    core = EngineCore(runner, CONFIG, make_seed=lambda: 77)
     for key, seed in ((1, 0), (2, None), (3, 5)):
         core.add(Request(key, [1, 2], Sampling(max_tokens=2, seed=seed), Lane.P1))
     core.step()
@@ -89,7 +89,7 @@ def test_batch_work_is_held_back_from_as_many_tokens_as_make_it_worth_it(batch: 
     assert plan.held_back is is_held
 
 
-def test_nobody_is_admitted_in_the_step_in_which_somebody_had_to_make_way() -> None:
+def test_no_sequence_is_admitted_in_the_step_of_a_preemption() -> None:
     growing = a_sequence(1, 9, computed=8, blocks=2)
     victim = a_sequence(2, 12, computed=11, blocks=3)
     plan = plan_step([growing, victim], [a_sequence(3, 4)], 0, LIMITS)

@@ -117,7 +117,7 @@ def test_the_time_of_all_steps_is_in_the_accounts_of_the_sequences() -> None:
     assert sum(account.gpu_seconds for account in accounts) == pytest.approx(core.busy_seconds)
 
 
-def test_an_aborted_sequence_holds_nothing_and_says_what_it_used() -> None:
+def test_an_aborted_sequence_frees_everything_and_reports_usage() -> None:
     core = a_core()
     core.add(a_request(1, [1] * 10, greedy(20)))
     core.add(a_request(2, [2] * 10, greedy(20)))
@@ -162,7 +162,7 @@ def test_batch_work_is_held_back_in_no_two_steps_in_a_row() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([16, 24, 48, 96]))
-def test_whatever_is_added_and_aborted_every_key_is_told_of_once_and_nothing_leaks(seed: int, kv_tokens: int) -> None:
+def test_every_added_key_ends_exactly_once_and_nothing_leaks(seed: int, kv_tokens: int) -> None:
     rng = random.Random(seed)
     core = a_core(EngineConfig(max_sequences=3, kv_tokens=kv_tokens, chunk_tokens=5, block_tokens=4))
     prompts: dict[int, list[int]] = {}

@@ -44,7 +44,7 @@ def test_sixty_four_at_once_give_the_tokens_that_each_gives_alone(tiny_dir: Path
         assert shortfall(teacher.logits([*prompt, *together[key]]), prompt, together[key]) <= TIE
 
 
-def test_sequences_whose_neighbours_are_gone_go_on_as_if_alone(tiny_dir: Path) -> None:
+def test_sequences_continue_unchanged_when_their_neighbours_end(tiny_dir: Path) -> None:
     prompts = prompts_of([170] * 40)
     config = EngineConfig(chunk_tokens=4_096)
     core = EngineCore(TorchRunner.load(tiny_dir, config), config)
@@ -99,9 +99,9 @@ def test_running_out_of_kv_cache_changes_no_token(tiny_dir: Path) -> None:
     prompts = prompts_of([20, 33, 47, 5, 60, 18, 90, 41])
     teacher = Teacher(tiny_dir)
     plenty = generate(tiny_dir, requests_of(prompts, 40))
-    scarce = generate(tiny_dir, requests_of(prompts, 40), EngineConfig(kv_tokens=192, chunk_tokens=64))
+    token_account = generate(tiny_dir, requests_of(prompts, 40), EngineConfig(kv_tokens=192, chunk_tokens=64))
     for key, prompt in prompts.items():
-        assert_same_up_to_ties(teacher, prompt, scarce[key], plenty[key])
+        assert_same_up_to_ties(teacher, prompt, token_account[key], plenty[key])
 
 
 def transformers_logits(model_dir: Path) -> Any:

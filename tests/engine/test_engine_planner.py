@@ -8,7 +8,7 @@ from inferry.engine.planner import Limits, StepPlan, plan_step
 from inferry.engine.sequences import Sequence
 from support.engine_fixtures import greedy
 
-LIMITS = Limits(max_sequences=8, chunk_tokens=32, block_tokens=4, hold_at_least=4)
+LIMITS = Limits(max_sequences=8, chunk_tokens=32, block_tokens=4, min_held_tokens=4)
 
 
 def a_sequence(
@@ -73,7 +73,7 @@ def test_when_blocks_run_out_the_last_in_rank_makes_way() -> None:
     assert work(plan) == [(1, 1), (3, 1)]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_no_sequence_is_admitted_in_a_step_that_preempts() -> None:
     grown = decoding(1)
     grown.tokens.append(1)
     grown.computed += 1

@@ -19,12 +19,12 @@ from inferry.engine.messages import (
     Abort,
     Aborted,
     Add,
-    Alive,
     Fatal,
     Frames,
     FromEngine,
+    Heartbeat,
     Ready,
-    Refused,
+    Rejected,
     Request,
     Shutdown,
     StepDone,
@@ -34,7 +34,7 @@ from inferry.engine.messages import (
     setup,
 )
 from inferry.engine.planner import Work
-from inferry.engine.process import Channel, EngineLoop, Hangup
+from inferry.engine.process import Channel, EngineLoop, PeerClosed
 from support.engine_fixtures import FakeRunner, fake_output, greedy
 
 CONFIG = EngineConfig(max_sequences=8, kv_tokens=4_096, chunk_tokens=64, block_tokens=4)
@@ -60,7 +60,7 @@ class Peer:
             if not data:
                 raise EOFError
             heard = [decode_from_engine(body) for body in self._frames.feed(data)]
-            self._inbox += [message for message in heard if not isinstance(message, Alive)]
+            self._inbox += [message for message in heard if not isinstance(message, Heartbeat)]
             self.beats += len(heard) - len(self._inbox)
         return self._inbox.pop(0)
 
@@ -81,7 +81,7 @@ class Hosted:
         try:
             EngineLoop(self.core, Channel(self._theirs)).run()
             self.ended_by = "shutdown"
-        except Hangup:
+        except PeerClosed:
             self.ended_by = "hangup"
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ def test_an_abort_that_arrives_during_a_step_takes_effect_before_the_next(hosted
 def test_what_can_never_run_is_refused_by_key(hosted: Hosted) -> None:
     hosted.peer.say(Add([Request(5, [], greedy(), Lane.P1), Request(6, [1] * 2_000, greedy(), Lane.P1)]))
     refusals = [hosted.peer.hear(), hosted.peer.hear()]
-    assert [(r.key, r.too_long) for r in refusals if isinstance(r, Refused)] == [(5, False), (6, True)]
+    assert [(r.key, r.too_long) for r in refusals if isinstance(r, Rejected)] == [(5, False), (6, True)]
 
 
 def test_shutdown_ends_the_loop_whatever_runs(hosted: Hosted) -> None:
@@ -198,7 +198,7 @@ def test_the_process_sleeps_when_idle_ignores_signals_of_the_group_and_ends_with
         assert process.wait(120) == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_fatal_and_says_why(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_fatal_with_a_reason(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         process = spawn(theirs)
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_be_loaded_is_fatal_and_says_why(tmp_path: Path) -> 
 
 PARENT = """
 import asyncio, pathlib, sys
-from inferry.adapters.workers.embedded import EmbeddedWorker
+from inferry.workers.in_process.embedded import EmbeddedWorker
 async def main():
     worker = EmbeddedWorker("w", model_dir=pathlib.Path(sys.argv[1]), models=["m"], make_assembler=lambda stop: None)
     await worker.start()

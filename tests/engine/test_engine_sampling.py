@@ -37,7 +37,7 @@ def test_the_drawn_number_is_in_the_unit_interval(seed: int, position: int) -> N
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 11))
-def test_a_seed_draws_the_same_token_whoever_shares_the_batch(seed: int, rows: int, place: int) -> None:
+def test_a_seed_draws_the_same_token_in_any_batch(seed: int, rows: int, place: int) -> None:
     place %= rows
     logits = some_logits(rows, seed=seed % 1000)
     mine = a_sequence(seed, 5, temperature=0.8, top_p=0.9)
@@ -63,7 +63,7 @@ def test_nothing_outside_top_k_and_top_p_is_ever_drawn(seed: int, top_k: int, to
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_as_often_as_their_weight_says(temperature: float) -> None:
+def test_tokens_are_drawn_in_proportion_to_their_weight(temperature: float) -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -30.0]])
     draws = 20_000
     batch = [a_sequence(seed, 3, temperature=temperature) for seed in range(draws)]

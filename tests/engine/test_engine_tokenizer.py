@@ -78,7 +78,7 @@ def test_parts_other_than_text_are_refused(tokenizer: HfTokenizer) -> None:
         tokenizer.render_chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 
-def test_a_model_without_a_template_says_so(tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_an_error(tiny_dir: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_dir / "tokenizer.json", tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template"):
         HfTokenizer(tmp_path).render_chat([{"role": "user", "content": "x"}])

@@ -30,13 +30,13 @@ def a_call(url: str) -> int:
     return status
 
 
-def test_workers_are_listed_with_all_that_is_believed_of_them(scripted: ScriptedGateway) -> None:
+def test_workers_are_listed_with_their_state(scripted: ScriptedGateway) -> None:
     status, _, body = ask(scripted.url, "GET", "/admin/workers")
     assert status == 200
     (worker,) = body["workers"]
     assert worker.items() >= {"name": "scripted", "group": "default", "phase": "ready", "breaker": "closed"}.items()
     assert worker.items() >= {"opens": 0, "share": 1.0, "drained": False, "models": ["m"]}.items()
-    assert worker["room"]["sequences"] == 8
+    assert worker["capacity"]["sequences"] == 8
     assert worker["load"]["running"] == 0
     assert worker["since"] > 1_600_000_000
 
@@ -51,7 +51,7 @@ def test_a_drained_worker_takes_no_calls_until_it_is_readmitted(tmp_path: Path) 
         assert ready["workers"] == {"scripted": "draining"}
         _, _, metrics = get(gateway.url, "/metrics")
         assert 'inferry_worker_phase{worker="scripted",phase="draining"} 1.0' in metrics
-        assert 'inferry_worker_breaker{worker="scripted",state="closed"} 1.0' in metrics
+        assert 'inferry_worker_breaker_state{worker="scripted",state="closed"} 1.0' in metrics
         status, _, body = ask(gateway.url, "POST", "/admin/workers/scripted/readmit?now")
         assert (status, body["workers"][0]["phase"]) == (200, "ready")
         assert a_call(gateway.url) == 200
@@ -68,7 +68,7 @@ def test_a_drained_worker_takes_no_calls_until_it_is_readmitted(tmp_path: Path) 
         ("GET", "/admin/nothing", 404, None),
     ],
 )
-def test_what_is_not_there_is_told(
+def test_unknown_names_are_reported(
     scripted: ScriptedGateway, method: str, path: str, status: int, allow: str | None
 ) -> None:
     answered, headers, body = ask(scripted.url, method, path)
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_told(
         {"host": "127.evil.example:80"},
     ],
 )
-def test_browsers_and_proxies_on_this_machine_are_not_let_in_without_a_key(
+def test_browsers_and_proxies_on_loopback_need_the_admin_key(
     scripted: ScriptedGateway, headers: dict[str, str]
 ) -> None:
     status, _, body = ask(scripted.url, "POST", "/admin/workers/scripted/drain", headers)
@@ -95,7 +95,7 @@ def test_browsers_and_proxies_on_this_machine_are_not_let_in_without_a_key(
     assert get(scripted.url, "/ready")[0] == 200
 
 
-def test_with_a_key_only_the_key_opens_the_door(tmp_path: Path) -> None:
+def test_with_an_admin_key_only_the_key_authorizes(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path, {"server": {"admin_key": KEY}}) as gateway:
         for wrong in ({}, {"authorization": KEY}, {"authorization": f"Bearer {KEY}x"}, {"authorization": "Bearer "}):
             status, _, body = ask(gateway.url, "GET", "/admin/workers", wrong)
@@ -119,5 +119,5 @@ def test_with_a_key_only_the_key_opens_the_door(tmp_path: Path) -> None:
         ("localhost", False),
     ],
 )
-def test_loopback_is_told_from_everything_else(address: str, is_loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(address: str, is_loopback: bool) -> None:
     assert _is_loopback(address) is is_loopback

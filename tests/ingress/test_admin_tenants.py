@@ -10,16 +10,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from inferry.adapters.ledgers.tenants import SqliteTenants
 from inferry.dispatch.gateway import Gateway
-from inferry.dispatch.tenants import TenantBook, TenantWatch
+from inferry.dispatch.tenants import TenantManager, TenantWatcher
 from inferry.domain.errors import GatewayError, InvalidApiKey, NotFound
-from inferry.domain.keys import hash_of
+from inferry.domain.keys import hash_secret
 from inferry.domain.tenants import Limits, Tenant
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import PATHS, AdminTenants, WrongMethod
-from inferry.ingress.problems import error_body, error_headers
-from inferry.ingress.reply import Reply, Request
+from inferry.ingress.errors import error_body, error_headers
+from inferry.ingress.http.reply import Reply, Request
+from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
 
 ADMIN_KEY = "correct-horse-battery-staple"
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
@@ -50,16 +50,16 @@ class _Reply:
     def __init__(self) -> None:
         self.answer: asyncio.Future[tuple[int, bytes, bytes]] = asyncio.get_running_loop().create_future()
 
-    def whole(self, status: int, headers: bytes, body: bytes) -> None:
+    def respond(self, status: int, headers: bytes, body: bytes) -> None:
         self.answer.set_result((status, headers, body))
 
 
-class Door:
+class QueueLimiter:
     """Everything from the admin's endpoints to the database on the disk."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = SqliteTenants(f"sqlite:///{directory / 'ledger.db'}")
-        self.watch = TenantWatch(TenantBook(self.store, CONFIGURED))
+        self.store = SqliteTenantStore(f"sqlite:///{directory / 'ledger.db'}")
+        self.watch = TenantWatcher(TenantManager(self.store, CONFIGURED))
         gateway = cast(Gateway, _Gateway())
         self._admin = Admin(gateway, ADMIN_KEY, AdminTenants(self.watch, gateway, self._refuse))
 
@@ -78,12 +78,12 @@ class Door:
         return status, msgspec.json.decode(answered)
 
     def _refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
-        reply.whole(error.status, error_headers(error), error_body(error))
+        reply.respond(error.status, error_headers(error), error_body(error))
 
 
-def at_the_door(directory: Path, body: Callable[[Door], Awaitable[None]]) -> None:
+def at_the_door(directory: Path, body: Callable[[QueueLimiter], Awaitable[None]]) -> None:
     async def main() -> None:
-        door = Door(directory)
+        door = QueueLimiter(directory)
         try:
             await body(door)
         finally:
@@ -97,7 +97,7 @@ def test_a_key_is_made_works_at_once_and_is_seen_in_full_only_then(
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         asked = {"tenant": "acme", "label": "ci", "expires_in_s": 3600, "limits": {"max_lane": "P1"}}
         status, made = await door.ask("POST", "/admin/keys", asked)
         assert status == 201
@@ -111,7 +111,7 @@ def test_a_key_is_made_works_at_once_and_is_seen_in_full_only_then(
         assert await door.ask("GET", f"/admin/keys/{made['id']}") == (200, made)
         status, listed = await door.ask("GET", "/admin/keys")
         assert listed == {"keys": [made]}
-        for hidden in (secret, hash_of(secret.encode()).hex(), "hash"):
+        for hidden in (secret, hash_secret(secret.encode()).hex(), "hash"):
             assert hidden not in str(listed)
             assert hidden not in caplog.text
 
@@ -119,7 +119,7 @@ def test_a_key_is_made_works_at_once_and_is_seen_in_full_only_then(
 
 
 def test_a_revoked_key_opens_nothing_from_that_answer_on(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         _, made = await door.ask("POST", "/admin/keys", {"tenant": "acme"})
         status, revoked = await door.ask("DELETE", f"/admin/keys/{made['id']}")
         assert (status, revoked["status"]) == (200, "revoked")
@@ -130,7 +130,7 @@ def test_a_revoked_key_opens_nothing_from_that_answer_on(tmp_path: Path) -> None
 
 
 def test_a_rotated_key_and_its_successor_both_work_for_the_grace(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         _, old = await door.ask("POST", "/admin/keys", {"tenant": "acme", "limits": {"max_concurrent": 2}})
         status, new = await door.ask("POST", f"/admin/keys/{old['id']}/rotate", {"grace_s": 100})
         assert (status, new["limits"]) == (201, {"max_concurrent": 2})
@@ -146,7 +146,7 @@ def test_a_rotated_key_and_its_successor_both_work_for_the_grace(tmp_path: Path)
 
 
 def test_keys_are_listed_by_tenant_and_status(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         _, first = await door.ask("POST", "/admin/keys", {"tenant": "acme"})
         _, second = await door.ask("POST", "/admin/keys", {"tenant": "globex"})
         await door.ask("DELETE", f"/admin/keys/{second['id']}")
@@ -164,7 +164,7 @@ def test_keys_are_listed_by_tenant_and_status(tmp_path: Path) -> None:
 
 
 def test_a_tenant_is_put_shown_listed_and_removed(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         settings = {"max_lane": "P1", "models": ["tiny*"], "month_money_ceiling": 20.0}
         status, put = await door.ask("PUT", "/admin/tenants/globex", settings)
         rest = {"isolation": "salt", "shadow": False, "disabled": False}
@@ -186,7 +186,7 @@ def test_a_tenant_is_put_shown_listed_and_removed(tmp_path: Path) -> None:
 
 
 def test_a_tenant_keeps_to_a_pool_only_where_some_worker_is_in_it(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         status, refused = await door.ask("PUT", "/admin/tenants/globex", {"isolation": "pool"})
         assert (status, refused["error"]["param"]) == (409, "isolation")
         assert (await door.ask("PUT", "/admin/tenants/own", {"isolation": "pool"}))[0] == 200
@@ -225,10 +225,10 @@ def test_a_tenant_keeps_to_a_pool_only_where_some_worker_is_in_it(tmp_path: Path
         ("GET", "/admin/keys/x/rotate", None, 405, None),
     ],
 )
-def test_what_cannot_be_done_is_told_and_not_done(
+def test_invalid_changes_are_refused(
     tmp_path: Path, method: str, path: str, body: Any, status: int, param: str | None
 ) -> None:
-    async def ask(door: Door) -> None:
+    async def ask(door: QueueLimiter) -> None:
         answered, told = await door.ask(method, path, body)
         assert (answered, told["error"]["param"]) == (status, param), told
         assert door.store.version() == 0
@@ -236,8 +236,8 @@ def test_what_cannot_be_done_is_told_and_not_done(
     at_the_door(tmp_path, ask)
 
 
-def test_nothing_is_told_or_done_without_the_admin_key(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+def test_nothing_is_shown_or_changed_without_the_admin_key(tmp_path: Path) -> None:
+    async def body(door: QueueLimiter) -> None:
         for path in PATHS:
             method, _, target = path.partition(" ")
             for key in ("", "wrong", ADMIN_KEY[:-1]):
@@ -254,7 +254,7 @@ def test_a_method_that_a_path_does_not_take_is_answered_with_those_it_does() -> 
 
 
 def test_a_database_that_fails_is_an_error_that_names_no_file(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
+    async def body(door: QueueLimiter) -> None:
         with door.store._file.engine().begin() as connection:
             connection.exec_driver_sql("DROP TABLE keys")
         status, told = await door.ask("GET", "/admin/keys")
@@ -264,11 +264,11 @@ def test_a_database_that_fails_is_an_error_that_names_no_file(tmp_path: Path) ->
     at_the_door(tmp_path, body)
 
 
-def test_the_book_finds_by_name_and_by_id(tmp_path: Path) -> None:
-    async def body(door: Door) -> None:
-        book = door.watch.book
-        assert book.tenant("acme", 0.0)["max_concurrent"] == 3
+def test_the_store_finds_by_name_and_by_id(tmp_path: Path) -> None:
+    async def body(door: QueueLimiter) -> None:
+        manager = door.watch.manager
+        assert manager.tenant("acme", 0.0)["max_concurrent"] == 3
         with pytest.raises(NotFound):
-            book.key("nobody", 0.0)
+            manager.key("nobody", 0.0)
 
     at_the_door(tmp_path, body)

@@ -110,13 +110,13 @@ def test_an_error_never_repeats_what_the_user_wrote(scripted: ScriptedGateway) -
         assert canary not in json.dumps(answer)
 
 
-def test_a_half_sent_body_is_given_up_on(impatient: ScriptedGateway) -> None:
-    with socket.create_connection(("127.0.0.1", impatient.port), timeout=120) as sock:
+def test_a_half_sent_body_is_given_up_on(short_timeout_gateway: ScriptedGateway) -> None:
+    with socket.create_connection(("127.0.0.1", short_timeout_gateway.port), timeout=120) as sock:
         sock.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"model":')
         answer = read_all(sock)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"invalid_request"' in answer
-    assert get(impatient.url, "/health")[0] == 200
+    assert get(short_timeout_gateway.url, "/health")[0] == 200
 
 
 def test_a_half_sent_body_whose_sender_leaves_is_forgotten(scripted: ScriptedGateway) -> None:
@@ -177,7 +177,7 @@ def test_nonsense_instead_of_http_is_refused(scripted: ScriptedGateway) -> None:
     assert_it_still_serves(scripted)
 
 
-def test_idle_connections_cost_nobody_anything(scripted: ScriptedGateway) -> None:
+def test_idle_connections_delay_no_other_client(scripted: ScriptedGateway) -> None:
     idle = [socket.create_connection(("127.0.0.1", scripted.port), timeout=120) for _ in range(500)]
     try:
         assert_it_still_serves(scripted)

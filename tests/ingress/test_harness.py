@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.admission.runs import Runs
 from inferry.domain.errors import InvalidRequest
 from inferry.domain.values import replace
 from inferry.ingress.harness import RunIdentity, identity
+from inferry.runs.registry import RunRegistry
 from support.builders import a_job
 
 CLAUDE = b"x-claude-code-session-id", b"x-claude-code-agent-id", b"x-claude-code-parent-agent-id"
@@ -94,4 +94,4 @@ def test_no_harness_header_makes_an_error_or_a_run_that_is_its_own_parent(header
     for one in found:
         assert one is None or (len(one) <= 256 and one.isascii() and one.isprintable() and " " not in one)
     job = replace(a_job("job", run_id=found.run_id), parent_run=found.parent_run)
-    Runs().enter(job, 0.0)
+    RunRegistry().admit(job, 0.0)

@@ -7,8 +7,8 @@ from inferry.domain.errors import InvalidRequest, LaneNotAllowed
 from inferry.domain.lanes import Lane
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.ingress.harness import identity
-from inferry.ingress.headers import identifier, lane_of, whole_number
-from inferry.ingress.repeats import repeat_of
+from inferry.ingress.headers import identifier, int_header, lane_of
+from inferry.ingress.idempotency import parse_idempotency
 
 
 def a_caller(tenant: Lane = Lane.P0, key: Lane | None = None, default: Lane | None = None) -> Caller:
@@ -43,26 +43,26 @@ def test_an_id_has_up_to_256_characters_and_an_empty_one_is_none() -> None:
             identifier({b"x": wrong}, b"x")
 
 
-def test_a_whole_number_has_up_to_twelve_plain_digits_and_may_be_zero() -> None:
-    assert whole_number({b"x": b"0"}, b"x") == 0
-    assert whole_number({b"x": b"9" * 12}, b"x") == 10**12 - 1
+def test_an_int_header_has_up_to_twelve_ascii_digits_and_may_be_zero() -> None:
+    assert int_header({b"x": b"0"}, b"x") == 0
+    assert int_header({b"x": b"9" * 12}, b"x") == 10**12 - 1
     for wrong in (b"1" * 13, b"-1", b"1.5", b"", b"\xb2", b"1e3"):
         with pytest.raises(InvalidRequest):
-            whole_number({b"x": wrong}, b"x")
+            int_header({b"x": wrong}, b"x")
 
 
 def test_a_linger_of_nothing_is_one_and_not_the_default() -> None:
     key = {b"idempotency-key": b"k"}
-    said = repeat_of(key | {b"x-inferry-linger-ms": b"0"}, None, None)
-    unsaid = repeat_of(key, None, None)
+    said = parse_idempotency(key | {b"x-inferry-linger-ms": b"0"}, None, None)
+    unsaid = parse_idempotency(key, None, None)
     assert said is not None
     assert unsaid is not None
     assert (said.linger_s, unsaid.linger_s) == (0.0, None)
 
 
 def test_a_step_alone_is_no_name_for_a_call_that_is_made_again() -> None:
-    assert repeat_of({}, None, "step") is None
-    named = repeat_of({}, "run", "step")
+    assert parse_idempotency({}, None, "step") is None
+    named = parse_idempotency({}, "run", "step")
     assert named is not None
     assert named.name == "run step"
 

@@ -7,24 +7,25 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from inferry.ingress import answers, openapi
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.app import App
+from inferry.ingress.openapi import document as openapi
+from inferry.ingress.openapi import responses
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
-from support.tenanted import CHAT, Tenanted, bearer
+from support.tenant_gateway import CHAT, TenantGateway, bearer
 
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenanted]:
-    with Tenanted(tmp_path_factory.mktemp("openapi"), lambda: ([ScriptedWorker()], {})) as serving:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantGateway]:
+    with TenantGateway(tmp_path_factory.mktemp("openapi"), lambda: ([ScriptedWorker()], {})) as serving:
         yield serving
 
 
 @pytest.fixture(scope="module")
-def key(gateway: Tenanted) -> str:
+def key(gateway: TenantGateway) -> str:
     return gateway.key("acme")
 
 
@@ -41,11 +42,11 @@ def documented() -> set[tuple[str, str]]:
     return {(method, path) for path, methods in openapi.document()["paths"].items() for method in methods}
 
 
-def test_no_path_is_missing_and_none_is_too_many(gateway: Tenanted) -> None:
+def test_no_path_is_missing_and_none_is_too_many(gateway: TenantGateway) -> None:
     assert documented() == routes(gateway.service.app)
 
 
-def test_it_is_served_to_everybody(gateway: Tenanted) -> None:
+def test_the_document_needs_no_key(gateway: TenantGateway) -> None:
     answer = gateway.call("GET", "/openapi.json")
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert answer.json == openapi.document()
@@ -53,7 +54,7 @@ def test_it_is_served_to_everybody(gateway: Tenanted) -> None:
 
 
 @pytest.mark.parametrize("path", sorted({path for _, path in documented()}))
-def test_methods_that_are_documented_are_taken_and_others_are_not(gateway: Tenanted, key: str, path: str) -> None:
+def test_methods_that_are_documented_are_taken_and_others_are_not(gateway: TenantGateway, key: str, path: str) -> None:
     there = path.replace("{id}", "nobody").replace("{name}", "nobody").replace("{model}", "nobody")
     known = {method for method, one in documented() if one == path}
     for method in ("get", "put", "post", "delete", "patch", "options"):
@@ -112,7 +113,7 @@ def test_every_error_code_is_named_with_its_status() -> None:
     assert found | {(405, "method_not_allowed")} == {(kind.status, kind.code) for kind in openapi.error_kinds()}
 
 
-def test_answers_are_what_they_are_said_to_be(gateway: Tenanted, key: str) -> None:
+def test_responses_match_the_openapi_document(gateway: TenantGateway, key: str) -> None:
     def read(kind: Any, method: str, path: str, body: Any = None) -> Any:
         sent = gateway.as_admin if path.startswith("/admin/") else None
         answer = gateway.call(method, path, body, bearer(key)) if sent is None else sent(method, path, body)
@@ -122,34 +123,34 @@ def test_answers_are_what_they_are_said_to_be(gateway: Tenanted, key: str) -> No
     for run, parent in (("outer", None), ("inner", "outer")):
         headers = bearer(key, x_inferry_run_id=run, **({"x_inferry_parent_run_id": parent} if parent else {}))
         assert gateway.call("POST", CHAT, CALL, headers).status == 200
-    read(answers.ChatCompletion, "POST", CHAT, CALL)
-    read(answers.ChatCompletion, "POST", CHAT, {**CALL, "service_tier": "flex"})
-    read(answers.Completion, "POST", "/v1/completions", {"model": "m", "prompt": "a"})
-    read(answers.Model, "GET", "/v1/models/m")
-    read(answers.ModelList, "GET", "/v1/models")
-    assert read(answers.RunPage, "GET", "/v1/runs/outer").sub_runs == ["inner"]
-    assert {one.id for one in read(answers.RunList, "GET", "/v1/runs").data} >= {"outer", "inner"}
-    read(answers.RunPage, "POST", "/v1/runs/inner/finish")
-    read(answers.CancelledRun, "DELETE", "/v1/runs/outer")
-    read(answers.WorkerList, "GET", "/admin/workers")
+    read(responses.ChatCompletion, "POST", CHAT, CALL)
+    read(responses.ChatCompletion, "POST", CHAT, {**CALL, "service_tier": "flex"})
+    read(responses.Completion, "POST", "/v1/completions", {"model": "m", "prompt": "a"})
+    read(responses.Model, "GET", "/v1/models/m")
+    read(responses.ModelList, "GET", "/v1/models")
+    assert read(responses.RunDetail, "GET", "/v1/runs/outer").sub_runs == ["inner"]
+    assert {one.id for one in read(responses.RunList, "GET", "/v1/runs").data} >= {"outer", "inner"}
+    read(responses.RunDetail, "POST", "/v1/runs/inner/finish")
+    read(responses.CancelledRun, "DELETE", "/v1/runs/outer")
+    read(responses.WorkerList, "GET", "/admin/workers")
     limits = {"max_lane": "P1", "models": ["m", "n*"], "tokens_per_minute": 7, "run_money_ceiling": 0.5}
-    read(answers.TenantPage, "PUT", "/admin/tenants/new", limits)
-    read(answers.TenantList, "GET", "/admin/tenants")
-    made = read(answers.CreatedKey, "POST", "/admin/keys", {"tenant": "new", "limits": {"max_concurrent": 2}})
-    read(answers.CreatedKey, "POST", f"/admin/keys/{made.id}/rotate")
-    read(answers.KeyPage, "DELETE", f"/admin/keys/{made.id}")
-    read(answers.KeyList, "GET", "/admin/keys?tenant=new")
-    read(answers.RemovedTenant, "DELETE", "/admin/tenants/new")
-    read(answers.Index, "GET", "/")
-    read(answers.Ready, "GET", "/ready")
-    read(answers.Health, "GET", "/health")
+    read(responses.TenantDetail, "PUT", "/admin/tenants/new", limits)
+    read(responses.TenantList, "GET", "/admin/tenants")
+    made = read(responses.CreatedKey, "POST", "/admin/keys", {"tenant": "new", "limits": {"max_concurrent": 2}})
+    read(responses.CreatedKey, "POST", f"/admin/keys/{made.id}/rotate")
+    read(responses.KeyDetail, "DELETE", f"/admin/keys/{made.id}")
+    read(responses.KeyList, "GET", "/admin/keys?tenant=new")
+    read(responses.RemovedTenant, "DELETE", "/admin/tenants/new")
+    read(responses.Index, "GET", "/")
+    read(responses.Ready, "GET", "/ready")
+    read(responses.Health, "GET", "/health")
 
 
-def test_events_of_a_stream_are_what_they_are_said_to_be(gateway: Tenanted, key: str) -> None:
+def test_stream_events_match_the_openapi_document(gateway: TenantGateway, key: str) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     for path, body, kind in (
-        (CHAT, CALL, answers.ChatCompletionChunk),
-        ("/v1/completions", {"model": "m", "prompt": "a"}, answers.Completion),
+        (CHAT, CALL, responses.ChatCompletionChunk),
+        ("/v1/completions", {"model": "m", "prompt": "a"}, responses.Completion),
     ):
         answer = gateway.call("POST", path, {**body, **options}, bearer(key))
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -159,7 +160,7 @@ def test_events_of_a_stream_are_what_they_are_said_to_be(gateway: Tenanted, key:
 
 
 def bounds() -> Iterator[tuple[str, float, bool]]:
-    fields = openapi.document()["components"]["schemas"]["ChatBody"]["properties"]
+    fields = openapi.document()["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     for name, schema in fields.items():
         for one in schema.get("anyOf", []):
             step = 1 if one.get("type") == "integer" else 0.01
@@ -178,15 +179,15 @@ def bounds() -> Iterator[tuple[str, float, bool]]:
 
 
 @pytest.mark.parametrize(("name", "value", "is_fine"), list(bounds()))
-def test_bounds_are_where_they_are_said_to_be(
-    gateway: Tenanted, key: str, name: str, value: float, is_fine: bool
+def test_bounds_match_the_openapi_document(
+    gateway: TenantGateway, key: str, name: str, value: float, is_fine: bool
 ) -> None:
     answer = gateway.call("POST", CHAT, {**CALL, name: value}, bearer(key))
     wrong = answer.status == 400 and answer.code == "invalid_request"
     assert wrong is not is_fine, answer.body
 
 
-def test_a_run_with_odd_characters_is_found_under_its_own_name(gateway: Tenanted, key: str) -> None:
+def test_a_run_with_odd_characters_is_found_under_its_own_name(gateway: TenantGateway, key: str) -> None:
     for run in ("a/b", "a%2Fb", "?x=1", "#", "..", "a/finish", "%00"):
         assert gateway.call("POST", CHAT, CALL, bearer(key, x_inferry_run_id=run)).status == 200
         assert gateway.call("GET", f"/v1/runs/{quote(run, safe='')}", headers=bearer(key)).json["id"] == run

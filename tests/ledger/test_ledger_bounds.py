@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from inferry.adapters.ledgers.queries import LedgerQueries
-from inferry.adapters.ledgers.spending import ACTIVE_S, HISTORY_S
-from inferry.adapters.ledgers.sqlite import SqliteLedger, open_sqlite_queries
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.ledger.queries import LedgerQueries
+from inferry.ledger.spending_queries import ACTIVE_S, HISTORY_S
+from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
 from ledger.builders import an_entry
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
@@ -36,7 +36,7 @@ def an_answer(number: int, tokens: int, ended_at: float, **fields: Any) -> Ledge
 
 
 def tokens(queries: LedgerQueries, period: str) -> list[int]:
-    return [one.tokens for one in queries.spent(NOON) if one.period == period]
+    return [one.tokens for one in queries.query_spending(NOON) if one.period == period]
 
 
 def test_the_first_moment_of_a_day_and_of_a_month_is_part_of_it(ledger: SqliteLedger, queries: LedgerQueries) -> None:
@@ -62,7 +62,7 @@ def test_a_run_is_over_after_its_time_and_not_before(ledger: SqliteLedger, queri
             an_answer(5, 10_000, NOON - HISTORY_S - 0.001, run_id="long"),
         ]
     )
-    found = {one.run_id: one.tokens for one in queries.spent(NOON) if one.period == "run"}
+    found = {one.run_id: one.tokens for one in queries.query_spending(NOON) if one.period == "run"}
     assert found == {"just active": 1, "long": 1100}
 
 

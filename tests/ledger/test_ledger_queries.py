@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from inferry.adapters.ledgers.queries import LedgerQueries
-from inferry.adapters.ledgers.sqlite import SqliteLedger, open_sqlite_queries
-from inferry.adapters.ledgers.summaries import RunSummary, TenantSummary
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.ledger.queries import LedgerQueries
+from inferry.ledger.reports import RunSummary, TenantSummary
+from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
 from ledger.builders import an_entry
 
 
@@ -213,11 +213,11 @@ def test_a_run_with_recent_work_is_shown_whole(ledger: SqliteLedger, queries: Le
 def test_jobs_come_newest_first_within_what_was_asked_for(ledger: SqliteLedger, queries: LedgerQueries) -> None:
     history = [an_entry(n, ended_at=float(n), tenant="ab"[n % 2], run_id=f"run-{n % 3}") for n in range(30)]
     ledger.append(history)
-    newest = history[::-1]
-    assert queries.jobs(limit=5) == newest[:5]
-    assert queries.jobs(limit=100, tenant="a") == [entry for entry in newest if entry.tenant == "a"]
-    assert queries.jobs(limit=100, run="run-2") == [entry for entry in newest if entry.run_id == "run-2"]
-    assert queries.jobs(limit=100, since=20.0) == newest[:10]
+    newest_first = history[::-1]
+    assert queries.jobs(limit=5) == newest_first[:5]
+    assert queries.jobs(limit=100, tenant="a") == [entry for entry in newest_first if entry.tenant == "a"]
+    assert queries.jobs(limit=100, run="run-2") == [entry for entry in newest_first if entry.run_id == "run-2"]
+    assert queries.jobs(limit=100, since=20.0) == newest_first[:10]
 
 
 def test_names_are_values_and_never_sql(ledger: SqliteLedger, queries: LedgerQueries) -> None:

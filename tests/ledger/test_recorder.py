@@ -66,7 +66,7 @@ def make(ledger: FakeLedger) -> Iterator[Callable[..., Recorder]]:
 
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(module, "INITIAL_RETRY_S", 0.0)
 
 
 def failing_times(times: int) -> Callable[[Sequence[LedgerEntry]], Exception | None]:

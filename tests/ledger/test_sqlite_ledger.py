@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferry.adapters.ledgers.schema import SCHEMA_VERSION, attempts
-from inferry.adapters.ledgers.sqlite import LedgerMissing, LedgerUnusable, SqliteLedger, open_sqlite_queries
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ledger.recorder import Recorder
+from inferry.ledger.schema import SCHEMA_VERSION, attempts
+from inferry.ledger.stores.sqlite import LedgerMissing, LedgerUnusable, SqliteLedger, open_sqlite_queries
 from ledger.builders import an_entry, entries
 
 
@@ -209,7 +209,7 @@ def test_writing_goes_on_while_somebody_reads(ledger: SqliteLedger, path: Path) 
 
 
 def test_a_locked_file_costs_the_recorder_no_entry(url: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferry.adapters.ledgers.opening.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("inferry.ledger.stores.sqlite_open.BUSY_TIMEOUT_MS", 1)
     recorder = Recorder(SqliteLedger(url), flush_interval_s=0.0)
     with closing(sqlite3.connect(path, isolation_level=None)) as bully:
         bully.execute("BEGIN IMMEDIATE")
@@ -225,7 +225,7 @@ def test_a_locked_file_costs_the_recorder_no_entry(url: str, path: Path, monkeyp
 BATCH = 50
 WRITER = f"""
 import itertools, sys
-from inferry.adapters.ledgers.sqlite import SqliteLedger
+from inferry.ledger.stores.sqlite import SqliteLedger
 from inferry.domain.ledger import LedgerEntry, Outcome
 
 ledger = SqliteLedger(sys.argv[1])

@@ -1,20 +1,20 @@
 """The embedded engine, broken in one place at a time: blocks, planning, sampling, tokens."""
 
-from mutants.mutant import Mutant, Room
+from mutants.mutant import Mutant, MutantGroup
 
 _CORE = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_core.py")
 _PLANNER = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_planner.py")
 _SAMPLING = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_sampling.py")
 _TOKENIZER = ("tests/engine/test_engine_tokenizer.py", "tests/engine/test_byte_fallback.py")
 
-ROOM = Room(
+GROUP = MutantGroup(
     tests=(*_CORE, *_PLANNER, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_TOKENIZER),
     mutants=(
         Mutant(
             "a seed of nothing is none",
             "engine/core.py",
-            "self._draw_seed() if sampling.seed is None else sampling.seed",
-            "sampling.seed or self._draw_seed()",
+            "self._make_seed() if sampling.seed is None else sampling.seed",
+            "sampling.seed or self._make_seed()",
             _CORE,
         ),
         Mutant(
@@ -76,15 +76,15 @@ ROOM = Room(
         Mutant(
             "the last free blocks are kept from newcomers",
             "engine/planner.py",
-            "need + crowd <= free",
-            "need + crowd < free",
+            "need + running_count <= free",
+            "need + running_count < free",
             _PLANNER,
         ),
         Mutant(
             "one token more makes holding back worth it",
             "engine/planner.py",
-            "if batch_tokens >= limits.hold_at_least:",
-            "if batch_tokens > limits.hold_at_least:",
+            "if batch_tokens >= limits.min_held_tokens:",
+            "if batch_tokens > limits.min_held_tokens:",
             _PLANNER,
         ),
         Mutant(
@@ -97,8 +97,8 @@ ROOM = Room(
         Mutant(
             "a small newcomer slips past a large one",
             "engine/planner.py",
-            "door_open = door_open and need + crowd <= free",
-            "door_open = need + crowd <= free",
+            "can_admit = can_admit and need + running_count <= free",
+            "can_admit = need + running_count <= free",
             _PLANNER,
         ),
         Mutant(
@@ -139,8 +139,8 @@ ROOM = Room(
         Mutant(
             "one token too many is within top_p",
             "engine/sampling.py",
-            "(before < wanted * ordered.sum(dim=-1, keepdim=True))",
-            "(before <= wanted * ordered.sum(dim=-1, keepdim=True))",
+            "(before < top_p_limit * ordered.sum(dim=-1, keepdim=True))",
+            "(before <= top_p_limit * ordered.sum(dim=-1, keepdim=True))",
             _SAMPLING,
         ),
         Mutant(
@@ -153,8 +153,8 @@ ROOM = Room(
         Mutant(
             "top_p is a part of what top_k left out too",
             "engine/sampling.py",
-            "wanted * ordered.sum(dim=-1, keepdim=True)",
-            "wanted",
+            "top_p_limit * ordered.sum(dim=-1, keepdim=True)",
+            "top_p_limit",
             _SAMPLING,
         ),
         Mutant(

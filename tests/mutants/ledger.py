@@ -1,12 +1,12 @@
 """The ledger, broken in one place at a time: the recorder, the read side, what was spent before a start."""
 
-from mutants.mutant import Mutant, Room
+from mutants.mutant import Mutant, MutantGroup
 
 _RECORDER = ("tests/ledger/test_recorder.py",)
 _QUERIES = ("tests/ledger/test_ledger_queries.py", "tests/ledger/test_ledger_bounds.py")
-_SPENDING = ("tests/ledger/test_spending.py", "tests/ledger/test_ledger_bounds.py")
+_SPENDING = ("tests/ledger/test_spending_queries.py", "tests/ledger/test_ledger_bounds.py")
 
-ROOM = Room(
+GROUP = MutantGroup(
     tests=(*_SPENDING, *_QUERIES, *_RECORDER, "tests/ledger/test_sqlite_ledger.py"),
     mutants=(
         Mutant(
@@ -19,8 +19,8 @@ ROOM = Room(
         Mutant(
             "what the ledger cannot hold was not dropped",
             "ledger/recorder.py",
-            "return self._refused + self._discarded",
-            "return self._refused",
+            "return self._dropped + self._discarded",
+            "return self._dropped",
             _RECORDER,
         ),
         Mutant(
@@ -33,146 +33,146 @@ ROOM = Room(
         Mutant(
             "what is left is thrown away at the end",
             "ledger/recorder.py",
-            "                while batch := self._take():\n",
-            "                while not closing and (batch := self._take()):\n",
+            "                while batch := self._take_batch():\n",
+            "                while not closing and (batch := self._take_batch()):\n",
             _RECORDER,
         ),
         Mutant(
             "what ended at the very moment asked for is not found",
-            "adapters/ledgers/queries.py",
-            "wanted.append(attempts.c.ended_at >= since)",
-            "wanted.append(attempts.c.ended_at > since)",
+            "ledger/queries.py",
+            "conditions.append(attempts.c.ended_at >= since)",
+            "conditions.append(attempts.c.ended_at > since)",
             _QUERIES,
         ),
         Mutant(
             "a page shows its last run again",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "[last_end < before]",
             "[last_end <= before]",
             _QUERIES,
         ),
         Mutant(
             "the middle of an even number of waits is the lower one",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "between(row.waits, row.waits + 2)",
             "between(row.waits, row.waits + 1)",
             _QUERIES,
         ),
         Mutant(
             "a job that was stopped and could not go on has not failed",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             '"failed": (Outcome.FAILED, Outcome.PREEMPTED)',
             '"failed": (Outcome.FAILED,)',
             _QUERIES,
         ),
         Mutant(
             "a job that was tried again counts twice",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             'jobs_where(row.is_last).label("jobs")',
             'func.count().label("jobs")',
             _QUERIES,
         ),
         Mutant(
             "what is below another tenant's run of the same name is in the tree",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)",
             "select(attempts.c.run_id).where(attempts.c.parent_run == below.c.run_id)",
             _QUERIES,
         ),
         Mutant(
             "sub-runs of another tenant are listed",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             ".where(attempts.c.tenant == tenant, attempts.c.parent_run == run)",
             ".where(attempts.c.parent_run == run)",
             _QUERIES,
         ),
         Mutant(
             "another tenant's run of the same name is one's own",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             ".where(*_matching(tenant, run, None)).limit(1)",
             ".where(*_matching(None, run, None)).limit(1)",
             _QUERIES,
         ),
         Mutant(
             "tokens of unknown GPU time make a GPU faster",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))",
             "(row.prompt_tokens - row.cached_tokens + row.output_tokens)",
             _QUERIES,
         ),
         Mutant(
             "cached tokens make a GPU faster",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "row.prompt_tokens - row.cached_tokens + row.output_tokens",
             "row.prompt_tokens + row.output_tokens",
             _QUERIES,
         ),
         Mutant(
             "the first attempt of a job is listed before the last",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "attempts.c.job_id, attempts.c.attempt.desc()",
             "attempts.c.job_id, attempts.c.attempt",
             _QUERIES,
         ),
         Mutant(
             "calls side by side are active one after the other",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             "(reached < end, end - reached),",
             "(reached < end, end - start),",
             _QUERIES,
         ),
         Mutant(
             "a run that was cancelled at the very moment asked for is not found",
-            "adapters/ledgers/queries.py",
+            "ledger/queries.py",
             'attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled"',
             'attempts.c.ended_at > since, attempts.c.error_code == "run_cancelled"',
             _QUERIES,
         ),
         Mutant(
             "the first moment of a day belongs to no day",
-            "adapters/ledgers/spending.py",
+            "ledger/spending_queries.py",
             "_row.ended_at >= begin",
             "_row.ended_at > begin",
             _SPENDING,
         ),
         Mutant(
             "a tenant has spent what its last key has",
-            "adapters/ledgers/spending.py",
+            "ledger/spending_queries.py",
             "tenants[tenant] = (before[0] + tokens, before[1] + nanos)",
             "tenants[tenant] = (tokens, nanos)",
             _SPENDING,
         ),
         Mutant(
             "a run that is just not over is over",
-            "adapters/ledgers/spending.py",
+            "ledger/spending_queries.py",
             "if ended_at >= active_since and",
             "if ended_at > active_since and",
             _SPENDING,
         ),
         Mutant(
             "what was lost with a worker is charged after a start",
-            "adapters/ledgers/spending.py",
-            "_CHARGED = (Outcome.DONE.value, Outcome.CANCELLED.value)",
-            "_CHARGED = tuple(one.value for one in Outcome)",
+            "ledger/spending_queries.py",
+            "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
+            "_BILLABLE_OUTCOMES = tuple(one.value for one in Outcome)",
             _SPENDING,
         ),
         Mutant(
             "what a client left behind is free after a start",
-            "adapters/ledgers/spending.py",
-            "_CHARGED = (Outcome.DONE.value, Outcome.CANCELLED.value)",
-            "_CHARGED = (Outcome.DONE.value,)",
+            "ledger/spending_queries.py",
+            "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
+            "_BILLABLE_OUTCOMES = (Outcome.DONE.value,)",
             _SPENDING,
         ),
         Mutant(
             "a month begins with every day",
-            "adapters/ledgers/spending.py",
+            "ledger/spending_queries.py",
             "today.replace(day=1).timestamp()",
             "today.timestamp()",
             _SPENDING,
         ),
         Mutant(
             "a tree is as old as its youngest name",
-            "adapters/ledgers/spending.py",
+            "ledger/spending_queries.py",
             "max(ended_at, row.ended_at)",
             "row.ended_at",
             _SPENDING,

@@ -17,7 +17,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...] = ()
 
 
-class Room(NamedTuple):
+class MutantGroup(NamedTuple):
     """Mutants that are tried against the same tests: files or folders, the quickest first."""
 
     tests: tuple[str, ...]

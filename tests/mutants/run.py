@@ -1,6 +1,6 @@
 """Break the source in one place at a time and see that a test notices.
 
-`python tests/mutants/run.py [--room ROOM] [--jobs N] [NAME …]` copies the source aside for each mutant, applies it
+`python tests/mutants/run.py [--group GROUP] [--jobs N] [NAME …]` copies the source aside for each mutant, applies it
 there and runs the tests of its room against it. Exits with 1 if a mutant survives, and with 2 if one cannot be tried:
 it no longer applies, there is none of that name, or its tests did not run.
 """
@@ -22,14 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # Rooms are named like folders of tests that import from each other: this folder itself must not be a place to look in.
 sys.path[0] = str(ROOT / "tests")
 
+from mutants.groups import GROUPS  # noqa: E402
 from mutants.mutant import CannotBeTried, Mutant, mutated  # noqa: E402
-from mutants.rooms import ROOMS  # noqa: E402
 
 TIMEOUT_S = 300
 
 
-class Trial(NamedTuple):
-    room: str
+class MutantResult(NamedTuple):
+    group: str
     mutant: Mutant
     is_alive: bool
     seconds: float
@@ -58,27 +58,27 @@ def survives(mutant: Mutant, tests: tuple[str, ...], base: Path) -> bool:
     return done.returncode == 0
 
 
-def try_one(room: str, mutant: Mutant, base: Path) -> Trial:
+def try_one(group: str, mutant: Mutant, base: Path) -> MutantResult:
     started = time.monotonic()
-    others = tuple(test for test in ROOMS[room].tests if test not in mutant.tests)
+    others = tuple(test for test in GROUPS[group].tests if test not in mutant.tests)
     # Most fall to the tests that are named for them: to collect the others would take longer than these do.
     is_alive = all(survives(mutant, tests, base) for tests in (mutant.tests, others) if tests)
-    return Trial(room, mutant, is_alive, time.monotonic() - started)
+    return MutantResult(group, mutant, is_alive, time.monotonic() - started)
 
 
-def chosen(room: str | None, names: list[str]) -> Iterator[tuple[str, Mutant]]:
-    for name, found in ROOMS.items():
-        if room in (None, name):
+def chosen(group: str | None, names: list[str]) -> Iterator[tuple[str, Mutant]]:
+    for name, found in GROUPS.items():
+        if group in (None, name):
             yield from ((name, mutant) for mutant in found.mutants if not names or mutant.name in names)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Break the source in named ways and see that tests notice.")
-    parser.add_argument("--room", choices=list(ROOMS), help="only the mutants of this room")
+    parser.add_argument("--group", choices=list(GROUPS), help="only the mutants of this room")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at the same time")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only the mutants of these names")
     given = parser.parse_args(arguments)
-    todo = list(chosen(given.room, given.names))
+    todo = list(chosen(given.group, given.names))
     started = time.monotonic()
     survivors: list[str] = []
     try:
@@ -92,12 +92,12 @@ def main(arguments: list[str]) -> int:
             compileall.compile_dir(base, quiet=2)
             trials = [pool.submit(try_one, *one, base) for one in todo]
             try:
-                for number, trial in enumerate(trials, 1):
-                    room, mutant, is_alive, seconds = trial.result()
+                for number, mutant_result in enumerate(trials, 1):
+                    group, mutant, is_alive, seconds = mutant_result.result()
                     survivors += [mutant.name] * is_alive
                     verdict = "SURVIVED" if is_alive else "killed"
                     at = f"{number}/{len(todo)}"
-                    print(f"{at:>8} {verdict:<8} {seconds:6.1f} s  {room}: {mutant.name}", flush=True)
+                    print(f"{at:>8} {verdict:<8} {seconds:6.1f} s  {group}: {mutant.name}", flush=True)
             finally:
                 pool.shutdown(cancel_futures=True)
     except CannotBeTried as error:

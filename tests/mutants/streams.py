@@ -1,46 +1,50 @@
 """Streams, broken in one place at a time: what a reader gets, and what another attempt makes of it."""
 
-from mutants.mutant import Mutant, Room
+from mutants.mutant import Mutant, MutantGroup
 
-_MAILBOX = ("tests/streams/test_later_attempts.py", "tests/streams/test_mailbox.py")
-_SHARED = ("tests/streams/test_later_attempts.py", "tests/streams/test_shared.py")
-_TEXT = ("tests/streams/test_stop_strings.py", "tests/engine/test_byte_fallback.py", "tests/streams/test_assembler.py")
+_MAILBOX = ("tests/streams/test_stream_attempts.py", "tests/streams/test_mailbox.py")
+_SHARED = ("tests/streams/test_stream_attempts.py", "tests/streams/test_fan_out.py")
+_TEXT = (
+    "tests/streams/test_stop_strings.py",
+    "tests/engine/test_byte_fallback.py",
+    "tests/streams/test_detokenizer.py",
+)
 
-ROOM = Room(
+GROUP = MutantGroup(
     tests=(*_MAILBOX, *_SHARED, *_TEXT),
     mutants=(
         Mutant(
             "a third attempt counts from where the second began",
             "streams/mailbox.py",
-            "self._before += self._next_index - len(self._preamble or ())",
-            "self._before = self._next_index - len(self._preamble or ())",
+            "self._index_offset += self._next_index - len(self._preamble or ())",
+            "self._index_offset = self._next_index - len(self._preamble or ())",
             _MAILBOX,
         ),
         Mutant(
             "what was kept back counts as said",
             "streams/mailbox.py",
-            "self._before += self._next_index - len(self._preamble or ())",
-            "self._before += self._next_index",
+            "self._index_offset += self._next_index - len(self._preamble or ())",
+            "self._index_offset += self._next_index",
             _MAILBOX,
         ),
         Mutant(
             "a restart after the first tokens goes unnoticed",
             "streams/mailbox.py",
-            "self.restarts += self._before > 0 or self._preamble is None",
-            "self.restarts += self._before > 0",
+            "self.restarts += self._index_offset > 0 or self._preamble is None",
+            "self.restarts += self._index_offset > 0",
             _MAILBOX,
         ),
         Mutant(
             "what is void still counts as unread",
             "streams/mailbox.py",
-            "            self.unread_bytes = 0\n            self._before = 0\n",
-            "            self._before = 0\n",
+            "            self.unread_bytes = 0\n            self._index_offset = 0\n",
+            "            self._index_offset = 0\n",
             _MAILBOX,
         ),
         Mutant(
             "an attempt that goes on keeps its first words back",
             "streams/mailbox.py",
-            "self._preamble = None if self._before else []",
+            "self._preamble = None if self._index_offset else []",
             "self._preamble = []",
             _MAILBOX,
         ),
@@ -61,8 +65,8 @@ ROOM = Room(
         Mutant(
             "what was taken is still unread",
             "streams/mailbox.py",
-            "        self._merged = 0\n        self.unread_bytes = 0\n        if len(deltas) == 1:",
-            "        self._merged = 0\n        if len(deltas) == 1:",
+            "        self._merged_count = 0\n        self.unread_bytes = 0\n        if len(deltas) == 1:",
+            "        self._merged_count = 0\n        if len(deltas) == 1:",
             _MAILBOX,
         ),
         Mutant(
@@ -81,106 +85,107 @@ ROOM = Room(
         ),
         Mutant(
             "one restart makes a restart of every later attempt",
-            "streams/shared.py",
-            "        self._restarts = source.restarts\n        self.has_begun = False\n",
-            "        self.has_begun = False\n",
+            "streams/fan_out.py",
+            "        self._restarts = source.restarts\n        self.has_started = False\n",
+            "        self.has_started = False\n",
             _SHARED,
         ),
         Mutant(
             "what began anew has begun already",
-            "streams/shared.py",
-            "        self._restarts = source.restarts\n        self.has_begun = False\n",
+            "streams/fan_out.py",
+            "        self._restarts = source.restarts\n        self.has_started = False\n",
             "        self._restarts = source.restarts\n",
             _SHARED,
         ),
         Mutant(
             "what is void fills the memory of an answer",
-            "streams/shared.py",
+            "streams/fan_out.py",
             "            self._history.clear()\n            self._bytes = 0\n",
             "            self._history.clear()\n",
             _SHARED,
         ),
         Mutant(
             "the last page of one answer is too much",
-            "streams/shared.py",
-            "self._reserved > memory.of_one",
-            "self._reserved >= memory.of_one",
+            "streams/fan_out.py",
+            "self._reserved > history_budget.limit_per_execution",
+            "self._reserved >= history_budget.limit_per_execution",
             _SHARED,
         ),
         Mutant(
             "the last page of all answers is too much",
-            "streams/shared.py",
-            "memory.used > memory.limit",
-            "memory.used >= memory.limit",
+            "streams/fan_out.py",
+            "history_budget.used > history_budget.limit",
+            "history_budget.used >= history_budget.limit",
             _SHARED,
         ),
         Mutant(
             "who joins after a restart hears what is void",
-            "streams/shared.py",
-            "        if self._attempt is not self.source.attempt:\n            self._follow()\n"
+            "streams/fan_out.py",
+            "        if self._attempt is not self.source.attempt:\n"
+            "            self._switch_attempt()\n"
             "        if self._history",
             "        if self._history",
             _SHARED,
         ),
         Mutant(
             "what a follower does not read takes no memory",
-            "streams/shared.py",
+            "streams/fan_out.py",
             "        self.unread_bytes += size\n",
             "",
             _SHARED,
         ),
         Mutant(
             "a character has no more than three bytes",
-            "streams/assembler.py",
-            "_MAY_STILL_CHANGE = 3",
-            "_MAY_STILL_CHANGE = 2",
+            "streams/detokenizer.py",
+            "_MAX_UNCERTAIN_CHARS = 3",
+            "_MAX_UNCERTAIN_CHARS = 2",
             _TEXT,
         ),
         Mutant(
             "bytes that are no character are held back to the end",
-            "streams/assembler.py",
-            "certain -= min(open_end, _MAY_STILL_CHANGE)",
+            "streams/detokenizer.py",
+            "certain -= min(open_end, _MAX_UNCERTAIN_CHARS)",
             "certain -= open_end",
             _TEXT,
         ),
         Mutant(
             "a character that was given out is given out again as bytes",
-            "streams/assembler.py",
-            "        if not text.startswith(self._given):\n",
+            "streams/detokenizer.py",
+            "        if not text.startswith(self._emitted):\n",
             "        if False:\n",
             _TEXT,
         ),
         Mutant(
             "what was given out is decoded once more with what follows it",
-            "streams/assembler.py",
-            "            del window[: self._settled]\n",
+            "streams/detokenizer.py",
+            "            del window[: self._settled_tokens]\n",
             "",
             _TEXT,
         ),
         Mutant(
             "bytes that come together are no characters",
-            "streams/assembler.py",
+            "streams/detokenizer.py",
             "if text.endswith(_UNFINISHED) and len(token_ids) > 1:",
             "if False:",
             _TEXT,
         ),
         Mutant(
             "a text begins again where the window does",
-            "streams/assembler.py",
+            "streams/detokenizer.py",
             "_CONTEXT_TOKENS = 4",
             "_CONTEXT_TOKENS = 0",
             _TEXT,
         ),
         Mutant(
             "the stop string that begins first counts",
-            "streams/assembler.py",
+            "streams/detokenizer.py",
             "found = [(at + len(stop), at)",
             "found = [(at, at)",
             _TEXT,
         ),
         Mutant(
             "a stop string that lacks one letter slips out",
-            "streams/assembler.py",
+            "streams/detokenizer.py",
             "min(len(text), len(stop) - 1)",
             "min(len(text), len(stop) - 2)",
             _TEXT,

@@ -19,10 +19,10 @@ from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
-from inferry.domain.workers import Load, Phase, Room, WorkerView
-from inferry.observe.fast import FastCounter, FastHistogram
+from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.observe.counters import FastCounter, FastHistogram
+from inferry.observe.metric_table import METRIC_TABLE
 from inferry.observe.metrics import Metrics
-from inferry.observe.table import TABLE
 
 Labels = frozenset[tuple[str, str]]
 
@@ -54,11 +54,11 @@ def a_plan(*jobs: InferenceJob, worker: str = "gpu-a", reason: ReleaseReason = R
     return BatchPlan(plan_id=1, worker=worker, jobs=jobs, reason=reason, formed_at=100.0)
 
 
-def an_attempt(job: InferenceJob, end: End, *, kept: bool = True) -> Attempt:
+def an_attempt(job: InferenceJob, end: End, *, attained: bool = True) -> Attempt:
     attempt = Attempt(job)
     attempt.sent(a_plan(job), 100.5)
     attempt.first_token(100.75)
-    attempt.promise_kept = kept
+    attempt.slo_attained = attained
     attempt.ended(end, 101.0)
     return attempt
 
@@ -72,7 +72,7 @@ def a_view(worker: str, phase: Phase = Phase.READY, load: Load = IDLE, kv_capaci
         worker=worker,
         models=frozenset({"tiny"}),
         phase=phase,
-        room=Room(),
+        capacity=Capacity(),
         observed_at=0.0,
         load=load,
         kv_capacity=kv_capacity,
@@ -104,7 +104,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_every_row_of_the_table_can_be_made_by_prometheus_client() -> None:
     registry = CollectorRegistry()
-    for spec in TABLE:
+    for spec in METRIC_TABLE:
         assert spec.name.startswith("inferry_")
         assert spec.help.endswith(".")
         match spec.kind:
@@ -124,9 +124,9 @@ def test_the_exposition_holds_exactly_the_table_and_the_process(metrics: Metrics
     assert content_type.startswith("text/plain; version=0.0.4")
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}
     ours = {name: family for name, family in families.items() if not name.startswith("process_")}
-    assert list(ours) == [spec.name.removesuffix("_total") for spec in TABLE]
+    assert list(ours) == [spec.name.removesuffix("_total") for spec in METRIC_TABLE]
     assert "process_resident_memory_bytes" in families
-    for spec in TABLE:
+    for spec in METRIC_TABLE:
         family = ours[spec.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (spec.kind, spec.help)
         for sample in family.samples:
@@ -135,14 +135,14 @@ def test_the_exposition_holds_exactly_the_table_and_the_process(metrics: Metrics
 
 def test_the_exposition_reads_the_same_as_prometheus_client_would_write_it(metrics: Metrics) -> None:
     registry = CollectorRegistry()
-    spec = next(spec for spec in TABLE if spec.name == "inferry_token_gap_seconds")
+    spec = next(spec for spec in METRIC_TABLE if spec.name == "inferry_inter_token_latency_seconds")
     reference = Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=registry)
     dice = random.Random(1)
     for lane in Lane:
         for _ in range(500):
-            gap = dice.choice([*spec.buckets, dice.expovariate(20)])
-            metrics.token_gap(lane, gap)
-            reference.labels(lane.name).observe(gap)
+            itl_s = dice.choice([*spec.buckets, dice.expovariate(20)])
+            metrics.inter_token_latency(lane, itl_s)
+            reference.labels(lane.name).observe(itl_s)
     found = samples(metrics)
     for family in registry.collect():
         for sample in family.samples:
@@ -162,8 +162,8 @@ def test_a_plan_tells_waits_size_and_reason(metrics: Metrics) -> None:
     assert value(metrics, "queue_wait_seconds_bucket", lane="P0", le="0.5") == 1
     assert value(metrics, "queue_wait_seconds_bucket", lane="P2", le="10.0") == 1
     assert value(metrics, "batch_size_sum", worker="gpu-a") == 3
-    assert value(metrics, "releases_total", reason="window") == 1
-    assert value(metrics, "releases_total", reason="size") == 0
+    assert value(metrics, "plans_total", reason="window") == 1
+    assert value(metrics, "plans_total", reason="size") == 0
 
 
 def test_the_first_token_is_counted_from_arrival(metrics: Metrics) -> None:
@@ -187,14 +187,14 @@ def test_an_end_counts_outcome_and_tokens(metrics: Metrics) -> None:
         (QueueTimeout("late"), "expired", "queue_timeout"),
     ],
 )
-def test_a_failure_counts_its_code_and_no_promise(
+def test_a_failure_counts_its_code_and_no_slo_attempt(
     metrics: Metrics, error: GatewayError, outcome: str, code: str
 ) -> None:
-    metrics.ended(an_attempt(a_job(), Failed("job-1", error)), promised=True)
+    metrics.ended(an_attempt(a_job(), Failed("job-1", error)), has_slo=True)
     assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome=outcome) == 1
     assert value(metrics, "errors_total", code=code) == 1
-    assert value(metrics, "promises_total", lane="P0", kept="true") == 0
-    assert value(metrics, "promises_total", lane="P0", kept="false") == 0
+    assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 0
+    assert value(metrics, "slo_attainment_total", lane="P0", attained="false") == 0
 
 
 def test_the_metrics_count_what_the_ledger_keeps(metrics: Metrics) -> None:
@@ -206,21 +206,21 @@ def test_the_metrics_count_what_the_ledger_keeps(metrics: Metrics) -> None:
     assert value(metrics, "errors_total", code="worker_lost") == 2
 
 
-def test_promises_count_only_where_they_were_made(metrics: Metrics) -> None:
-    metrics.ended(an_attempt(a_job(), done(), kept=True), promised=True)
-    metrics.ended(an_attempt(a_job(), done(), kept=False), promised=True)
-    metrics.ended(an_attempt(a_job(), done(), kept=False), promised=True)
-    metrics.ended(an_attempt(a_job(Lane.P2), done()), promised=False)
-    assert value(metrics, "promises_total", lane="P0", kept="true") == 1
-    assert value(metrics, "promises_total", lane="P0", kept="false") == 2
-    assert value(metrics, "promises_total", lane="P2", kept="true") == 0
+def test_slo_attempts_count_only_in_lanes_with_targets(metrics: Metrics) -> None:
+    metrics.ended(an_attempt(a_job(), done(), attained=True), has_slo=True)
+    metrics.ended(an_attempt(a_job(), done(), attained=False), has_slo=True)
+    metrics.ended(an_attempt(a_job(), done(), attained=False), has_slo=True)
+    metrics.ended(an_attempt(a_job(Lane.P2), done()), has_slo=False)
+    assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 1
+    assert value(metrics, "slo_attainment_total", lane="P0", attained="false") == 2
+    assert value(metrics, "slo_attainment_total", lane="P2", attained="true") == 0
 
 
 def test_jobs_in_flight_are_those_offered_and_not_ended(metrics: Metrics) -> None:
     for _ in range(3):
         metrics.offered(a_job())
     metrics.ended(an_attempt(a_job(), done()))
-    assert value(metrics, "in_flight_jobs") == 2
+    assert value(metrics, "jobs_in_flight") == 2
 
 
 def test_a_refusal_counts_its_code(metrics: Metrics) -> None:
@@ -231,7 +231,7 @@ def test_a_refusal_counts_its_code(metrics: Metrics) -> None:
 # --- what is read at scrape time
 
 
-def test_states_are_read_when_somebody_asks(metrics: Metrics) -> None:
+def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
     depths = {Lane.P0: 1}
     views = [
         a_view("gpu-a", load=Load(running=3, waiting=2, kv_tokens=1000), kv_capacity=4096),
@@ -249,18 +249,18 @@ def test_states_are_read_when_somebody_asks(metrics: Metrics) -> None:
     }
     assert [found["queue_depth", lane.name] for lane in Lane] == [4, 0, 0]
     assert found["worker_up", "gpu-a"] == found["worker_up", "gpu-b"] == 1
-    assert found["running_sequences", "gpu-a"] == 3
-    assert found["worker_waiting", "gpu-a"] == 2
-    assert found["kv_tokens_used", "gpu-a"] == 1000
-    assert found["kv_tokens_capacity", "gpu-a"] == 4096
-    assert ("kv_tokens_capacity", "gpu-b") not in found, "what is not known is not zero"
+    assert found["worker_running_sequences", "gpu-a"] == 3
+    assert found["worker_waiting_sequences", "gpu-a"] == 2
+    assert found["worker_kv_used_tokens", "gpu-a"] == 1000
+    assert found["worker_kv_capacity_tokens", "gpu-a"] == 4096
+    assert ("worker_kv_capacity_tokens", "gpu-b") not in found, "what is not known is not zero"
     assert found[("open_streams",)] == 5
     assert found[("merged_deltas_total",)] == 7
-    assert found[("ledger_written_total",)] == 11
-    assert found[("ledger_dropped_total",)] == 0
-    assert found["predicted_wait_coverage", "P1"] == 0.875
-    assert ("predicted_wait_coverage", "P0") not in found, "a lane in which nothing was judged has no coverage"
-    assert found[("predicted_output_error",)] == 0.5
+    assert found[("ledger_entries_written_total",)] == 11
+    assert found[("ledger_entries_dropped_total",)] == 0
+    assert found["wait_prediction_coverage_ratio", "P1"] == 0.875
+    assert ("wait_prediction_coverage_ratio", "P0") not in found, "a lane in which nothing was judged has no coverage"
+    assert found[("output_prediction_log_error",)] == 0.5
 
 
 @pytest.mark.parametrize(("phase", "up"), [("starting", 0), ("ready", 1), ("draining", 1), ("down", 0)])
@@ -269,7 +269,7 @@ def test_a_worker_is_up_while_it_can_generate(metrics: Metrics, phase: str, up: 
     assert value(metrics, "worker_up", worker="gpu-a") == up
 
 
-def test_a_configured_worker_that_nobody_has_seen_is_down(metrics: Metrics) -> None:
+def test_a_configured_worker_that_was_never_seen_is_down(metrics: Metrics) -> None:
     assert value(metrics, "worker_up", worker="gpu-b") == 0
 
 
@@ -286,8 +286,8 @@ def test_labels_stay_bounded_whatever_clients_and_workers_call_themselves(metric
             metrics.offered(job)
             metrics.planned(a_plan(job, worker=worker), 101.0)
             metrics.first_token(attempt)
-            metrics.token_gap(lane, 0.01)
-            metrics.ended(attempt, promised=True)
+            metrics.inter_token_latency(lane, 0.01)
+            metrics.ended(attempt, has_slo=True)
         metrics.refused(code)
         views = [a_view(worker, kv_capacity=1), a_view(f"{worker}-2", kv_capacity=1)]
         metrics.watch(dict, lambda: views)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
-from inferry.domain.plans import Ended, FirstToken, Produced, Tick, Whereabouts
+from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.domain.values import replace
-from inferry.scheduling.pacing import DEBT_S
+from inferry.scheduling.capacity.prefill_bucket import MAX_DEBT_S
 from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view
@@ -37,7 +37,9 @@ shapes = st.fixed_dictionaries(
         "run_id": st.sampled_from("xy"),
         "session": st.sampled_from([None, None, "s", "t"]),
         "prefix": st.sampled_from([(), (), ("p",), ("p", "q"), ("r", "s", "t")]),
-        "resume": st.sampled_from([Resume.CONTINUE, Resume.CONTINUE, Resume.NEVER, Resume.RESTART, Resume.NATIVE]),
+        "resume": st.sampled_from(
+            [ResumeMode.CONTINUE, ResumeMode.CONTINUE, ResumeMode.NEVER, ResumeMode.RESTART, ResumeMode.NATIVE]
+        ),
     }
 )
 
@@ -61,10 +63,10 @@ class FairMachine(RuleBasedStateMachine):
         self.log: list[tuple[str, tuple[Any, ...]]] = []
         self.ticks: list[Tick] = []
         self.wake_at: float | None = None
-        self.limits: dict[str, int] = {name: room.get("sequences", 1_000) for name, room in ROOMS.items()}
+        self.limits: dict[str, int] = {name: capacity.get("sequences", 1_000) for name, capacity in ROOMS.items()}
         self.scheduler = self.fresh()
-        for name, room in ROOMS.items():
-            self.tell("observe", a_view(name, **room), 0.0)
+        for name, capacity in ROOMS.items():
+            self.tell("observe", a_view(name, **capacity), 0.0)
 
     @staticmethod
     def fresh() -> Scheduler:
@@ -75,7 +77,7 @@ class FairMachine(RuleBasedStateMachine):
         self.wake_at = None
         return getattr(self.scheduler, verb)(*arguments)
 
-    def flying(self) -> list[Known]:
+    def running_jobs(self) -> list[Known]:
         return [known for known in self.jobs.values() if known.state == "planned"]
 
     # Inputs.
@@ -88,26 +90,26 @@ class FairMachine(RuleBasedStateMachine):
             self.tell("offer", job, self.now)
         self.tick()
 
-    @precondition(lambda self: self.flying())
+    @precondition(lambda self: self.running_jobs())
     @rule(data=st.data(), tokens=st.sampled_from([1, 40]))
     def write(self, data: st.DataObject, tokens: int) -> None:
-        known = data.draw(st.sampled_from(self.flying()))
+        known = data.draw(st.sampled_from(self.running_jobs()))
         if not known.decoding:
             known.decoding = True
             self.tell("progress", known.job.job_id, FirstToken(known.job.footprint.prompt.expected), self.now)
         known.written += tokens
         self.tell("progress", known.job.job_id, Produced(tokens), self.now, known.job.attempt)
 
-    @precondition(lambda self: self.flying())
+    @precondition(lambda self: self.running_jobs())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        self.finish(data.draw(st.sampled_from(self.flying())))
+        self.finish(data.draw(st.sampled_from(self.running_jobs())))
         self.tick()
 
-    @precondition(lambda self: any(known.evicted for known in self.flying()))
+    @precondition(lambda self: any(known.evicted for known in self.running_jobs()))
     @rule()
-    def the_evicted_leave_and_come_back(self) -> None:
-        for known in [known for known in self.flying() if known.evicted]:
+    def evicted_jobs_end_and_return(self) -> None:
+        for known in [known for known in self.running_jobs() if known.evicted]:
             self.finish(known)
             again = replace(known.job, attempt=known.job.attempt + 1)
             self.jobs[again.job_id] = Known(again)
@@ -126,8 +128,8 @@ class FairMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(list(self.jobs.values())))
         found = self.tell("cancel", known.job.job_id)
-        assert found is {"queued": Whereabouts.QUEUED, "planned": Whereabouts.PLANNED}.get(
-            known.state, Whereabouts.UNKNOWN
+        assert found is {"queued": JobLocation.QUEUED, "planned": JobLocation.PLANNED}.get(
+            known.state, JobLocation.UNKNOWN
         )
         if known.state == "queued":
             known.state = "cancelled"
@@ -163,7 +165,9 @@ class FairMachine(RuleBasedStateMachine):
 
     @rule()
     def tick(self) -> None:
-        lanes = [k.job.lane for k in self.flying() if k.worker == "paced" and k.decoding and k.job.lane <= Lane.P1]
+        lanes = [
+            k.job.lane for k in self.running_jobs() if k.worker == "paced" and k.decoding and k.job.lane <= Lane.P1
+        ]
         best_live = min(lanes, default=None)
         queued_live = [known for known in self.jobs.values() if known.state == "queued" and known.job.lane is Lane.P0]
         before = {name: self.scheduler.use(name) for name in ROOMS}
@@ -173,18 +177,18 @@ class FairMachine(RuleBasedStateMachine):
                 known = self.jobs[job.job_id]
                 assert (known.state, known.job) == ("queued", job)
                 known.state, known.worker = "planned", plan.worker
-        self.check_room(tick, before)
+        self.check_capacity(tick, before)
         self.check_rate(tick, before, best_live)
         for job in tick.evictions:
             known = self.jobs[job.job_id]
             assert queued_live
             assert (known.state, known.evicted, job.lane) == ("planned", False, Lane.P2)
-            assert job.resume is not Resume.NEVER
+            assert job.resume is not ResumeMode.NEVER
             assert job.attempt <= MAX_PREEMPTIONS
-            assert not known.decoding or (known.written >= MIN_PROGRESS_TOKENS and job.resume is not Resume.RESTART)
+            assert not known.decoding or (known.written >= MIN_PROGRESS_TOKENS and job.resume is not ResumeMode.RESTART)
             known.evicted = True
         still = [known for known in queued_live if known.state == "queued"]
-        leaving = [known for known in self.flying() if known.evicted]
+        leaving = [known for known in self.running_jobs() if known.evicted]
         assert not tick.evictions or len({self.jobs[job.job_id].worker for job in tick.evictions}) <= len(still)
         assert len(tick.evictions) <= len(leaving)
         again = self.ask()
@@ -192,19 +196,19 @@ class FairMachine(RuleBasedStateMachine):
         assert tick.wake_at is None or tick.wake_at > self.now
         self.wake_at = tick.wake_at
 
-    def check_room(self, tick: Tick, before: dict[str, Any]) -> None:
+    def check_capacity(self, tick: Tick, before: dict[str, Any]) -> None:
         """Wherever affinity, siblings and promises sent a job, there was room for it."""
         for name in {plan.worker for plan in tick.plans}:
-            use, was, room = self.scheduler.use(name), before[name], ROOMS[name]
+            use, was, capacity = self.scheduler.use(name), before[name], ROOMS[name]
             new = sum(len(plan.jobs) for plan in tick.plans if plan.worker == name)
             assert use.sequences <= self.limits[name]
-            kv = room.get("kv_tokens")
+            kv = capacity.get("kv_tokens")
             assert kv is None or use.kv_tokens <= kv or (new == 1 and not was.kv_tokens)
 
     def check_rate(self, tick: Tick, before: dict[str, Any], best_live: Lane | None) -> None:
         """While a live sequence decodes, lower lanes never overdraw the bucket but by one prompt larger than itself.
 
-        Its betters go as they please and spend as well, down to a debt of `DEBT_S`.
+        Its betters go as they please and spend as well, down to a debt of `MAX_DEBT_S`.
         """
         self.level = min(float(BURST), self.level + RATE * (self.now - self.filled_at))
         self.filled_at = self.now
@@ -217,12 +221,12 @@ class FairMachine(RuleBasedStateMachine):
             assert new <= self.level + 0.001 or (max(sizes) > BURST and self.level >= BURST - 0.001)
             self.level -= new
         elif not sizes:
-            self.level = max(self.level - new, min(self.level, -DEBT_S * RATE))
+            self.level = max(self.level - new, min(self.level, -MAX_DEBT_S * RATE))
         else:
             # Who of them went first is not told, nor how much of whose prompt was warm: take its word for the level.
-            pace = self.scheduler._workers["paced"].pace
-            assert pace is not None
-            self.level = pace._level
+            prefill_bucket = self.scheduler._workers["paced"].prefill_bucket
+            assert prefill_bucket is not None
+            self.level = prefill_bucket._level
 
     @invariant()
     def every_job_is_counted_where_it_is(self) -> None:
@@ -230,7 +234,7 @@ class FairMachine(RuleBasedStateMachine):
         assert self.scheduler.queued == states.count("queued")
         assert self.scheduler.in_flight == states.count("planned")
         for name in ROOMS:
-            assert self.scheduler.use(name).sequences == sum(known.worker == name for known in self.flying())
+            assert self.scheduler.use(name).sequences == sum(known.worker == name for known in self.running_jobs())
 
     def teardown(self) -> None:
         """The same inputs give the same ticks; and with time and room everybody goes."""
@@ -238,13 +242,13 @@ class FairMachine(RuleBasedStateMachine):
         results = [getattr(again, verb)(*arguments) for verb, arguments in self.log]
         assert [tick for tick in results if isinstance(tick, Tick)] == self.ticks
         for _ in range(len(self.jobs) + 10):
-            for known in self.flying():
+            for known in self.running_jobs():
                 self.finish(known)
             self.now += 10.0
             self.tick()
         assert self.scheduler.queued == 0
         assert self.scheduler.in_flight == 0
-        assert not any(line.accounts.ready or line.accounts.active for line in self.scheduler._lines)
+        assert not any(line.accounts.ready or line.accounts.active for line in self.scheduler._lane_queues)
 
 
 TestFair = FairMachine.TestCase

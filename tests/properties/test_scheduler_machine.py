@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy, ReleaseReason
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, Tick, Use, Whereabouts
-from inferry.domain.workers import Load, Phase, Room, WorkerView
-from inferry.scheduling.lanes import PREPAID_TOKENS
-from inferry.scheduling.quantum import QUANTUM_TOKENS
+from inferry.domain.plans import BatchPlan, CapacityUse, Ended, FirstToken, JobLocation, Tick
+from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.scheduling.queues.lane_queue import PREPAID_TOKENS
+from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view
 
@@ -160,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         known = self.pick(data, self.known.values())
-        expected = {"queued": Whereabouts.QUEUED, "planned": Whereabouts.PLANNED}.get(known.state, Whereabouts.UNKNOWN)
+        expected = {"queued": JobLocation.QUEUED, "planned": JobLocation.PLANNED}.get(known.state, JobLocation.UNKNOWN)
         assert self.tell("cancel", known.job.job_id) is expected
         if known.state == "queued":
             known.state = "cancelled"
@@ -191,19 +191,22 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(view=views)
     def observe(self, view: dict[str, Any]) -> None:
-        belief = a_view(**(view | self.theme[2]), at=self.now)
-        self.believe(belief)
+        view_update = a_view(**(view | self.theme[2]), at=self.now)
+        self.update_view(view_update)
 
     @precondition(lambda self: self.views)
-    @rule(data=st.data(), room=st.sampled_from([Room(), Room(sequences=2), Room(sequences=8, prefill_tokens=3_000)]))
-    def only_the_room_changes(self, data: st.DataObject, room: Room) -> None:
+    @rule(
+        data=st.data(),
+        capacity=st.sampled_from([Capacity(), Capacity(sequences=2), Capacity(sequences=8, prefill_tokens=3_000)]),
+    )
+    def only_the_capacity_changes(self, data: st.DataObject, capacity: Capacity) -> None:
         view = data.draw(st.sampled_from(list(self.views.values())))
-        self.believe(msgspec.structs.replace(view, room=room, observed_at=self.now))
+        self.update_view(msgspec.structs.replace(view, capacity=capacity, observed_at=self.now))
         self.tick()
 
-    def believe(self, belief: WorkerView) -> None:
-        self.tell("observe", belief, self.now)
-        self.views[belief.worker] = belief
+    def update_view(self, view_update: WorkerView) -> None:
+        self.tell("observe", view_update, self.now)
+        self.views[view_update.worker] = view_update
 
     @rule(worker=st.sampled_from(WORKERS))
     def forget(self, worker: str) -> None:
@@ -226,7 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_expiry(tick)
         for plan in tick.plans:
             self.check_plan(plan)
-        self.check_room(tick, before)
+        self.check_capacity(tick, before)
         self.check_order(tick, queued_before, released)
         self.check_quantum(tick, queued_before)
         self.check_work_conservation(tick, released)
@@ -308,7 +311,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert plan.padded_tokens is None
 
-    def check_room(self, tick: Tick, before: dict[str, Use]) -> None:
+    def check_capacity(self, tick: Tick, before: dict[str, CapacityUse]) -> None:
         """In every currency: inside the limit, or alone in what nobody used."""
         for worker in {plan.worker for plan in tick.plans}:
             view, after = self.views[worker], self.use(worker)
@@ -317,12 +320,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             foreign_sequences = view.foreign.running + view.foreign.waiting
             for limit, used, was in (
                 (
-                    view.room.sequences,
+                    view.capacity.sequences,
                     after.sequences + foreign_sequences,
                     before[worker].sequences + foreign_sequences,
                 ),
                 (
-                    view.room.kv_tokens,
+                    view.capacity.kv_tokens,
                     after.kv_tokens + view.foreign.kv_tokens,
                     before[worker].kv_tokens + view.foreign.kv_tokens,
                 ),
@@ -334,7 +337,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 better = sum(j.footprint.prefill_tokens for plan in plans for j in plan.jobs if j.lane < lane)
                 used = self.use(worker, lane).prefill_tokens - better
                 own = sum(job.footprint.prefill_tokens for job in new_here)
-                limit = view.room.prefill_tokens
+                limit = view.capacity.prefill_tokens
                 assert limit is None or used <= limit or (len(new_here) == 1 and used == own and limit > 0)
             if view.pads and (patient := [p for p in plans if self.lanes[p.jobs[0].lane].window != "off"]):
                 assert patient == plans[:1]
@@ -352,14 +355,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for other in left:
                     if other.order < known.order and eligible(view, other.job):
                         by_share = other.job.lane < job.lane and self.lanes[job.lane].share > 0
-                        as_company = view.pads and (plan.jobs[0] is not job or len(plan.jobs) > 1)
+                        in_batch = view.pads and (plan.jobs[0] is not job or len(plan.jobs) > 1)
                         passes = other.job.lane is job.lane and other.job.route == job.route
-                        if not by_share and not as_company and passes:
+                        if not by_share and not in_batch and passes:
                             other.passed_by += job.footprint.peak_kv_tokens
                             assert other.passed_by <= QUANTUM_TOKENS * len(self.able(other))
                             assert self.able(other) - {plan.worker for plan in tick.plans}, "one worker is kept for it"
                         else:
-                            assert by_share or as_company
+                            assert by_share or in_batch
 
     def check_quantum(self, tick: Tick, queued_before: list[Known]) -> None:
         """The first of a lane and route is overtaken by one quantum of lower lanes at most, or by one larger job."""
@@ -386,10 +389,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             usable = {
                 name
                 for name, view in self.views.items()
-                if eligible(view, known.job) and self.has_room(view, known.job) and name not in taken
+                if eligible(view, known.job) and self.has_capacity(view, known.job) and name not in taken
             }
             # A turn that waits for room keeps one worker, and only one, from its betters.
-            if not (usable and len(usable) == 1 and usable <= self.may_be_kept_for_a_turn(known, waiting)) and usable:
+            if (
+                not (usable and len(usable) == 1 and usable <= self.may_be_reserved_for_a_share(known, waiting))
+                and usable
+            ):
                 assert known.job.job_id not in released
                 assert tick.wake_at is not None
                 assert tick.wake_at <= self.hold_end(known.job)
@@ -415,10 +421,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def in_flight(self) -> list[Known]:
         return [k for k in self.known.values() if k.state == "planned"]
 
-    def use(self, worker: str, lane: Lane = Lane.P2) -> Use:
+    def use(self, worker: str, lane: Lane = Lane.P2) -> CapacityUse:
         """What jobs of the lane and better ones use there."""
         here = [known for known in self.in_flight() if known.worker == worker and known.job.lane <= lane]
-        return Use(
+        return CapacityUse(
             len(here),
             sum(known.job.footprint.peak_kv_tokens for known in here),
             sum(known.job.footprint.prefill_tokens for known in here if known.prefilling),
@@ -452,23 +458,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def is_busy(self, view: WorkerView) -> bool:
         return self.use(view.worker).sequences + view.foreign.running + view.foreign.waiting > 0
 
-    def has_room(self, view: WorkerView, job: InferenceJob) -> bool:
+    def has_capacity(self, view: WorkerView, job: InferenceJob) -> bool:
         if view.pads and self.lanes[job.lane].window != "off" and self.is_busy(view):
             return False
         use, need, foreign = self.use(view.worker), job.footprint, view.foreign
         fill = 1 - self.lanes[job.lane].reserve
         sequences = use.sequences + foreign.running + foreign.waiting
-        if view.room.sequences is not None and sequences >= view.room.sequences * fill:
+        if view.capacity.sequences is not None and sequences >= view.capacity.sequences * fill:
             return False
         return all(
             limit is None or used + more <= limit * fill or (used == 0 and limit > 0)
             for limit, used, more in (
-                (view.room.kv_tokens, use.kv_tokens + foreign.kv_tokens, need.peak_kv_tokens),
-                (view.room.prefill_tokens, self.use(view.worker, job.lane).prefill_tokens, need.prefill_tokens),
+                (view.capacity.kv_tokens, use.kv_tokens + foreign.kv_tokens, need.peak_kv_tokens),
+                (view.capacity.prefill_tokens, self.use(view.worker, job.lane).prefill_tokens, need.prefill_tokens),
             )
         )
 
-    def may_be_kept_for_a_turn(self, known: Known, waiting: list[Known]) -> set[str]:
+    def may_be_reserved_for_a_share(self, known: Known, waiting: list[Known]) -> set[str]:
         return {
             name
             for other in waiting
@@ -535,13 +541,13 @@ TestLanes = _case(LanesMachine, 100)
     share=st.sampled_from([0.05, 0.1, 0.3]),
     high=st.lists(st.integers(1, 2_000), min_size=1, max_size=5),
     low=st.lists(st.integers(1, 1_000), min_size=1, max_size=5),
-    room=st.sampled_from([{"sequences": 1}, {"prefill_tokens": 3_000}, {"sequences": 3, "prefill_tokens": 2_500}]),
+    capacity=st.sampled_from([{"sequences": 1}, {"prefill_tokens": 3_000}, {"sequences": 3, "prefill_tokens": 2_500}]),
 )
 def test_however_much_p0_arrives_p2_gets_its_share(
-    share: float, high: list[int], low: list[int], room: dict[str, int]
+    share: float, high: list[int], low: list[int], capacity: dict[str, int]
 ) -> None:
     scheduler = Scheduler({Lane.P0: a_policy(), Lane.P2: a_policy(share=share)})
-    scheduler.observe(a_view(sequences=room.get("sequences"), prefill_tokens=room.get("prefill_tokens")), 0.0)
+    scheduler.observe(a_view(sequences=capacity.get("sequences"), prefill_tokens=capacity.get("prefill_tokens")), 0.0)
     offered, admitted, rate = 0, {Lane.P0: 0, Lane.P2: 0}, share / (1 - share)
     before, advance = dict(admitted), 0
     running: list[InferenceJob] = []

@@ -45,7 +45,7 @@ def reasons(tick: Tick) -> list[str]:
     return [plan.reason.value for plan in tick.plans]
 
 
-def places(tick: Tick) -> dict[str, str]:
+def placements(tick: Tick) -> dict[str, str]:
     return {job.job_id: plan.worker for plan in tick.plans for job in plan.jobs}
 
 

@@ -5,28 +5,28 @@ from collections import Counter
 import pytest
 
 from inferry.domain.lanes import Lane
-from inferry.domain.plans import Use
+from inferry.domain.plans import CapacityUse
 from inferry.domain.workers import Phase
-from inferry.scheduling.packing import WorkerState
-from inferry.scheduling.placing.affinity import Circle
-from inferry.scheduling.placing.place import TOKENS_WORTH_A_SEQUENCE
-from inferry.scheduling.placing.warmth import Warmth
+from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.placement.prefix_index import PrefixIndex
+from inferry.scheduling.placement.rendezvous_hash import RendezvousHash
+from inferry.scheduling.placement.scorers import PREFIX_TOKENS_PER_SEQUENCE
 from inferry.scheduling.scheduler import Scheduler
-from scheduling.scheduler_harness import a_scheduler, end, offer, places, sent
+from scheduling.scheduler_harness import a_scheduler, end, offer, placements, sent
 from support.builders import a_job, a_policy, a_view
 
 FLEET = tuple(f"w{n}" for n in range(8))
 
 
-def a_fleet(**room: int) -> Scheduler:
-    return a_scheduler(*(a_view(name, **room) for name in FLEET))  # type: ignore[arg-type]
+def a_fleet(**capacity: int) -> Scheduler:
+    return a_scheduler(*(a_view(name, **capacity) for name in FLEET))  # type: ignore[arg-type]
 
 
 def where(scheduler: Scheduler, **shape: object) -> str:
     """Where a job of this shape goes when nothing else runs."""
     job = a_job(**shape)  # type: ignore[arg-type]
     offer(scheduler, job)
-    place = places(scheduler.tick(0.0))[job.job_id]
+    place = placements(scheduler.tick(0.0))[job.job_id]
     end(scheduler, job.job_id)
     return place
 
@@ -85,16 +85,16 @@ def test_prefill_that_is_saved_may_load_a_worker_beyond_its_part() -> None:
     scheduler = a_fleet(sequences=64)
     homes: list[str] = []
     for n in range(6):
-        offer(scheduler, a_job(f"{n}", run_id=f"{n}", tokens=4 * TOKENS_WORTH_A_SEQUENCE, prefix=("p",)))
-        homes += places(scheduler.tick(0.0)).values()
+        offer(scheduler, a_job(f"{n}", run_id=f"{n}", tokens=4 * PREFIX_TOKENS_PER_SEQUENCE, prefix=("p",)))
+        homes += placements(scheduler.tick(0.0)).values()
     assert homes[:5] == [homes[0]] * 5
     assert homes[5] != homes[0]
 
 
-def test_affinity_delays_nobody() -> None:
+def test_affinity_never_delays_a_job() -> None:
     scheduler = a_scheduler(a_view("x", sequences=1), a_view("y", sequences=1))
     offer(scheduler, a_job("1", session="s"), a_job("2", session="s"))
-    assert sorted(places(scheduler.tick(0.0)).values()) == ["x", "y"]
+    assert sorted(placements(scheduler.tick(0.0)).values()) == ["x", "y"]
 
 
 def test_a_warm_prefix_is_charged_as_little_as_it_should_cost() -> None:
@@ -104,7 +104,7 @@ def test_a_warm_prefix_is_charged_as_little_as_it_should_cost() -> None:
     offer(scheduler, a_job("2", tokens=1_000, tenant="b", prefix=("p1", "p2", "p3", "x")))
     scheduler.tick(0.0)
     assert scheduler.service() == {"a": 1_000, "b": 250}
-    assert scheduler.use("w") == Use(2, 2_020, 1_250)
+    assert scheduler.use("w") == CapacityUse(2, 2_020, 1_250)
 
 
 def test_what_the_gateway_knows_to_be_cached_is_deducted_once() -> None:
@@ -117,7 +117,7 @@ def test_what_the_gateway_knows_to_be_cached_is_deducted_once() -> None:
     assert scheduler.service() == {"a": 1_000, "b": 900}
 
 
-def test_a_forgotten_worker_is_cold_when_it_comes_back() -> None:
+def test_a_forgotten_worker_returns_cold() -> None:
     scheduler = a_scheduler(a_view("w"))
     where(scheduler, tokens=100, prefix=("p",))
     scheduler.forget("w")
@@ -127,23 +127,23 @@ def test_a_forgotten_worker_is_cold_when_it_comes_back() -> None:
 
 
 def test_the_memory_of_prefixes_is_bounded() -> None:
-    warmth, worker = Warmth(limit=100), WorkerState("w")
+    prefix_index, worker = PrefixIndex(limit=100), WorkerState("w")
     for n in range(1_000):
-        warmth.sent((f"{n}",), worker)
-    assert warmth.find(("999",)) == (1, (worker,))
-    assert warmth.find(("0",)) == (0, ())
-    assert len(warmth._young) + len(warmth._old) <= 202
+        prefix_index.sent((f"{n}",), worker)
+    assert prefix_index.find(("999",)) == (1, (worker,))
+    assert prefix_index.find(("0",)) == (0, ())
+    assert len(prefix_index._young) + len(prefix_index._old) <= 202
 
 
 def test_keys_spread_over_the_workers() -> None:
-    circle = Circle([WorkerState(name) for name in FLEET])
-    homes = Counter(circle.nearest(f"key-{n}")[0].name for n in range(4_000))
+    rendezvous = RendezvousHash([WorkerState(name) for name in FLEET])
+    homes = Counter(rendezvous.ranking(f"key-{n}")[0].name for n in range(4_000))
     assert len(homes) == len(FLEET)
     assert max(homes.values()) < 2 * 4_000 / len(FLEET)
 
 
 @pytest.mark.parametrize(("wanted", "has", "goes"), [("fp8", "fp8", True), ("fp8", "bf16", False), (None, "fp8", True)])
-def test_a_precision_that_is_named_is_meant(wanted: str | None, has: str, goes: bool) -> None:
+def test_a_named_precision_is_required(wanted: str | None, has: str, goes: bool) -> None:
     scheduler = a_scheduler(a_view(precision=has))
     offer(scheduler, a_job("1", precision=wanted))
     assert sent(scheduler.tick(0.0)) == (["1"] if goes else [])
@@ -155,7 +155,7 @@ def test_a_lane_uses_its_groups_in_order() -> None:
     for name, group in (("b", "batch"), ("l", "live"), ("o", "other")):
         scheduler.observe(a_view(name, group=group, sequences=1), 0.0)
     offer(scheduler, *(a_job(f"batch-{n}", lane=Lane.P2) for n in range(3)))
-    assert places(scheduler.tick(0.0)) == {"batch-0": "b", "batch-1": "l"}
+    assert placements(scheduler.tick(0.0)) == {"batch-0": "b", "batch-1": "l"}
     end(scheduler, "batch-0", "batch-1")
     offer(scheduler, a_job("live-0", lane=Lane.P0), a_job("live-1", lane=Lane.P0), a_job("any"))
-    assert places(scheduler.tick(0.0)) == {"live-0": "l", "any": "b"}
+    assert placements(scheduler.tick(0.0)) == {"live-0": "l", "any": "b"}

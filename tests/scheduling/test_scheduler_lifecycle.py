@@ -4,7 +4,7 @@ import pytest
 
 from inferry.domain.errors import QueueFull
 from inferry.domain.lanes import Lane
-from inferry.domain.plans import Use, Whereabouts
+from inferry.domain.plans import CapacityUse, JobLocation
 from inferry.domain.routes import RouteKey
 from inferry.domain.workers import Load, Phase
 from inferry.scheduling.scheduler import Scheduler
@@ -12,7 +12,7 @@ from scheduling.scheduler_harness import a_scheduler, end, expired, first_token,
 from support.builders import a_job, a_policy, a_view
 
 
-def test_a_job_with_room_goes_at_the_next_tick() -> None:
+def test_a_job_that_fits_is_sent_at_the_next_tick() -> None:
     scheduler = a_scheduler(a_view("w"))
     job = a_job("j")
     offer(scheduler, job)
@@ -39,13 +39,13 @@ def test_a_full_lane_refuses_and_other_lanes_do_not() -> None:
     assert scheduler.depths() == {Lane.P0: 1, Lane.P1: 2, Lane.P2: 0}
 
 
-def test_a_refused_job_leaves_nothing_behind() -> None:
+def test_a_refused_job_leaves_no_state() -> None:
     scheduler = a_scheduler(P1=a_policy(queue_limit=1))
     offer(scheduler, a_job("1"))
     with pytest.raises(QueueFull):
         offer(scheduler, a_job("2"))
-    assert scheduler.cancel("2") is Whereabouts.UNKNOWN
-    assert scheduler.cancel("1") is Whereabouts.QUEUED
+    assert scheduler.cancel("2") is JobLocation.UNKNOWN
+    assert scheduler.cancel("1") is JobLocation.QUEUED
     offer(scheduler, a_job("2"))
     assert scheduler.queued == 1
 
@@ -57,7 +57,7 @@ def test_held_jobs_count_towards_the_queue_limit() -> None:
         offer(scheduler, a_job("2"))
 
 
-def test_a_refusal_says_how_long_the_queue_takes_to_drain() -> None:
+def test_a_refusal_names_the_drain_time() -> None:
     scheduler = a_scheduler(a_view(sequences=1), P1=a_policy(queue_limit=5))
     for n in range(6):
         offer(scheduler, a_job(f"{n}"), now=0.0)
@@ -101,8 +101,8 @@ def test_an_ended_job_may_be_offered_again_and_takes_its_old_place() -> None:
 def test_a_cancelled_queued_job_is_never_dispatched() -> None:
     scheduler = a_scheduler(a_view())
     offer(scheduler, a_job("1"), a_job("2"), a_job("3"))
-    assert scheduler.cancel("2") is Whereabouts.QUEUED
-    assert scheduler.cancel("2") is Whereabouts.UNKNOWN
+    assert scheduler.cancel("2") is JobLocation.QUEUED
+    assert scheduler.cancel("2") is JobLocation.UNKNOWN
     assert sent(scheduler.tick(0.0)) == ["1", "3"]
 
 
@@ -117,7 +117,7 @@ def test_a_cancelled_head_lets_the_next_one_go() -> None:
 def test_a_held_job_can_be_cancelled() -> None:
     scheduler = a_scheduler(a_view(), P1=a_policy(window="fixed", coalesce_ms=10))
     offer(scheduler, a_job("1"), a_job("2"))
-    assert scheduler.cancel("1") is Whereabouts.QUEUED
+    assert scheduler.cancel("1") is JobLocation.QUEUED
     assert sent(scheduler.tick(0.01)) == ["2"]
 
 
@@ -125,7 +125,7 @@ def test_a_cancelled_planned_job_counts_until_it_has_ended() -> None:
     scheduler = a_scheduler(a_view("w", sequences=1))
     offer(scheduler, a_job("1"), a_job("2"))
     scheduler.tick(0.0)
-    assert scheduler.cancel("1") is Whereabouts.PLANNED
+    assert scheduler.cancel("1") is JobLocation.PLANNED
     assert sent(scheduler.tick(0.0)) == []
     end(scheduler, "1")
     assert sent(scheduler.tick(0.0)) == ["2"]
@@ -145,11 +145,11 @@ def test_the_first_token_frees_the_prefill_and_the_end_frees_the_rest() -> None:
     scheduler = a_scheduler(a_view("w"))
     offer(scheduler, a_job("1", tokens=100, cached=40, output=10))
     scheduler.tick(0.0)
-    assert scheduler.use("w") == Use(1, 110, 60)
+    assert scheduler.use("w") == CapacityUse(1, 110, 60)
     first_token(scheduler, "1")
-    assert scheduler.use("w") == Use(1, 110, 0)
+    assert scheduler.use("w") == CapacityUse(1, 110, 0)
     end(scheduler, "1")
-    assert scheduler.use("w") == Use()
+    assert scheduler.use("w") == CapacityUse()
     assert scheduler.in_flight == 0
 
 
@@ -158,7 +158,7 @@ def test_a_job_that_ends_without_a_first_token_frees_its_prefill_too() -> None:
     offer(scheduler, a_job("1"))
     scheduler.tick(0.0)
     end(scheduler, "1")
-    assert scheduler.use("w") == Use()
+    assert scheduler.use("w") == CapacityUse()
 
 
 def test_late_and_repeated_progress_changes_nothing() -> None:
@@ -170,7 +170,7 @@ def test_late_and_repeated_progress_changes_nothing() -> None:
     for _ in range(2):
         end(scheduler, "1", "unknown")
     first_token(scheduler, "1")
-    assert scheduler.use("w") == Use(1, 60, 50)
+    assert scheduler.use("w") == CapacityUse(1, 60, 50)
 
 
 def test_progress_of_a_queued_job_is_a_late_message_of_an_earlier_attempt() -> None:
@@ -250,7 +250,7 @@ def test_a_forgotten_worker_gets_nothing_and_its_jobs_stay_counted() -> None:
     offer(scheduler, a_job("1"), a_job("2"))
     scheduler.tick(0.0)
     scheduler.forget("w")
-    assert scheduler.use("w") == Use(1, 60, 50)
+    assert scheduler.use("w") == CapacityUse(1, 60, 50)
     assert sent(scheduler.tick(0.0)) == []
     scheduler.observe(a_view("w", sequences=1), 0.0)
     assert sent(scheduler.tick(0.0)) == []
@@ -266,22 +266,22 @@ def test_a_job_may_end_on_a_forgotten_worker() -> None:
     scheduler.forget("w")
     scheduler.forget("never-seen")
     end(scheduler, "1")
-    assert (scheduler.in_flight, scheduler.use("w")) == (0, Use())
+    assert (scheduler.in_flight, scheduler.use("w")) == (0, CapacityUse())
     scheduler.observe(a_view("w"), 0.0)
     offer(scheduler, a_job("2"))
     assert sent(scheduler.tick(0.0)) == ["2"]
 
 
-def test_a_new_belief_replaces_the_old_one_and_keeps_what_is_in_flight() -> None:
+def test_a_new_view_replaces_the_old_one_and_keeps_jobs_in_flight() -> None:
     scheduler = a_scheduler(a_view("w", sequences=2, foreign=Load(running=1)))
     offer(scheduler, a_job("1"), a_job("2"))
     assert sent(scheduler.tick(0.0)) == ["1"]
     scheduler.observe(a_view("w", sequences=2), 1.0)
-    assert scheduler.use("w") == Use(1, 60, 50)
+    assert scheduler.use("w") == CapacityUse(1, 60, 50)
     assert sent(scheduler.tick(1.0)) == ["2"]
 
 
-def test_a_room_that_shrinks_below_its_use_takes_nobody_until_enough_has_ended() -> None:
+def test_a_capacity_below_current_use_admits_no_job_until_enough_have_ended() -> None:
     scheduler = a_scheduler(a_view("w", sequences=3))
     offer(scheduler, *(a_job(f"{n}") for n in range(4)))
     scheduler.tick(0.0)
@@ -302,7 +302,7 @@ def test_only_a_ready_worker_gets_work(phase: Phase) -> None:
     assert sent(scheduler.tick(0.0)) == ["1"]
 
 
-def test_a_route_nobody_serves_is_said_to_be_absent() -> None:
+def test_an_unserved_route_is_reported_absent() -> None:
     scheduler = a_scheduler(a_view(models=("m",), adapters=("x",)))
     assert scheduler.has_route(RouteKey("m"))
     assert scheduler.has_route(RouteKey("m", adapter="x"))
@@ -316,7 +316,7 @@ def test_a_share_is_a_part_of_the_whole(share: float) -> None:
         Scheduler({Lane.P2: a_policy(share=share)})
 
 
-def test_a_job_that_was_let_in_before_finds_its_lane_open_though_it_is_full() -> None:
+def test_a_retried_job_is_admitted_to_a_full_lane() -> None:
     scheduler = a_scheduler(P1=a_policy(queue_limit=1))
     offer(scheduler, a_job("1"))
     offer(scheduler, a_job("lost", attempt=2))

@@ -1,17 +1,17 @@
 """Shares and bounds against an engine in virtual time: the quick version of the fairness bench."""
 
-from inferry.bench import fairness
-from inferry.scheduling.quantum import QUANTUM_TOKENS
+from benchmarks import fairness
+from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 
 
 def test_fifty_agents_get_what_one_gets_and_order_costs_next_to_nothing() -> None:
     figures = fairness.shares(30.0)
     assert 0.9 < figures.fleet_over_single < 1.1
-    assert figures.jain >= 0.98
+    assert figures.jain_index >= 0.98
     assert figures.throughput_loss < 0.02
 
 
-def test_at_three_times_overload_p0_waits_for_a_quantum_and_nobody_starves() -> None:
+def test_at_three_times_overload_p0_waits_for_a_quantum_and_no_lane_starves() -> None:
     figures = fairness.bounds(10.0)
     assert 0 < figures.overtaken_by <= figures.overtaken_at_most
     assert figures.admitted["P0"] > 100 * QUANTUM_TOKENS / 2

@@ -13,15 +13,15 @@ ADAPTIVE = a_policy(window="adaptive")
 
 
 @pytest.mark.parametrize(
-    "room", [{"prefill_tokens": 100}, {"kv_tokens": 120}, {"sequences": 2}], ids=["prefill", "kv", "sequences"]
+    "capacity", [{"prefill_tokens": 100}, {"kv_tokens": 120}, {"sequences": 2}], ids=["prefill", "kv", "sequences"]
 )
-def test_every_currency_binds(room: dict[str, int]) -> None:
-    scheduler = a_scheduler(a_view(**room))  # type: ignore[arg-type]
+def test_every_capacity_limit_binds(capacity: dict[str, int]) -> None:
+    scheduler = a_scheduler(a_view(**capacity))  # type: ignore[arg-type]
     offer(scheduler, *(a_job(f"{n}", tokens=50, output=10) for n in range(3)))
     assert sent(scheduler.tick(0.0)) == ["0", "1"]
 
 
-def test_the_first_token_makes_room_for_prefill_only() -> None:
+def test_the_first_token_frees_prefill_only() -> None:
     scheduler = a_scheduler(a_view(prefill_tokens=50, kv_tokens=120))
     offer(scheduler, *(a_job(f"{n}", tokens=50, output=10) for n in range(3)))
     assert sent(scheduler.tick(0.0)) == ["0"]
@@ -39,15 +39,15 @@ def test_cached_prompt_tokens_cost_no_prefill() -> None:
     assert len(sent(scheduler.tick(0.0))) == 5
 
 
-def test_foreign_work_takes_up_room() -> None:
+def test_foreign_work_uses_capacity() -> None:
     scheduler = a_scheduler(a_view(sequences=4, kv_tokens=1000, foreign=Load(running=1, waiting=1, kv_tokens=10)))
     offer(scheduler, *(a_job(f"{n}") for n in range(4)))
     assert sent(scheduler.tick(0.0)) == ["0", "1"]
 
 
-@pytest.mark.parametrize("room", [{"prefill_tokens": 100}, {"kv_tokens": 100}], ids=["prefill", "kv"])
-def test_a_job_larger_than_a_whole_currency_enters_alone_when_that_is_unused(room: dict[str, int]) -> None:
-    scheduler = a_scheduler(a_view(**room))  # type: ignore[arg-type]
+@pytest.mark.parametrize("capacity", [{"prefill_tokens": 100}, {"kv_tokens": 100}], ids=["prefill", "kv"])
+def test_a_job_larger_than_a_limit_is_admitted_alone(capacity: dict[str, int]) -> None:
+    scheduler = a_scheduler(a_view(**capacity))  # type: ignore[arg-type]
     offer(scheduler, a_job("small", tokens=10), a_job("huge", tokens=500), a_job("next", tokens=10))
     assert sent(scheduler.tick(0.0)) == ["small"]
     end(scheduler, "small")
@@ -64,9 +64,9 @@ def test_a_huge_prompt_may_join_sequences_that_only_decode() -> None:
     assert sent(scheduler.tick(0.0)) == ["huge"]
 
 
-@pytest.mark.parametrize("room", [{"prefill_tokens": 0}, {"kv_tokens": 0}, {"sequences": 0}])
-def test_a_worker_with_no_room_at_all_takes_nobody(room: dict[str, int]) -> None:
-    scheduler = a_scheduler(a_view(**room))  # type: ignore[arg-type]
+@pytest.mark.parametrize("capacity", [{"prefill_tokens": 0}, {"kv_tokens": 0}, {"sequences": 0}])
+def test_a_worker_without_capacity_admits_no_job(capacity: dict[str, int]) -> None:
+    scheduler = a_scheduler(a_view(**capacity))  # type: ignore[arg-type]
     offer(scheduler, a_job("1"))
     assert sent(scheduler.tick(0.0)) == []
 
@@ -102,7 +102,7 @@ def test_a_padded_pass_is_no_larger_than_max_batch() -> None:
     assert batches(scheduler.tick(0.0)) == [["0", "1"]]
 
 
-def test_a_padded_pass_stays_inside_the_room() -> None:
+def test_a_padded_pass_stays_within_the_capacity() -> None:
     scheduler = a_scheduler(a_view(pads=True, prefill_tokens=120))
     offer(scheduler, *(a_job(f"{n}", tokens=50) for n in range(3)))
     assert batches(scheduler.tick(0.0)) == [["0", "1"]]
@@ -110,7 +110,7 @@ def test_a_padded_pass_stays_inside_the_room() -> None:
 
 @pytest.mark.parametrize("sequences", [None, 8])
 @pytest.mark.parametrize(("window", "expected"), [("off", ["2"]), ("adaptive", []), ("fixed", [])])
-def test_a_padded_pass_that_runs_is_left_alone_but_by_a_lane_that_holds_nobody(
+def test_a_running_padded_pass_is_joined_only_by_lanes_without_a_window(
     window: Literal["adaptive", "fixed", "off"], expected: list[str], sequences: int | None
 ) -> None:
     scheduler = a_scheduler(a_view(pads=True, sequences=sequences), P1=a_policy(window=window))
@@ -128,7 +128,7 @@ def test_a_padded_pass_takes_lower_lanes_along() -> None:
     assert batches(scheduler.tick(0.0)) == [["high", "low"]]
 
 
-def test_a_padded_pass_takes_company_whatever_released_it() -> None:
+def test_a_padded_pass_is_filled_whatever_released_it() -> None:
     scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10, max_batch=2), P2=ADAPTIVE)
     offer(scheduler, *(a_job(f"{n}", lane=Lane.P1) for n in range(2)))
     offer(scheduler, a_job("low", lane=Lane.P2))
@@ -140,7 +140,7 @@ def test_a_padded_pass_takes_company_whatever_released_it() -> None:
     assert (batches(tick), reasons(tick)) == ([["held", "low"]], ["window"])
 
 
-def test_an_impatient_job_has_the_padded_pass_to_itself() -> None:
+def test_a_job_past_its_max_wait_has_the_padded_pass_to_itself() -> None:
     scheduler = a_scheduler(a_view(pads=True), P1=a_policy(window="fixed", coalesce_ms=10), P2=ADAPTIVE)
     offer(scheduler, a_job("impatient", max_wait_s=0.001), a_job("low", lane=Lane.P2, at=0.001))
     assert batches(scheduler.tick(0.001)) == [["impatient"]]

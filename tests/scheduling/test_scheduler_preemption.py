@@ -2,24 +2,24 @@
 
 import pytest
 
-from inferry.domain.jobs import InferenceJob, Resume
+from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
-from inferry.domain.plans import Ended, FirstToken, Produced, Tick, Whereabouts
+from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
 from inferry.scheduling.scheduler import Scheduler
-from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, places, sent
+from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, placements, sent
 from support.builders import a_job, a_policy, a_view
 
 LANES = {"P0": a_policy(may_preempt=(Lane.P2,)), "P2": a_policy(preemptible=True)}
 
 
 def a_batch(job_id: str, **shape: object) -> InferenceJob:
-    return a_job(job_id, **({"lane": Lane.P2, "resume": Resume.CONTINUE} | shape))  # type: ignore[arg-type]
+    return a_job(job_id, **({"lane": Lane.P2, "resume": ResumeMode.CONTINUE} | shape))  # type: ignore[arg-type]
 
 
-def full(*jobs: InferenceJob, written: int = MIN_PROGRESS_TOKENS, **room: int) -> Scheduler:
+def full(*jobs: InferenceJob, written: int = MIN_PROGRESS_TOKENS, **capacity: int) -> Scheduler:
     """One worker on which these jobs run, each with so many tokens written."""
-    scheduler = a_scheduler(a_view("w", **room), **LANES)  # type: ignore[arg-type]
+    scheduler = a_scheduler(a_view("w", **capacity), **LANES)  # type: ignore[arg-type]
     offer(scheduler, *jobs)
     assert len(sent(scheduler.tick(0.0))) == len(jobs)
     if written:
@@ -33,20 +33,20 @@ def evicted(tick: Tick) -> list[str]:
     return [job.job_id for job in tick.evictions]
 
 
-@pytest.mark.parametrize("room", [{"sequences": 2}, {"kv_tokens": 120}], ids=["sequences", "kv"])
-def test_a_blocked_head_stops_a_batch_job_and_goes_when_that_has_ended(room: dict[str, int]) -> None:
-    scheduler = full(a_batch("1"), a_batch("2"), **room)
+@pytest.mark.parametrize("capacity", [{"sequences": 2}, {"kv_tokens": 120}], ids=["sequences", "kv"])
+def test_a_blocked_head_stops_a_batch_job_and_goes_when_that_has_ended(capacity: dict[str, int]) -> None:
+    scheduler = full(a_batch("1"), a_batch("2"), **capacity)
     offer(scheduler, a_job("live", lane=Lane.P0))
     tick = scheduler.tick(0.0)
     assert (sent(tick), evicted(tick)) == ([], ["2"])
     assert scheduler.depths()[Lane.P0] == 1
     assert evicted(scheduler.tick(0.0)) == []
     end(scheduler, "2")
-    assert places(scheduler.tick(0.0)) == {"live": "w"}
+    assert placements(scheduler.tick(0.0)) == {"live": "w"}
     assert scheduler.depths()[Lane.P0] == 0
 
 
-def test_the_room_made_for_a_head_is_kept_for_it() -> None:
+def test_capacity_freed_for_a_head_is_reserved_for_it() -> None:
     scheduler = full(a_batch("1"), a_batch("2"), sequences=2)
     offer(scheduler, a_job("live", lane=Lane.P0, tenant="a"))
     scheduler.tick(0.0)
@@ -67,7 +67,7 @@ def test_the_least_work_is_lost() -> None:
     assert evicted(scheduler.tick(0.0)) == ["2"]
 
 
-def test_no_more_are_stopped_than_the_head_needs() -> None:
+def test_no_more_jobs_are_preempted_than_needed() -> None:
     scheduler = full(
         a_batch("small", tokens=20), a_batch("mid", tokens=60), a_batch("large", tokens=200), kv_tokens=320
     )
@@ -78,36 +78,36 @@ def test_no_more_are_stopped_than_the_head_needs() -> None:
 @pytest.mark.parametrize(
     ("shape", "written", "stopped"),
     [
-        ({"resume": Resume.NEVER}, MIN_PROGRESS_TOKENS, False),
-        ({"resume": Resume.NEVER}, 0, False),
-        ({"resume": Resume.RESTART}, MIN_PROGRESS_TOKENS, False),
-        ({"resume": Resume.RESTART}, 0, True),
-        ({"resume": Resume.NATIVE}, MIN_PROGRESS_TOKENS, True),
-        ({"resume": Resume.CONTINUE}, MIN_PROGRESS_TOKENS - 1, False),
-        ({"resume": Resume.CONTINUE}, MIN_PROGRESS_TOKENS, True),
+        ({"resume": ResumeMode.NEVER}, MIN_PROGRESS_TOKENS, False),
+        ({"resume": ResumeMode.NEVER}, 0, False),
+        ({"resume": ResumeMode.RESTART}, MIN_PROGRESS_TOKENS, False),
+        ({"resume": ResumeMode.RESTART}, 0, True),
+        ({"resume": ResumeMode.NATIVE}, MIN_PROGRESS_TOKENS, True),
+        ({"resume": ResumeMode.CONTINUE}, MIN_PROGRESS_TOKENS - 1, False),
+        ({"resume": ResumeMode.CONTINUE}, MIN_PROGRESS_TOKENS, True),
         ({"preemptions": MAX_PREEMPTIONS - 1}, MIN_PROGRESS_TOKENS, True),
         ({"preemptions": MAX_PREEMPTIONS}, MIN_PROGRESS_TOKENS, False),
         ({"lane": Lane.P1}, MIN_PROGRESS_TOKENS, False),
     ],
 )
-def test_who_may_be_stopped(shape: dict[str, object], written: int, stopped: bool) -> None:
+def test_which_jobs_may_be_preempted(shape: dict[str, object], written: int, stopped: bool) -> None:
     scheduler = full(a_batch("batch", **shape), written=written, sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))
     assert evicted(scheduler.tick(0.0)) == (["batch"] if stopped else [])
 
 
-def test_nobody_is_stopped_for_prefill() -> None:
+def test_no_job_is_preempted_for_prefill() -> None:
     scheduler = full(a_batch("1"), a_batch("2"), written=0, prefill_tokens=100)
     offer(scheduler, a_job("live", lane=Lane.P0))
     assert evicted(scheduler.tick(0.0)) == []
 
 
-def test_nobody_is_stopped_while_another_worker_is_only_prefilling() -> None:
+def test_no_job_is_preempted_while_another_worker_is_only_prefilling() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     scheduler.observe(a_view("v", prefill_tokens=50), 0.0)
     offer(scheduler, a_job("p0", lane=Lane.P0), a_job("live", lane=Lane.P0))
     tick = scheduler.tick(0.0)
-    assert (places(tick), evicted(tick)) == ({"p0": "v"}, [])
+    assert (placements(tick), evicted(tick)) == ({"p0": "v"}, [])
 
 
 def test_lanes_that_may_not_preempt_wait() -> None:
@@ -119,7 +119,7 @@ def test_lanes_that_may_not_preempt_wait() -> None:
 def test_victims_are_taken_on_one_worker() -> None:
     scheduler = a_scheduler(a_view("x", kv_tokens=200), a_view("y", kv_tokens=200), **LANES)
     offer(scheduler, *(a_batch(f"{n}", tokens=90, output=10) for n in range(4)))
-    homes = places(scheduler.tick(0.0))
+    homes = placements(scheduler.tick(0.0))
     offer(scheduler, a_job("live", tokens=150, output=10, lane=Lane.P0))
     victims = evicted(scheduler.tick(0.0))
     assert len(victims) == 2
@@ -135,27 +135,27 @@ def test_several_heads_are_served_at_once() -> None:
     assert sent(scheduler.tick(0.0)) == ["live-0", "live-1", "live-2"]
 
 
-def test_a_promised_job_can_be_cancelled_and_can_expire() -> None:
+def test_a_nominated_job_can_be_cancelled_and_can_expire() -> None:
     scheduler = full(a_batch("1"), a_batch("2"), sequences=2)
     offer(scheduler, a_job("x", lane=Lane.P0), a_job("y", lane=Lane.P0, deadline=1.0))
     assert len(evicted(scheduler.tick(0.0))) == 2
-    assert scheduler.cancel("x") is Whereabouts.QUEUED
+    assert scheduler.cancel("x") is JobLocation.QUEUED
     assert expired(scheduler.tick(1.0)) == ["y"]
     end(scheduler, "1", "2")
     assert scheduler.use("w").sequences == 0
     assert (scheduler.queued, scheduler.in_flight) == (0, 0)
 
 
-def test_a_promise_on_a_worker_that_changes_is_taken_back() -> None:
+def test_a_nomination_is_revoked_when_its_worker_changes() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))
     assert evicted(scheduler.tick(0.0)) == ["1"]
     scheduler.forget("w")
     scheduler.observe(a_view("v", sequences=1), 0.0)
-    assert places(scheduler.tick(0.0)) == {"live": "v"}
+    assert placements(scheduler.tick(0.0)) == {"live": "v"}
 
 
-def test_a_preempted_job_comes_back_in_its_old_place() -> None:
+def test_a_preempted_job_returns_to_its_old_place() -> None:
     scheduler = full(a_batch("1", at=0.0), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0), a_batch("2", at=0.5))
     scheduler.tick(1.0)
@@ -178,7 +178,7 @@ def test_a_late_end_of_an_earlier_attempt_frees_nothing() -> None:
     assert scheduler.in_flight == 0
 
 
-def test_the_end_of_a_promised_job_is_a_late_message() -> None:
+def test_the_end_of_a_nominated_job_is_a_late_message() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))
     scheduler.tick(0.0)
@@ -187,7 +187,7 @@ def test_the_end_of_a_promised_job_is_a_late_message() -> None:
     assert scheduler.queued == 1
 
 
-def test_a_job_that_comes_while_a_promise_is_kept_goes_beside_it() -> None:
+def test_a_job_that_arrives_with_a_fulfilled_nomination_is_sent_beside_it() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))
     assert evicted(scheduler.tick(0.0)) == ["1"]
@@ -195,10 +195,10 @@ def test_a_job_that_comes_while_a_promise_is_kept_goes_beside_it() -> None:
     scheduler.tick(0.0)
     end(scheduler, "1")
     offer(scheduler, a_job("other", lane=Lane.P0))
-    assert places(scheduler.tick(0.0)) == {"live": "w", "other": "v"}
+    assert placements(scheduler.tick(0.0)) == {"live": "w", "other": "v"}
 
 
-def test_a_job_whose_promise_was_taken_back_keeps_to_its_route() -> None:
+def test_a_job_with_a_revoked_nomination_keeps_its_route() -> None:
     scheduler = full(a_batch("1"), sequences=1)
     offer(scheduler, a_job("live", lane=Lane.P0))
     assert evicted(scheduler.tick(0.0)) == ["1"]
@@ -207,4 +207,4 @@ def test_a_job_whose_promise_was_taken_back_keeps_to_its_route() -> None:
     end(scheduler, "1")
     assert sent(scheduler.tick(0.0)) == []
     scheduler.observe(a_view("u"), 0.0)
-    assert places(scheduler.tick(0.0)) == {"live": "u"}
+    assert placements(scheduler.tick(0.0)) == {"live": "u"}

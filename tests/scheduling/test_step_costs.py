@@ -4,18 +4,18 @@ import random
 
 import pytest
 
-from inferry.scheduling.rates import StepCosts
+from inferry.scheduling.capacity.step_costs import StepCostModel
 
 BASE_S, TOKEN_S, PROMPT_S = 0.0048, 0.0001, 24e-6
 CHUNK = 2048
-BEAT_S = 0.25
+LEARNING_INTERVAL_S = 0.25
 
 
-def full_steps(seed: int, seconds: float) -> StepCosts:
+def full_steps(seed: int, seconds: float) -> StepCostModel:
     """An engine that has more prompts than it can compute: every step has a full chunk of them, and prompts are counted
     when they are done."""
     dice = random.Random(seed)
-    costs, now, next_beat = StepCosts(), 0.0, BEAT_S
+    costs, now, next_beat = StepCostModel(), 0.0, LEARNING_INTERVAL_S
     decoding: list[int] = []
     prompt, computed = 0, 0
     steps = tokens = prompts = 0
@@ -36,8 +36,8 @@ def full_steps(seed: int, seconds: float) -> StepCosts:
         steps, tokens, busy_s = steps + 1, tokens + len(decoding), busy_s + step_s
         decoding = [more - 1 for more in decoding if more > 1]
         if now >= next_beat:
-            costs.add(now - next_beat + BEAT_S, busy_s, steps, tokens, prompts)
-            next_beat = now + BEAT_S
+            costs.add(now - next_beat + LEARNING_INTERVAL_S, busy_s, steps, tokens, prompts)
+            next_beat = now + LEARNING_INTERVAL_S
             steps = tokens = prompts = 0
             busy_s = 0.0
     return costs

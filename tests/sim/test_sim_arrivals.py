@@ -3,7 +3,7 @@
 import pytest
 
 from inferry.domain.lanes import Lane
-from inferry.sim.arrivals import busiest, denser, first_seconds, in_lanes
+from inferry.sim.arrivals import assign_lanes, busiest_window, scale_rate, truncate
 from inferry.sim.calls import Run, Step
 
 
@@ -12,33 +12,33 @@ def a_run(name: str, at: float, steps: int = 1) -> Run:
     return Run(run_id=name, tenant="t", lane=Lane.P1, at=at, steps=(step,) * steps)
 
 
-def test_denser_work_comes_sooner_and_keeps_the_pace_inside_its_runs() -> None:
-    (run,) = denser([a_run("a", 10.0, steps=2)], 4.0)
+def test_scaled_arrivals_keep_the_timing_inside_runs() -> None:
+    (run,) = scale_rate([a_run("a", 10.0, steps=2)], 4.0)
     assert run.at == 2.5
     assert [step.tool_s for step in run.steps] == [0.5, 0.5]
 
 
 def test_the_first_seconds_are_those_of_beginnings() -> None:
-    assert [run.run_id for run in first_seconds([a_run("a", 0.0), a_run("b", 5.0)], 5.0)] == ["a"]
+    assert [run.run_id for run in truncate([a_run("a", 0.0), a_run("b", 5.0)], 5.0)] == ["a"]
 
 
-def test_lanes_are_dealt_out_in_parts_and_by_seed() -> None:
+def test_lanes_are_assigned_by_share_and_seed() -> None:
     runs = [a_run(f"{number}", number) for number in range(1_000)]
-    dealt = in_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=1)
+    dealt = assign_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=1)
     assert sum(run.lane is Lane.P0 for run in dealt) == pytest.approx(250, abs=50)
-    assert dealt == in_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=1)
-    assert dealt != in_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=2)
+    assert dealt == assign_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=1)
+    assert dealt != assign_lanes(runs, {Lane.P0: 1.0, Lane.P2: 3.0}, seed=2)
 
 
 def test_the_busiest_stretch_has_the_most_calls_per_second_and_begins_at_zero() -> None:
     quiet = [a_run(f"q{number}", number * 10.0) for number in range(20)]
     burst = [a_run(f"b{number}", 73.0 + number * 0.1, steps=2) for number in range(5)]
-    chosen = busiest([*quiet, *burst], 10)
+    chosen = busiest_window([*quiet, *burst], 10)
     assert [run.run_id for run in chosen] == [f"b{number}" for number in range(5)]
     assert chosen[0].at == 0.0
     assert chosen[-1].at == pytest.approx(0.4)
 
 
 def test_the_busiest_stretch_of_little_work_is_all_of_it() -> None:
-    assert len(busiest([a_run("a", 3.0), a_run("b", 9.0)], 100)) == 2
-    assert busiest([], 5) == []
+    assert len(busiest_window([a_run("a", 3.0), a_run("b", 9.0)], 100)) == 2
+    assert busiest_window([], 5) == []

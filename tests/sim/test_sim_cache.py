@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.sim.cache import BlockPool, OutOfBlocks
+from inferry.sim.block_pool import BlockPool, OutOfBlocks
 from inferry.sim.prompts import block_hashes, length, tail
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from inferry.cli import app
+from inferry.cli.main import app
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "howto" / "simulate.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```console\n\$ inferry (.*?)\n(.*?)```", GUIDE, re.DOTALL)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 import pytest
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, Finished, First, Sequence
+from inferry.sim.engine import Engine, FinishedEvent, FirstTokenEvent, Sequence
 from inferry.sim.prompts import block_hashes
 
 COSTS = CostModel(
@@ -36,7 +36,7 @@ def drive(engine: Engine, arrivals: Many[tuple[float, Sequence]], aborts: Many[t
             assert engine.running <= engine.flags.max_num_seqs
 
 
-def a_crowd(seed: int, count: int = 60, *, gap_s: float | None = 0.03) -> list[tuple[float, Sequence]]:
+def a_crowd(seed: int, count: int = 60, *, itl_s: float | None = 0.03) -> list[tuple[float, Sequence]]:
     draw = random.Random(seed)
     crowd = []
     for number in range(count):
@@ -51,7 +51,7 @@ def a_crowd(seed: int, count: int = 60, *, gap_s: float | None = 0.03) -> list[t
                     draw.randint(1, 80),
                     priority=draw.choice([-10, 0, 10]),
                     blocks=block_hashes((shared, own), 16),
-                    gap_s=gap_s,
+                    itl_s=itl_s,
                 ),
             )
         )
@@ -60,7 +60,7 @@ def a_crowd(seed: int, count: int = 60, *, gap_s: float | None = 0.03) -> list[t
 
 def test_a_lone_call_takes_its_prefill_and_one_step_per_further_token() -> None:
     engine = Engine(PLAIN, EngineFlags(max_num_seqs=4, max_num_batched_tokens=100))
-    one = Sequence("a", 50, 11, gap_s=0.01)
+    one = Sequence("a", 50, 11, itl_s=0.01)
     drive(engine, [(1.0, one)])
     assert one.first_at == pytest.approx(1.0 + 0.01 + 0.05)
     assert one.ended_at == pytest.approx(1.06 + 10 * 0.01)
@@ -77,9 +77,9 @@ def test_a_long_prompt_is_computed_in_chunks() -> None:
     assert one.ended_at == pytest.approx(3 * 0.01 + 0.25)
 
 
-def test_decoding_goes_on_while_a_prompt_is_computed_and_feels_it_in_its_gaps() -> None:
+def test_decoding_continues_during_prefill_with_higher_itl() -> None:
     engine = Engine(PLAIN, EngineFlags(max_num_seqs=4, max_num_batched_tokens=100))
-    steady, bulky = Sequence("a", 10, 30, gap_s=0.01), Sequence("b", 99, 1)
+    steady, bulky = Sequence("a", 10, 30, itl_s=0.01), Sequence("b", 99, 1)
     drive(engine, [(0.0, steady), (0.095, bulky)])
     assert steady.late_s == pytest.approx(0.02 + 0.099)
     assert bulky.first_at == pytest.approx(0.1 + 0.01 + 0.099)
@@ -175,11 +175,11 @@ def test_an_aborted_sequence_is_gone_with_the_end_of_the_step() -> None:
     engine.advance(0.0)
     assert engine.next_at == pytest.approx(0.02)
     first = engine.advance(0.02)
-    assert [type(happened) for happened in first] == [First]
+    assert [type(events) for events in first] == [FirstTokenEvent]
     assert engine.abort(one, 0.055) is False
     assert engine.next_at == pytest.approx(0.06)
     ended = engine.advance(0.06)
-    assert [type(happened) for happened in ended] == [Finished]
+    assert [type(events) for events in ended] == [FinishedEvent]
     assert (one.produced, engine.pool.held) == (5, 0)
     assert engine.running == 0
 

@@ -7,7 +7,17 @@ from inferry.sim.calls import CallRow, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.engine import Engine
 from inferry.sim.lateness import LatenessSeries
-from inferry.sim.report import LaneReport, Report, Tally, attains, compare, jain, lane_report, quantile, seconds_alone
+from inferry.sim.report import (
+    LaneReport,
+    Report,
+    Tally,
+    attains,
+    compare,
+    jain_index,
+    lane_report,
+    quantile,
+    unloaded_seconds,
+)
 
 
 def a_row(
@@ -36,10 +46,10 @@ def test_quantiles_are_values_that_were_there() -> None:
 
 
 def test_jain_is_one_for_equals_and_one_over_n_for_a_monopoly() -> None:
-    assert jain([5, 5, 5]) == pytest.approx(1.0)
-    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
-    assert jain([1, 3]) == pytest.approx(16 / 20)
-    assert jain([0, 0]) == 1.0
+    assert jain_index([5, 5, 5]) == pytest.approx(1.0)
+    assert jain_index([9, 0, 0]) == pytest.approx(1 / 3)
+    assert jain_index([1, 3]) == pytest.approx(16 / 20)
+    assert jain_index([0, 0]) == 1.0
 
 
 def test_planned_calls_are_the_denominator_of_attainment() -> None:
@@ -50,16 +60,16 @@ def test_planned_calls_are_the_denominator_of_attainment() -> None:
     assert lane.attainment == pytest.approx(0.2)
     assert (lane.failed, lane.cancelled, lane.calls) == (1, 1, 3)
     assert lane.ttft_p50 == 0.1
-    assert lane.gap_p50 == pytest.approx(0.1)
+    assert lane.itl_p50 == pytest.approx(0.1)
     assert lane.run_p50 == 1.0
 
 
-def test_calls_of_runs_that_walked_away_do_not_count_as_broken_promises() -> None:
+def test_calls_of_abandoned_runs_do_not_count_as_slo_misses() -> None:
     lane = lane_report([a_row(), a_row(outcome="cancelled", late_s=None)], [a_run(1), a_run(2, cancelled=True)], 0.5)
     assert lane.attainment == 1.0
 
 
-def test_a_stall_in_the_middle_breaks_the_promise_even_if_the_end_is_in_time() -> None:
+def test_a_stall_in_the_middle_misses_the_slo_even_if_the_end_is_in_time() -> None:
     """Token i is due at 0.5 + 0.1 i. Tokens at 0.1, 0.2, 0.9, 0.91: the third is due by 0.7."""
     series = LatenessSeries(0.1)
     for step, at in enumerate([0.1, 0.2, 0.9, 0.91], 1):
@@ -85,13 +95,13 @@ COSTS = CostModel(base_s=0.01, prefill_token_s=0.001, sequence_s=0.0, kv_token_s
 
 
 def a_report(rows: list[CallRow], ttft_s: dict[Lane, float] | None = None) -> Report:
-    tally = Tally(ttft_s or {Lane.P0: 0.5, Lane.P2: 90.0}, seconds_alone(COSTS))
+    tally = Tally(ttft_s or {Lane.P0: 0.5, Lane.P2: 90.0}, unloaded_seconds(COSTS))
     for row in rows:
         tally.call(row)
     return tally.report("a", [Engine(COSTS, EngineFlags())])
 
 
-def test_goodput_is_the_output_of_calls_that_kept_their_promise_per_second() -> None:
+def test_goodput_is_the_output_per_second_of_calls_that_attained_their_slo() -> None:
     rows = [a_row(), a_row(late_s=3.0), a_row(lane=Lane.P2, at=8.9, late_s=89.0)]
     whole = a_report(rows)
     assert whole.wall_s == 10.0
@@ -101,13 +111,13 @@ def test_goodput_is_the_output_of_calls_that_kept_their_promise_per_second() -> 
     assert whole.lanes["P2"].attained == 1
 
 
-def test_a_lane_without_a_promise_attains_what_is_done() -> None:
+def test_a_lane_without_slo_attains_every_completed_call() -> None:
     whole = a_report([a_row(lane=Lane.P1, late_s=1e9), a_row(lane=Lane.P1, outcome="failed", late_s=None)])
     assert whole.lanes["P1"].attained == 1
 
 
 def test_how_long_a_call_takes_alone_counts_what_it_really_has_to_compute() -> None:
-    work = seconds_alone(COSTS)
+    work = unloaded_seconds(COSTS)
     # A step of its own, 100 prompt tokens at a millisecond, eleven steps of ten.
     assert work(a_row()) == pytest.approx(0.01 + 0.1 + 0.11)
 
@@ -120,7 +130,7 @@ def test_fairness_is_one_when_tenants_are_slowed_down_alike_however_much_they_as
 def test_fairness_falls_when_one_tenant_waits_for_another() -> None:
     """Ten times slower: shares of 1 and 0.1."""
     unfair = a_report([a_row(tenant="first", end_s=1.0), a_row(tenant="last", end_s=10.0)])
-    assert unfair.lanes["P0"].fairness == pytest.approx(jain([1.0, 0.1]))
+    assert unfair.lanes["P0"].fairness == pytest.approx(jain_index([1.0, 0.1]))
     assert unfair.fairness == unfair.lanes["P0"].fairness
 
 

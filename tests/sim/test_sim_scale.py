@@ -10,36 +10,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferry.bench import scale
+from benchmarks import scale
 from inferry.domain.lanes import DEFAULT_LANES, Lane
-from inferry.domain.workers import Room
-from inferry.sim.cache import BlockPool
+from inferry.domain.workers import Capacity
+from inferry.sim.block_pool import BlockPool
 from inferry.sim.calls import Run
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.gateway import GatewayDoor
+from inferry.sim.gateway import GatewayFrontend
 from inferry.sim.prompts import GrowingPrompt, Piece, block_hashes, length
-from inferry.sim.report import Tally, report, seconds_alone
-from inferry.sim.world import World
+from inferry.sim.report import Tally, report, unloaded_seconds
+from inferry.sim.simulation import Simulation
 
 COSTS = CostModel(base_s=0.005, prefill_token_s=25e-6, sequence_s=20e-6, kv_token_s=30e-9, request_s=0.001)
 FLAGS = EngineFlags(kv_tokens=60_000, block_tokens=64)
 
 
 def some_work(jobs: int = 600) -> Iterator[Run]:
-    return scale.fleet(3, jobs, runs_per_s=8.0, piles_per_s=0.05, tenants=5)
+    return scale.fleet(3, jobs, runs_per_s=8.0, batches_per_s=0.05, tenants=5)
 
 
-def a_world(tally: Tally | None = None) -> World:
-    door = GatewayDoor(DEFAULT_LANES, Room(64, 60_000, 4096))
+def a_simulation(tally: Tally | None = None) -> Simulation:
+    frontend = GatewayFrontend(DEFAULT_LANES, Capacity(64, 60_000, 4096))
     if tally is None:
-        return World(door, COSTS, FLAGS, workers=3)
-    return World(door, COSTS, FLAGS, workers=3, on_call=tally.call, on_run=tally.run)
+        return Simulation(frontend, COSTS, FLAGS, workers=3)
+    return Simulation(frontend, COSTS, FLAGS, workers=3, on_call=tally.call, on_run=tally.run)
 
 
 def test_runs_that_are_made_while_they_are_played_give_what_a_list_of_them_gives() -> None:
-    listed, lazy = a_world(), a_world()
+    listed, lazy = a_simulation(), a_simulation()
     listed.play(list(some_work()))
-    lazy.play_in_order(some_work())
+    lazy.play_stream(some_work())
     # The same calls, the same ends. What happens at one instant may come in another order: times are about the same.
     assert sorted((row.run, row.step, row.outcome, row.produced) for row in lazy.rows) == sorted(
         (row.run, row.step, row.outcome, row.produced) for row in listed.rows
@@ -49,11 +49,11 @@ def test_runs_that_are_made_while_they_are_played_give_what_a_list_of_them_gives
 
 
 def test_rows_that_are_counted_and_dropped_give_the_report_of_rows_that_are_kept() -> None:
-    kept = a_world()
-    kept.play_in_order(some_work())
-    tally = Tally(work=seconds_alone(COSTS))
-    dropped = a_world(tally)
-    dropped.play_in_order(some_work())
+    kept = a_simulation()
+    kept.play_stream(some_work())
+    tally = Tally(work=unloaded_seconds(COSTS))
+    dropped = a_simulation(tally)
+    dropped.play_stream(some_work())
     assert dropped.rows == []
     assert dropped.runs == []
     assert tally.report("a", dropped.engines) == report(kept, "a")
@@ -62,19 +62,19 @@ def test_rows_that_are_counted_and_dropped_give_the_report_of_rows_that_are_kept
 def test_runs_out_of_order_are_refused() -> None:
     runs = sorted(itertools.islice(some_work(), 20), key=lambda run: -run.at)
     with pytest.raises(ValueError, match="begins before"):
-        a_world().play_in_order(iter(runs))
+        a_simulation().play_stream(iter(runs))
 
 
 def test_what_stays_in_memory_is_a_few_figures_for_every_job() -> None:
     def stays(jobs: int) -> int:
         tally = Tally()
-        world = a_world(tally)
+        simulation = a_simulation(tally)
         tracemalloc.start()
-        world.play_in_order(some_work(jobs))
+        simulation.play_stream(some_work(jobs))
         gc.collect()
         left = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        assert world.rows == []
+        assert simulation.rows == []
         return left
 
     few, many = stays(400), stays(2_400)

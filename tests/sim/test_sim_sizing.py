@@ -6,14 +6,14 @@ import pytest
 
 from inferry.sim.calls import CallRow, RunRow
 from inferry.sim.report import Report, lane_report
-from inferry.sim.sizing import NoFleet, Sizing, smallest_fleet
+from inferry.sim.sizing import NoFeasibleFleet, Sizing, smallest_fleet
 
 
-def a_report(kept: int, of: int = 100) -> Report:
+def a_report(attained: int, of: int = 100) -> Report:
     from inferry.domain.lanes import Lane
 
     rows = [
-        CallRow("r", "s", "t", Lane.P0, 10, 5, 0.0, 0.1, 0.2, 0.1 if number < kept else 9.0, "done", 5)
+        CallRow("r", "s", "t", Lane.P0, 10, 5, 0.0, 0.1, 0.2, 0.1 if number < attained else 9.0, "done", 5)
         for number in range(of)
     ]
     lane = lane_report(rows, [RunRow("r", Lane.P0, "t", 0.0, 1.0, of, True, False)], 0.5)
@@ -35,22 +35,24 @@ def a_report(kept: int, of: int = 100) -> Report:
     )
 
 
-def sized(kept: Callable[[int, int], int], seeds: tuple[int, ...] = (1,), most: int = 256) -> tuple[Sizing, list[int]]:
-    asked: list[int] = []
+def sized(
+    attained: Callable[[int, int], int], seeds: tuple[int, ...] = (1,), max_workers: int = 256
+) -> tuple[Sizing, list[int]]:
+    requested: list[int] = []
 
     def simulate(workers: int, seed: int) -> Report:
-        asked.append(workers)
-        return a_report(kept(workers, seed))
+        requested.append(workers)
+        return a_report(attained(workers, seed))
 
-    return smallest_fleet(simulate, seeds, 0.99, most), asked
+    return smallest_fleet(simulate, seeds, 0.99, max_workers), requested
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 7, 8, 100, 256])
 def test_the_smallest_fleet_is_found_in_few_simulations(needed: int) -> None:
-    found, asked = sized(lambda workers, seed: 100 if workers >= needed else 50)
+    found, requested = sized(lambda workers, seed: 100 if workers >= needed else 50)
     assert found.workers == needed
-    assert len(asked) <= 20
-    assert len(set(asked)) == len(asked)  # nothing is simulated twice
+    assert len(requested) <= 20
+    assert len(set(requested)) == len(requested)  # nothing is simulated twice
     assert found.chosen.meets
 
 
@@ -75,7 +77,7 @@ def test_one_lucky_seed_does_not_make_the_fleet_larger_than_it_must_be() -> None
     assert found.workers == 6
 
 
-def test_no_fleet_is_said_with_what_was_tried() -> None:
-    with pytest.raises(NoFleet, match="10 workers") as nothing:
-        sized(lambda workers, seed: 50, most=10)
+def test_an_infeasible_target_is_reported_with_its_probes() -> None:
+    with pytest.raises(NoFeasibleFleet, match="10 workers") as nothing:
+        sized(lambda workers, seed: 50, max_workers=10)
     assert [one.workers for one in nothing.value.probes] == [1, 2, 4, 8, 10]

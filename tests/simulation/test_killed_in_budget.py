@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from admission.callers import DAY, NOON, a_call, a_caller
-from inferry.admission import marks
-from inferry.admission.gate import Gate
-from inferry.admission.marks import Marks
+from admission.builders import DAY, NOON, a_call, a_caller
+from inferry.admission import watermarks
 from inferry.admission.permits import Permit
+from inferry.admission.quota_gate import QuotaGate
+from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.spending import Mark, MarkBatch, Spent
+from inferry.domain.spending import Spending, Watermark, WatermarkBatch
 from inferry.domain.streams import Usage
 from inferry.domain.tenants import Limits, Price
 from inferry.domain.values import replace
@@ -27,26 +27,26 @@ class Database:
     """What outlives a process: marks, and the rows that were written."""
 
     def __init__(self) -> None:
-        self.marks: dict[tuple[str, str, str, str, int], Mark] = {}
+        self.watermarks: dict[tuple[str, str, str, str, int], Watermark] = {}
         self.rows: list[tuple[str, int, int]] = []
 
-    def write(self, batch: MarkBatch) -> None:
-        for mark in batch.kept:
-            self.marks[_identity(mark)] = mark
-        for mark in batch.gone:
-            self.marks.pop(_identity(mark), None)
+    def write(self, batch: WatermarkBatch) -> None:
+        for watermark in batch.upserts:
+            self.watermarks[_identity(watermark)] = watermark
+        for watermark in batch.deletes:
+            self.watermarks.pop(_identity(watermark), None)
 
-    def spent(self, wall: float) -> list[Spent]:
+    def spent(self, wall: float) -> list[Spending]:
         tokens, nanos = sum(row[1] for row in self.rows), sum(row[2] for row in self.rows)
         runs: dict[str, list[int]] = {}
         for run, used, cost in self.rows:
             runs.setdefault(run, [0, 0])
             runs[run][0] += used
             runs[run][1] += cost
-        day = Spent(tenant="a", period="day", tokens=tokens, nanos=nanos, at=wall)
-        key = Spent(tenant="a", period="day", tokens=tokens, nanos=nanos, at=wall, key_id="k")
+        day = Spending(tenant="a", period="day", tokens=tokens, nanos=nanos, at=wall)
+        key = Spending(tenant="a", period="day", tokens=tokens, nanos=nanos, at=wall, key_id="k")
         of_runs = [
-            Spent(tenant="a", period="run", tokens=used, nanos=cost, at=wall, run_id=run)
+            Spending(tenant="a", period="run", tokens=used, nanos=cost, at=wall, run_id=run)
             for run, (used, cost) in runs.items()
         ]
         return [day, key, *of_runs]
@@ -76,16 +76,16 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        self.gate = Gate(PRICES, lease_tokens=32, marks=Marks())
-        assert self.gate.marks is not None
-        self.marks = self.gate.marks
-        self.on_its_way: MarkBatch | None = None
+        self.gate = QuotaGate(PRICES, lease_tokens=32, watermarks=WatermarkTracker())
+        assert self.gate.watermarks is not None
+        self.watermarks = self.gate.watermarks
+        self.on_its_way: WatermarkBatch | None = None
         self.jobs: list[Job] = []
         self.unwritten: list[tuple[str, int, int]] = []
         self.recorded = self.settled = 0
         self.most_leased = 0
         self.gate.restore(self.database.spent(self.wall), self.now)
-        self.gate.restore_marks(list(self.database.marks.values()), self.now, self.wall)
+        self.gate.restore_watermarks(list(self.database.watermarks.values()), self.now, self.wall)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class World:
         if self.random.random() < self.row_rate:
             self.rows()
         if self.random.random() < 0.2:
-            self.marks.retire(self.now, self.recorded, self.settled, idle_s=1.0)
+            self.watermarks.release_idle(self.now, self.recorded, self.settled, idle_s=1.0)
         leased = max((line.leased_tokens for line in self.gate.report("a")), default=0)
         self.most_leased = max(self.most_leased, leased)
 
@@ -121,13 +121,13 @@ class World:
         if not self.jobs:
             return
         one = self.random.choice(self.jobs)
-        if one.permit.batch > self.marks.written:
+        if one.permit.watermark_batch > self.watermarks.written:
             return
         if not one.is_served:
             one.is_served = True
             self.deliver(one, one.job.footprint.prompt.expected, 0)
-        may_write = self.gate.renew(one.permit, one.written)
-        count = min(self.random.randint(0, 40), may_write - one.written, one.permit.output_cap - one.written)
+        granted_tokens = self.gate.renew(one.permit, one.written)
+        count = min(self.random.randint(0, 40), granted_tokens - one.written, one.permit.output_cap - one.written)
         self.deliver(one, 0, max(0, count))
 
     def deliver(self, one: Job, prompt: int, output: int) -> None:
@@ -148,12 +148,12 @@ class World:
     def disk(self) -> None:
         """A batch is taken, and later it is in the database, and later yet that is known."""
         if self.on_its_way is None:
-            if self.marks.is_due:
-                self.on_its_way = self.marks.take(self.wall)
+            if self.watermarks.is_due:
+                self.on_its_way = self.watermarks.take_batch(self.wall)
         else:
             self.database.write(self.on_its_way)
             if self.random.random() < 0.8:
-                self.marks.wrote(self.on_its_way.number, self.now)
+                self.watermarks.batch_written(self.on_its_way.number, self.now)
                 self.on_its_way = None
 
     def rows(self) -> None:
@@ -170,9 +170,9 @@ class World:
         self.unwritten = []
         self.now += 100.0
         for _ in range(4):
-            while self.on_its_way is not None or self.marks.is_due:
+            while self.on_its_way is not None or self.watermarks.is_due:
                 self.disk()
-            self.marks.retire(self.now, self.recorded, self.settled, idle_s=0.0)
+            self.watermarks.release_idle(self.now, self.recorded, self.settled, idle_s=0.0)
 
     # -- what holds --------------------------------------------------------------------------------------------------
 
@@ -188,15 +188,15 @@ class World:
         return next((line.spent_tokens for line in self.gate.report("a") if line.kind == "day"), 0)
 
 
-def _identity(mark: Mark) -> tuple[str, str, str, str, int]:
-    return mark.scope, mark.tenant, mark.name, mark.period, mark.number
+def _identity(watermark: Watermark) -> tuple[str, str, str, str, int]:
+    return watermark.scope, watermark.tenant, watermark.name, watermark.period, watermark.number
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings of a test are small; so are its blocks."""
-    monkeypatch.setattr(marks, "LEAST_BLOCK_TOKENS", 100)
-    monkeypatch.setattr(marks, "LEAST_BLOCK_NANOS", 500_000)
+    monkeypatch.setattr(watermarks, "MIN_BLOCK_TOKENS", 100)
+    monkeypatch.setattr(watermarks, "MIN_BLOCK_NANOS", 500_000)
 
 
 @pytest.mark.plain
@@ -226,73 +226,73 @@ def test_a_crash_costs_an_account_at_most_one_block_and_its_leases(seed: int) ->
 
 @pytest.mark.plain
 @pytest.mark.parametrize("seed", range(30))
-def test_a_clean_stop_costs_nothing_and_leaves_no_mark(seed: int) -> None:
+def test_a_clean_stop_leaves_no_watermark(seed: int) -> None:
     world = World(seed)
     for _ in range(world.random.randint(1, 150)):
         world.step()
     world.stop_cleanly()
-    assert world.database.marks == {}
+    assert world.database.watermarks == {}
     world.begin()
     assert world.counted() == sum(world.delivered.values())
 
 
 @pytest.mark.plain
-def test_marks_of_another_day_and_of_runs_long_over_are_deleted() -> None:
+def test_watermarks_of_another_day_and_of_ended_runs_are_deleted() -> None:
     world = World(1)
     for _ in range(60):
         world.step()
-    while world.on_its_way is not None or world.marks.is_due:
+    while world.on_its_way is not None or world.watermarks.is_due:
         world.disk()
-    assert world.database.marks
+    assert world.database.watermarks
     world.database.rows.clear()
     world.wall += 2 * DAY
     world.begin()
-    while world.on_its_way is not None or world.marks.is_due:
+    while world.on_its_way is not None or world.watermarks.is_due:
         world.disk()
-    assert world.database.marks == {}
+    assert world.database.watermarks == {}
     assert world.counted() == 0
 
 
-def test_without_a_database_for_marks_no_job_waits() -> None:
-    gate = Gate(PRICES)
+def test_without_a_watermark_store_no_job_waits() -> None:
+    gate = QuotaGate(PRICES)
     caller = a_caller(day_token_ceiling=CEILING, run_token_ceiling=RUN_CEILING)
-    assert gate.admit(a_call(), caller, ("r",), 0.0, NOON).batch == 0
+    assert gate.admit(a_call(), caller, ("r",), 0.0, NOON).watermark_batch == 0
 
 
-def test_a_job_waits_for_a_mark_once_per_block_and_not_for_the_one_that_is_raised_ahead() -> None:
-    kept = Marks()
-    gate = Gate({}, marks=kept)
+def test_a_job_waits_for_a_watermark_at_most_once_per_block() -> None:
+    kept = WatermarkTracker()
+    gate = QuotaGate({}, watermarks=kept)
     caller = a_caller(day_token_ceiling=10_000_000)
     waited = 0
     for _ in range(2_000):
         permit = gate.admit(a_call(100, 100), caller, ("r",), 0.0, NOON)
-        waited += permit.batch > kept.written
+        waited += permit.watermark_batch > kept.written
         if kept.is_due:
-            kept.wrote(kept.take(NOON).number, 0.0)
+            kept.batch_written(kept.take_batch(NOON).number, 0.0)
         gate.settle(permit, Usage(100, 0, 100), 0.0, NOON)
     assert waited == 1
-    assert kept.written <= 2 * 2_000 * 200 // marks.block(10_000_000, marks.LEAST_BLOCK_TOKENS) + 2
+    assert kept.written <= 2 * 2_000 * 200 // watermarks.block_size(10_000_000, watermarks.MIN_BLOCK_TOKENS) + 2
 
 
-def test_a_call_that_names_no_run_writes_no_mark_for_it() -> None:
-    kept = Marks()
-    gate = Gate({}, marks=kept)
+def test_a_call_without_a_run_writes_no_watermark() -> None:
+    kept = WatermarkTracker()
+    gate = QuotaGate({}, watermarks=kept)
     job = replace(a_call(), run_id="j", job_id="j")
-    assert gate.admit(job, a_caller(run_token_ceiling=1_000), ("j",), 0.0, NOON).batch == 0
+    assert gate.admit(job, a_caller(run_token_ceiling=1_000), ("j",), 0.0, NOON).watermark_batch == 0
     assert not kept.is_due
 
 
 def test_a_stream_gets_no_more_than_the_database_knows_of() -> None:
-    kept = Marks()
-    gate = Gate({}, lease_tokens=50, marks=kept)
+    kept = WatermarkTracker()
+    gate = QuotaGate({}, lease_tokens=50, watermarks=kept)
     caller = a_caller(run_token_ceiling=1_000_000)
     permit = gate.admit(a_call(10, 100_000), caller, ("run",), 0.0, NOON)
-    kept.wrote(kept.take(NOON).number, 0.0)
-    block = marks.block(1_000_000, marks.LEAST_BLOCK_TOKENS)
-    may_write = permit.may_write
-    while (more := gate.renew(permit, may_write)) > may_write:
-        may_write = more
-    assert 10 + may_write == 10 + 50 + block
-    assert gate.exhausted(permit).code == "ledger_unavailable"
-    kept.wrote(kept.take(NOON).number, 0.0)
-    assert gate.renew(permit, may_write) > may_write
+    kept.batch_written(kept.take_batch(NOON).number, 0.0)
+    block_size = watermarks.block_size(1_000_000, watermarks.MIN_BLOCK_TOKENS)
+    granted_tokens = permit.granted_tokens
+    while (more := gate.renew(permit, granted_tokens)) > granted_tokens:
+        granted_tokens = more
+    assert 10 + granted_tokens == 10 + 50 + block_size
+    assert gate.exhausted_error(permit).code == "ledger_unavailable"
+    kept.batch_written(kept.take_batch(NOON).number, 0.0)
+    assert gate.renew(permit, granted_tokens) > granted_tokens

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from inferry.sim.faults import WorkerTrouble
-from inferry.sim.trial import Pace
-from simulation.trials import World, play, trace
+from simulation.fault_scenarios import FaultScenario, play, trace
 from support.children import TESTS, environment
+from support.fault_simulation import WorkerTimings
+from support.faults import WorkerFaultKind
 
 # Seeds that ever failed, always run first. 75 and 415: a lane overtaken twice before anybody of it was served.
 ONCE_FAILED = (75, 415)
@@ -18,12 +18,12 @@ BATCH = 250
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
-def test_a_seed_that_once_failed_holds_every_law(seed: int) -> None:
+def test_a_seed_that_once_failed_holds_every_invariant(seed: int) -> None:
     play(seed)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
-def test_every_law_holds_whatever_fails(first: int) -> None:
+def test_every_invariant_holds_under_faults(first: int) -> None:
     for seed in range(first, first + BATCH):
         try:
             play(seed)
@@ -31,10 +31,14 @@ def test_every_law_holds_whatever_fails(first: int) -> None:
             raise AssertionError(f"seed {seed}: {failure}") from failure
 
 
-def test_the_seeds_reach_every_kind_of_trouble() -> None:
-    worlds = [World(seed) for seed in range(200)]
-    assert {fault.kind.value for world in worlds for fault in world.faults.workers} == {"death", "stall", "drain"}
-    assert {fault.kind.value for world in worlds for fault in world.faults.jobs.values()} == {
+def test_the_seeds_reach_every_kind_of_fault() -> None:
+    scenarios = [FaultScenario(seed) for seed in range(200)]
+    assert {fault.kind.value for scenario in scenarios for fault in scenario.faults.workers} == {
+        "death",
+        "stall",
+        "drain",
+    }
+    assert {fault.kind.value for scenario in scenarios for fault in scenario.faults.jobs.values()} == {
         "reset",
         "silence",
         "duplicate",
@@ -56,23 +60,23 @@ def test_the_seeds_reach_every_kind_of_trouble() -> None:
 def test_workers_die_before_and_after_first_tokens_and_their_late_messages_find_the_job_under_way_again() -> None:
     before = after = echoes = 0
     for seed in range(300):
-        laws = play(seed)
-        deaths = {fault.at for fault in World(seed).faults.workers if fault.kind is WorkerTrouble.DEATH}
+        checker = play(seed)
+        deaths = {fault.at for fault in FaultScenario(seed).faults.workers if fault.kind is WorkerFaultKind.DEATH}
         begun: set[str] = set()
         lost: list[tuple[float, str]] = []
-        for kind, now, what, *rest in laws.log:
+        for kind, now, detail, *rest in checker.log:
             if kind == "offer":
-                begun.discard(what)
+                begun.discard(detail)
             elif kind == "first":
-                begun.add(what)
+                begun.add(detail)
             elif kind == "end":
                 if now in deaths and rest[1] == "worker_lost":
-                    before += what not in begun
-                    after += what in begun
+                    before += detail not in begun
+                    after += detail in begun
                 if rest[1] in ("worker_lost", "worker_timeout"):
-                    lost.append((now + Pace().late_s, what))
-        spans = {what: (now, kind) for kind, now, what, *_ in laws.log if kind == "end"}
-        echoes += sum(at < spans[what][0] for at, what in lost)
+                    lost.append((now + WorkerTimings().late_s, detail))
+        spans = {detail: (now, kind) for kind, now, detail, *_ in checker.log if kind == "end"}
+        echoes += sum(at < spans[detail][0] for at, detail in lost)
     assert before > 20
     assert after > 20
     assert echoes > 10
@@ -85,7 +89,7 @@ def test_the_same_seed_gives_the_same_trace_byte_for_byte() -> None:
 
 def test_a_trace_does_not_depend_on_the_process_that_makes_it() -> None:
     code = (
-        f"import sys; sys.path.append({str(TESTS)!r}); import hashlib; from simulation.trials import trace;"
+        f"import sys; sys.path.append({str(TESTS)!r}); import hashlib; from simulation.fault_scenarios import trace;"
         "print(hashlib.sha256(b''.join(trace(s) for s in range(20))).hexdigest())"
     )
     digests = {

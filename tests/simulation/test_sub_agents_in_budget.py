@@ -4,32 +4,32 @@ import pytest
 
 from inferry.domain.callers import Caller
 from inferry.domain.tenants import Tenant
-from simulation.budgeted import AGENTS, BudgetedTrial, SubAgents, play, tokens_until
+from simulation.budgeted_runs import AGENTS, BudgetedSimulation, SubAgents, play, tokens_until
 
 UNLIMITED = Caller(Tenant(name="a"))
 SEEDS = 200
 BATCH = 50
 
 
-def check(seed: int) -> BudgetedTrial:
-    world = SubAgents(seed)
-    calls = sum(len(agent.calls) for agent in world.agents)
-    trial = play(world)
-    gate = trial.gate
-    assert not trial.open_jobs
-    assert trial.ended_jobs + trial.refusals == calls
-    assert not trial.permits
+def check(seed: int) -> BudgetedSimulation:
+    workload = SubAgents(seed)
+    calls = sum(len(agent.calls) for agent in workload.agents)
+    fault_sim = play(workload)
+    gate = fault_sim.gate
+    assert not fault_sim.open_jobs
+    assert fault_sim.ended_jobs + fault_sim.refusals == calls
+    assert not fault_sim.permits
     assert (gate.overrun_tokens, gate.overrun_nanos) == (0, 0)
-    accounts = {id(account): account for permit in trial.admitted for account in permit.held}
+    accounts = {id(account): account for permit in fault_sim.admitted for account in permit.leased_accounts}
     for account in accounts.values():
-        assert (account.leased_tokens, account.leased_nanos, account.holders) == (0, 0, 0)
+        assert (account.leased_tokens, account.leased_nanos, account.active_jobs) == (0, 0, 0)
     root = gate.run_report("a", "root")
     assert root is not None
-    assert (root.spent_tokens, root.spent_nanos) == (trial.charged_tokens, trial.charged_nanos)
+    assert (root.spent_tokens, root.spent_nanos) == (fault_sim.charged_tokens, fault_sim.charged_nanos)
     books = gate._tenants.get("a")
     assert books is not None
     assert books.quotas.in_flight == 0
-    return trial
+    return fault_sim
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -42,12 +42,12 @@ def test_spent_and_leased_never_exceed_a_ceiling_whatever_fails(first: int) -> N
 
 
 def test_the_seeds_reach_refusals_stops_and_ends_without_charge() -> None:
-    trials = [check(seed) for seed in range(20)]
-    assert sum(trial.refusals for trial in trials) > 100
-    assert sum(trial.stops for trial in trials) > 20
-    assert sum(entry.error_code == "worker_lost" for trial in trials for entry in trial.entries) > 50
-    assert sum(entry.error_code == "client_closed" for trial in trials for entry in trial.entries) > 50
-    assert any(trial.refusals == trial.stops == 0 for trial in trials)
+    simulations = [check(seed) for seed in range(20)]
+    assert sum(fault_sim.refusals for fault_sim in simulations) > 100
+    assert sum(fault_sim.stops for fault_sim in simulations) > 20
+    assert sum(entry.error_code == "worker_lost" for fault_sim in simulations for entry in fault_sim.entries) > 50
+    assert sum(entry.error_code == "client_closed" for fault_sim in simulations for entry in fault_sim.entries) > 50
+    assert any(fault_sim.refusals == fault_sim.stops == 0 for fault_sim in simulations)
 
 
 def test_with_a_ceiling_far_away_sub_agents_are_as_fast_as_without_one() -> None:

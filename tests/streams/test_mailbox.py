@@ -12,7 +12,7 @@ from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Delta, Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 from inferry.streams.demux import Demux
-from inferry.streams.mailbox import MERGED_AT, JobStream, MergeTally, OutOfOrder, merge
+from inferry.streams.mailbox import MERGE_THRESHOLD, JobStream, MergeCounter, StreamProtocolError, merge
 from support.builders import a_job
 
 MOST_UNREAD_BYTES = 8 * 1024 * 1024
@@ -20,9 +20,9 @@ MOST_UNREAD_BYTES = 8 * 1024 * 1024
 DONE = Done("j", FinishReason.STOP, Usage(3, 0, 2))
 
 
-def a_stream(tally: MergeTally | None = None) -> JobStream:
+def a_stream(merge_counter: MergeCounter | None = None) -> JobStream:
     job = a_job("j", run_id="run", step_id="step")
-    return JobStream(Attempt(job), MergeTally() if tally is None else tally)
+    return JobStream(Attempt(job), MergeCounter() if merge_counter is None else merge_counter)
 
 
 def a_delta(
@@ -36,44 +36,44 @@ def a_delta(
 
 def test_a_reader_that_keeps_up_gets_every_delta_as_it_came() -> None:
     async def main() -> None:
-        tally = MergeTally()
-        stream = a_stream(tally)
+        merge_counter = MergeCounter()
+        stream = a_stream(merge_counter)
         for index in range(3):
             delta = a_delta(index, f"{index}")
             stream.push(delta)
             assert await stream.take() == (delta, None)
-        assert tally.deltas == 0
+        assert merge_counter.deltas == 0
 
     asyncio.run(main())
 
 
 def test_what_a_slow_reader_left_comes_as_one_delta() -> None:
     async def main() -> None:
-        tally = MergeTally()
-        stream = a_stream(tally)
+        merge_counter = MergeCounter()
+        stream = a_stream(merge_counter)
         for index, text in enumerate(("one ", "two ", "three")):
             stream.push(a_delta(index, text, raw=b"data: %d\n\n" % index))
         delta, end = await stream.take()
         raw = b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
         assert delta == Delta("j", "run", "step", 0, "one two three", (0, 1, 2), 3, raw)
         assert end is None
-        assert tally.deltas == 2, "three deltas became one"
+        assert merge_counter.deltas == 2, "three deltas became one"
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("left", [MERGED_AT - 1, MERGED_AT, MERGED_AT + 1, 5 * MERGED_AT + 3])
+@pytest.mark.parametrize("left", [MERGE_THRESHOLD - 1, MERGE_THRESHOLD, MERGE_THRESHOLD + 1, 5 * MERGE_THRESHOLD + 3])
 def test_however_much_a_reader_leaves_it_loses_nothing(left: int) -> None:
-    tally = MergeTally()
-    stream = a_stream(tally)
+    merge_counter = MergeCounter()
+    stream = a_stream(merge_counter)
     deltas = [a_delta(index, f"{index} ", raw=b"data: %d\n\n" % index) for index in range(left)]
     for delta in deltas:
         stream.push(delta)
     assert stream.unread_bytes == sum(len(delta.raw) + len(delta.text) for delta in deltas)
-    assert stream.take_now() == (merge(deltas), None)
-    assert tally.deltas == left - 1
+    assert stream.take_nowait() == (merge(deltas), None)
+    assert merge_counter.deltas == left - 1
     stream.push(a_delta(left, "next"))
-    assert stream.take_now() == (a_delta(left, "next"), None)
+    assert stream.take_nowait() == (a_delta(left, "next"), None)
 
 
 def test_a_reader_that_does_not_read_costs_the_others_no_more_than_one_that_does() -> None:
@@ -88,9 +88,9 @@ def test_a_reader_that_does_not_read_costs_the_others_no_more_than_one_that_does
         for delta in deltas:
             stream.push(delta)
             if reads:
-                stream.take_now()
+                stream.take_nowait()
         pushed = time.thread_time()
-        stream.take_now()
+        stream.take_nowait()
         return pushed - began, time.thread_time() - pushed
 
     slow = [seconds(reads=False) for _ in range(3)]
@@ -153,7 +153,7 @@ def test_what_comes_between_the_wake_and_the_taking_is_taken_too() -> None:
 def test_a_listener_hears_of_every_delta_and_of_the_end() -> None:
     stream = a_stream()
     heard: list[tuple[Delta | None, End | None]] = []
-    stream.listen(lambda: heard.append(stream.take_now()))
+    stream.listen(lambda: heard.append(stream.take_nowait()))
     stream.push(a_delta(0, "a"))
     stream.push(a_delta(1, "b"))
     stream.finish(DONE)
@@ -163,7 +163,7 @@ def test_a_listener_hears_of_every_delta_and_of_the_end() -> None:
 def test_a_last_delta_leaves_together_with_the_end_that_follows_it() -> None:
     stream = a_stream()
     heard: list[tuple[Delta | None, End | None]] = []
-    stream.listen(lambda: heard.append(stream.take_now()))
+    stream.listen(lambda: heard.append(stream.take_nowait()))
     stream.push(a_delta(0, "a"))
     last = replace(a_delta(1, "b"), is_last=True)
     stream.push(last)
@@ -177,21 +177,21 @@ def test_a_listener_that_comes_late_hears_of_what_is_there() -> None:
     stream.push(a_delta(0, "a"))
     stream.finish(DONE)
     heard: list[tuple[Delta | None, End | None]] = []
-    stream.listen(lambda: heard.append(stream.take_now()))
+    stream.listen(lambda: heard.append(stream.take_nowait()))
     assert heard == [(a_delta(0, "a"), DONE)]
 
 
 def test_a_listener_that_takes_nothing_finds_it_all_later() -> None:
-    tally = MergeTally()
-    stream = a_stream(tally)
+    merge_counter = MergeCounter()
+    stream = a_stream(merge_counter)
     stream.listen(lambda: None)
     stream.push(a_delta(0, "a", raw=b"12345"))
     stream.push(a_delta(1, "b", raw=b"67"))
     assert stream.unread_bytes == 9
-    delta, _ = stream.take_now()
+    delta, _ = stream.take_nowait()
     assert delta is not None
-    assert (delta.text, stream.unread_bytes, tally.deltas) == ("ab", 0, 1)
-    assert stream.take_now() == (None, None)
+    assert (delta.text, stream.unread_bytes, merge_counter.deltas) == ("ab", 0, 1)
+    assert stream.take_nowait() == (None, None)
 
 
 def test_a_reader_that_was_cancelled_loses_nothing() -> None:
@@ -223,7 +223,7 @@ def test_a_delta_out_of_order_is_refused_and_changes_nothing(index: int) -> None
     async def main() -> None:
         stream = a_stream()
         stream.push(a_delta(0, "good"))
-        with pytest.raises(OutOfOrder, match=f"delta {index} where 1 was due"):
+        with pytest.raises(StreamProtocolError, match=f"delta {index} where 1 was due"):
             stream.push(a_delta(index, "bad"))
         stream.push(a_delta(1, " too"))
         delta, _ = await stream.take()
@@ -235,9 +235,9 @@ def test_a_delta_out_of_order_is_refused_and_changes_nothing(index: int) -> None
 
 def test_a_delta_of_another_run_or_step_is_refused() -> None:
     stream = a_stream()
-    with pytest.raises(OutOfOrder, match="another run or step"):
+    with pytest.raises(StreamProtocolError, match="another run or step"):
         stream.push(a_delta(0, run_id="other"))
-    with pytest.raises(OutOfOrder, match="another run or step"):
+    with pytest.raises(StreamProtocolError, match="another run or step"):
         stream.push(a_delta(0, step_id="other"))
     stream.push(a_delta(0))
 
@@ -245,7 +245,7 @@ def test_a_delta_of_another_run_or_step_is_refused() -> None:
 def test_nothing_comes_after_the_end() -> None:
     stream = a_stream()
     stream.finish(DONE)
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(StreamProtocolError):
         stream.push(a_delta(0))
 
 
@@ -254,7 +254,7 @@ def test_a_stream_ends_once_and_keeps_its_first_end(second: End) -> None:
     async def main() -> None:
         stream = a_stream()
         stream.finish(DONE)
-        with pytest.raises(OutOfOrder, match="ended twice"):
+        with pytest.raises(StreamProtocolError, match="ended twice"):
             stream.finish(second)
         assert await stream.take() == (None, DONE)
 
@@ -263,7 +263,7 @@ def test_a_stream_ends_once_and_keeps_its_first_end(second: End) -> None:
 
 def test_the_messages_of_a_broken_law_hold_no_output() -> None:
     stream = a_stream()
-    with pytest.raises(OutOfOrder) as caught:
+    with pytest.raises(StreamProtocolError) as caught:
         stream.push(a_delta(7, "canary"))
     assert "canary" not in str(caught.value)
 
@@ -294,7 +294,7 @@ def test_a_job_cannot_have_two_streams() -> None:
     assert demux.get("j") is stream
 
 
-def test_what_comes_for_a_job_that_has_ended_finds_nobody() -> None:
+def test_items_for_an_ended_job_are_dropped() -> None:
     async def main() -> None:
         demux = Demux()
         stream = demux.open(Attempt(a_job("j")))
@@ -322,7 +322,7 @@ def test_merges_are_counted_over_all_streams() -> None:
             for index in range(3):
                 stream.push(a_delta(index, job_id=stream.attempt.job.job_id))
             await stream.take()
-        assert demux.tally.deltas == 4
+        assert demux.merge_counter.deltas == 4
 
     asyncio.run(main())
 
@@ -336,8 +336,8 @@ MOVES = st.lists(st.sampled_from(["push", "take", "step"]), max_size=80)
 @given(PIECES, MOVES)
 def test_any_interleaving_gives_the_concatenation_and_one_end_last(pieces: list[str], moves: list[str]) -> None:
     async def main() -> None:
-        tally = MergeTally()
-        stream = a_stream(tally)
+        merge_counter = MergeCounter()
+        stream = a_stream(merge_counter)
         taken: list[tuple[Delta | None, End | None]] = []
 
         async def read_one() -> None:
@@ -371,7 +371,7 @@ def test_any_interleaving_gives_the_concatenation_and_one_end_last(pieces: list[
         assert b"".join(delta.raw for delta in deltas) == "".join(pieces).encode()
         assert [token for delta in deltas for token in delta.token_ids] == list(range(len(pieces)))
         assert sum(delta.tokens for delta in deltas) == len(pieces)
-        assert tally.deltas == len(pieces) - len(deltas)
+        assert merge_counter.deltas == len(pieces) - len(deltas)
         indexes = [delta.index for delta in deltas]
         assert indexes == sorted(set(indexes)), "each piece stands under the index of its first delta"
         assert [end for _, end in taken[:-1] if end is not None] == []
@@ -393,9 +393,9 @@ def test_the_role_alone_is_said_before_an_empty_answer_and_not_before_an_error()
     for end, said in ((DONE, 1), (Failed("j", WorkerLost("gone")), 0)):
         stream = a_stream()
         stream.push(role)
-        assert stream.take_now() == (None, None)
+        assert stream.take_nowait() == (None, None)
         stream.finish(end)
-        delta, got = stream.take_now()
+        delta, got = stream.take_nowait()
         assert got is end
         assert (delta is not None) == bool(said)
 
@@ -403,10 +403,10 @@ def test_the_role_alone_is_said_before_an_empty_answer_and_not_before_an_error()
 def test_what_was_kept_back_of_a_lost_attempt_is_never_said() -> None:
     stream = a_stream()
     stream.push(replace(a_delta(0, raw=b"role"), tokens=0))
-    stream.again(Attempt(a_job("j", run_id="run", step_id="step", attempt=2)), from_start=True)
+    stream.begin_attempt(Attempt(a_job("j", run_id="run", step_id="step", attempt=2)), from_start=True)
     stream.push(replace(a_delta(0, raw=b"again"), tokens=0))
     stream.push(a_delta(1, raw=b" word"))
-    delta, _ = stream.take_now()
+    delta, _ = stream.take_nowait()
     assert delta is not None
     assert delta.raw == b"again word"
     assert stream.restarts == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.streams.assembler import StopStrings
+from inferry.streams.detokenizer import StopStrings
 
 
 @pytest.mark.parametrize(

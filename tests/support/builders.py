@@ -3,11 +3,11 @@
 import itertools
 from typing import Literal
 
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, Resume
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
-from inferry.domain.workers import Load, Phase, Room, WorkerView
+from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 
 _numbers = itertools.count(1)
 
@@ -37,7 +37,7 @@ def a_job(
     session: str | None = None,
     template_id: str | None = None,
     prefix: tuple[str, ...] = (),
-    resume: Resume = Resume.RESTART,
+    resume: ResumeMode = ResumeMode.RESTART,
     body: bytes = b"{}",
     prompt_ids: tuple[int, ...] | None = None,
     sampling: Sampling | None = None,
@@ -104,7 +104,7 @@ def a_view(
         group=group,
         phase=phase,
         pads=pads,
-        room=Room(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s, batch_sequences),
+        capacity=Capacity(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s, batch_sequences),
         foreign=Load() if foreign is None else foreign,
         load=Load() if load is None else load,
         observed_at=at,
@@ -123,7 +123,7 @@ def a_policy(
     may_preempt: tuple[Lane, ...] = (),
     preemptible: bool = False,
     ttft_ms: float | None = None,
-    gap_ms: float | None = None,
+    itl_ms: float | None = None,
 ) -> LanePolicy:
     """A lane that holds nobody, owns no share and leaves no room, unless told otherwise."""
     return LanePolicy(
@@ -137,5 +137,5 @@ def a_policy(
         may_preempt=may_preempt,
         preemptible=preemptible,
         ttft_ms=ttft_ms,
-        gap_ms=gap_ms,
+        itl_ms=itl_ms,
     )

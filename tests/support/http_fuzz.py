@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from support import httpgen
+from support import http_generator
 from support.http_differences import difference, explained
 from support.http_verdicts import Ours, by_gunicorn, by_h11
 
 BLOCK = 2000
-MOST_TOLD = 20
+MAX_REPORTED = 20
 REFERENCES = {"h11": by_h11, "gunicorn": by_gunicorn}
 
 
@@ -35,24 +35,27 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.connections} connections, {self.served} requests served, refused: {dict(self.refused)}"]
         lines += [f"{count:>9} {' / '.join(which)}" for which, count in sorted(self.differences.items())]
-        return "\n".join([*lines, f"{len(self.faults)} without a reason", *self.faults[:MOST_TOLD]])
+        return "\n".join([*lines, f"{len(self.faults)} without a reason", *self.faults[:MAX_REPORTED]])
 
 
 def check(ours: Ours, seed: str, number: int, report: Report) -> None:
     rng = Random(f"{seed}-{number}")
-    data = httpgen.a_connection(rng)
-    pieces = httpgen.cut(rng, data)
-    told = f"seed {seed}, connection {number}: {{}} in {data[:1500]!r}"
+    data = http_generator.a_connection(rng)
+    pieces = http_generator.split_reads(rng, data)
+    reported = f"seed {seed}, connection {number}: {{}} in {data[:1500]!r}"
     report.connections += 1
     try:
         whole = ours.read([data] if data else [])
-        cut = ours.read(pieces)
+        split_reads = ours.read(pieces)
     except Exception as error:
-        report.faults.append(told.format(repr(error)))
+        report.faults.append(reported.format(repr(error)))
         return
-    if whole != cut:
-        ends = f"{whole.end} {whole.status} in one piece, {cut.end} {cut.status} in {[len(one) for one in pieces]}"
-        report.faults.append(told.format(ends))
+    if whole != split_reads:
+        ends = (
+            f"{whole.end} {whole.status} in one piece, {split_reads.end} {split_reads.status} in "
+            f"{[len(one) for one in pieces]}"
+        )
+        report.faults.append(reported.format(ends))
     report.served += len(whole.requests)
     if whole.end == "refused":
         report.refused[whole.status] += 1
@@ -65,7 +68,7 @@ def check(ours: Ours, seed: str, number: int, report: Report) -> None:
         reason = explained(found)
         if reason is None:
             what = f"{found.kind} than {name}: {whole.end} {whole.status}, there {theirs.end} {theirs.why}"
-            report.faults.append(told.format(f"{what}, {found.rest[:300]!r}"))
+            report.faults.append(reported.format(f"{what}, {found.rest[:300]!r}"))
         else:
             report.differences[name, found.kind, reason.name] += 1
 

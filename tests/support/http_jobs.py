@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from msgspec import json
 
-from inferry.adapters.workers.openai_http import OpenAIHttpWorker
-from inferry.adapters.workers.values import HttpWorkerSettings
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import InferenceJob, Payload, Resume, SoFar
+from inferry.domain.jobs import InferenceJob, Payload, ResumeMode, ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, Failed, Item
 from inferry.domain.values import replace
+from inferry.workers.openai_http.settings import HttpWorkerSettings
+from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.builders import a_job
 from support.upstream import Upstream
 from support.virtual_net import run_virtual_net
@@ -27,8 +27,8 @@ def a_call(
     api: Literal["chat", "completions"] = "chat",
     tokens: int = 8,
     tenant: str = "a",
-    resume: Resume = Resume.CONTINUE,
-    so_far: SoFar | None = None,
+    resume: ResumeMode = ResumeMode.CONTINUE,
+    resume_point: ResumePoint | None = None,
     attempt: int = 1,
     stream: bool = False,
     **fields: Any,
@@ -40,7 +40,7 @@ def a_call(
     body = json.encode({"model": "m", **prompt, "max_tokens": tokens, **fields})
     job = a_job(job_id, output=tokens, tenant=tenant, resume=resume, attempt=attempt, stream=stream)
     payload = Payload(api=api, body=body, sampling=Sampling(max_tokens=tokens))
-    return replace(job, token_budget=tokens, payload=payload, so_far=so_far)
+    return replace(job, token_budget=tokens, payload=payload, resume_point=resume_point)
 
 
 def a_plan(*jobs: InferenceJob) -> BatchPlan:

@@ -11,15 +11,15 @@ from gunicorn.config import Config
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.parser import RequestParser
 
-from inferry.ingress.reply import Reply, Request
-from support.wires import StillLoop, a_house, connect, feed
+from inferry.ingress.http.reply import Reply, Request
+from support.fake_transport import ManualLoop, a_server, connect, feed
 
 LIMIT = 10_000_000
 
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     method: bytes
     target: bytes
     headers: dict[bytes, bytes]
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 class Verdict(NamedTuple):
     """The requests, and how it ends: `open` for more, in the midst of something, closed as asked for, or refused."""
 
-    requests: list[Asked]
+    requests: list[ParsedRequest]
     end: str
     status: int = 0
     why: str = ""
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
     """Where each request begins, and after them what is left; not known of ours."""
 
 
-def asked(method: bytes, target: bytes, fields: list[tuple[bytes, bytes]], body: bytes) -> Asked:
+def parsed_request(method: bytes, target: bytes, fields: list[tuple[bytes, bytes]], body: bytes) -> ParsedRequest:
     """In the form in which implementations can be compared: one value a name, the target without its origin."""
     headers: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -49,48 +49,50 @@ def asked(method: bytes, target: bytes, fields: list[tuple[bytes, bytes]], body:
         target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
     if b"transfer-encoding" in headers:
         headers[b"transfer-encoding"] = headers[b"transfer-encoding"].lower()
-    return Asked(method, target, headers, body)
+    return ParsedRequest(method, target, headers, body)
 
 
 class Ours:
     """One house for many connections, as in a server."""
 
     def __init__(self) -> None:
-        self._asked: list[Asked] = []
-        self._house, loop = a_house(self._serve, max_body_bytes=LIMIT)
-        self._loop: StillLoop = loop
+        self._parsed_requests: list[ParsedRequest] = []
+        self._server, loop = a_server(self._serve, max_body_bytes=LIMIT)
+        self._loop: ManualLoop = loop
 
     def _serve(self, request: Request, reply: Reply) -> None:
         if request.problem is None:
-            self._asked.append(asked(request.method, request.target, list(request.headers.items()), request.body))
-        reply.whole(404 if request.problem is None else request.problem.status, b"", b"")
+            self._parsed_requests.append(
+                parsed_request(request.method, request.target, list(request.headers.items()), request.body)
+            )
+        reply.respond(404 if request.problem is None else request.problem.status, b"", b"")
 
     def read(self, pieces: list[bytes]) -> Verdict:
-        self._asked = []
-        connection, wire = connect(self._house, self._loop)
-        feed(connection, wire, self._loop, pieces)
-        requests, why = self._asked, ""
-        statuses = [int(one) for one in re.findall(rb"(?:\A|(?<=\r\n\r\n))HTTP/1\.1 (\d+) ", wire.answers)]
+        self._parsed_requests = []
+        connection, transport = connect(self._server, self._loop)
+        feed(connection, transport, self._loop, pieces)
+        requests, why = self._parsed_requests, ""
+        statuses = [int(one) for one in re.findall(rb"(?:\A|(?<=\r\n\r\n))HTTP/1\.1 (\d+) ", transport.answers)]
         final = [status for status in statuses if status != 100]
         if len(final) == len(requests) + 1:
             end, status = "refused", final[-1]
-            _, found, message = wire.answers.rpartition(b'{"error":{"message":"')
+            _, found, message = transport.answers.rpartition(b'{"error":{"message":"')
             why = message.partition(b'"')[0].decode() if found else ""
         else:
-            assert len(final) == len(requests), wire.answers
-            is_over = wire.is_closed or wire.is_ended
+            assert len(final) == len(requests), transport.answers
+            is_over = transport.is_closed or transport.is_ended
             end, status = "closed" if is_over else "open" if connection._phase.value == "between" else "midst", 0
-        assert wire.is_reading
-        assert self._house.answering == 0
+        assert transport.is_reading
+        assert self._server.active_replies == 0
         connection.connection_lost(None)
-        assert not self._house.connections
-        assert not self._house.held
+        assert not self._server.connections
+        assert not self._server.held
         return Verdict(requests, end, status, why)
 
 
 def by_h11(data: bytes) -> Verdict:
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=65_536)
-    requests: list[Asked] = []
+    requests: list[ParsedRequest] = []
     starts = [0]
     head: Any = None
     body: list[bytes] = []
@@ -107,7 +109,7 @@ def by_h11(data: bytes) -> Verdict:
             elif isinstance(event, h11.Data):
                 body.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                requests.append(asked(head.method, head.target, list(head.headers), b"".join(body)))
+                requests.append(parsed_request(head.method, head.target, list(head.headers), b"".join(body)))
                 starts.append(len(data) - len(connection.trailing_data[0]))
                 head = None
                 connection.send(h11.Response(status_code=404, headers=[("content-length", "0")]))
@@ -140,7 +142,7 @@ _CONFIG = _gunicorn_config()
 
 def by_gunicorn(data: bytes) -> Verdict:
     parser = cast(Any, RequestParser)(_CONFIG, iter([data]), ("127.0.0.1", 1))
-    requests: list[Asked] = []
+    requests: list[ParsedRequest] = []
     starts = [0]
     try:
         while True:
@@ -155,7 +157,9 @@ def by_gunicorn(data: bytes) -> Verdict:
             length = dict(fields).get(b"CONTENT-LENGTH")
             if length is not None and len(body) < int(length):
                 return Verdict(requests, "midst", 0, "", tuple(starts))
-            requests.append(asked(request.method.encode("latin-1"), request.uri.encode("latin-1"), fields, body))
+            requests.append(
+                parsed_request(request.method.encode("latin-1"), request.uri.encode("latin-1"), fields, body)
+            )
             left = parser.unreader.take_buffered()
             starts.append(len(data) - len(left))
             parser.unreader.unread(left)

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import ClientClosed, WorkerLost
-from inferry.domain.jobs import InferenceJob, Resume, SoFar
+from inferry.domain.jobs import InferenceJob, ResumeMode, ResumePoint
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
-from inferry.domain.workers import Load, Phase, Room, WorkerView
+from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 
 
 class ScriptedWorker:
@@ -26,18 +26,18 @@ class ScriptedWorker:
         *,
         models: Sequence[str] = ("m",),
         words: Sequence[str] = ("one", " two", " three"),
-        room: Room | None = None,
+        capacity: Capacity | None = None,
         clock: Clock | None = None,
         context_tokens: int | None = 4096,
         pads: bool = False,
-        continues: bool = False,
+        can_resume: bool = False,
         pause_s: float = 0.0,
     ) -> None:
         self._name = name
         self.pause_s = pause_s
         self._models = tuple(models)
         self.words = tuple(words)
-        self.room = room or Room(sequences=8)
+        self.capacity = capacity or Capacity(sequences=8)
         self.phase = Phase.STARTING
         self.gate = asyncio.Event()
         self.gate.set()
@@ -48,7 +48,7 @@ class ScriptedWorker:
         self._clock = clock or SystemClock()
         self._context_tokens = context_tokens
         self._pads = pads
-        self._continues = continues
+        self._can_resume = can_resume
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -61,7 +61,7 @@ class ScriptedWorker:
 
     def cards(self) -> Sequence[ModelCard]:
         return [
-            ModelCard(name=model, context_tokens=self._context_tokens, continues=self._continues)
+            ModelCard(name=model, context_tokens=self._context_tokens, can_resume=self._can_resume)
             for model in self._models
         ]
 
@@ -70,7 +70,7 @@ class ScriptedWorker:
             worker=self._name,
             models=frozenset(self._models),
             phase=self.phase,
-            room=self.room,
+            capacity=self.capacity,
             pads=self._pads,
             load=Load(running=len(self._running)),
             observed_at=self._clock.now(),
@@ -84,7 +84,7 @@ class ScriptedWorker:
             self.plans.append(plan)
         tasks = []
         for job in plan.jobs:
-            task = asyncio.get_running_loop().create_task(self._say(job, emit))
+            task = asyncio.get_running_loop().create_task(self._generate(job, emit))
             self._running[job.job_id] = task
             tasks.append(task)
         await asyncio.wait(tasks)
@@ -108,14 +108,14 @@ class ScriptedWorker:
         await self.cancel(list(self._running))
         self.phase = Phase.DOWN
 
-    async def _say(self, job: InferenceJob, emit: Emit) -> None:
+    async def _generate(self, job: InferenceJob, emit: Emit) -> None:
         is_probe = job.step_id == "probe"
-        before = len(job.so_far.output_ids) if job.so_far is not None else 0
-        said = 0
+        before = len(job.resume_point.output_ids) if job.resume_point is not None else 0
+        written_words = 0
 
-        def so_far() -> SoFar | None:
-            known = self._continues and job.resume is Resume.CONTINUE
-            return SoFar((1, 2, 3), tuple(range(before + said))) if known else None
+        def resume_point() -> ResumePoint | None:
+            known = self._can_resume and job.resume is ResumeMode.CONTINUE
+            return ResumePoint((1, 2, 3), tuple(range(before + written_words))) if known else None
 
         try:
             if self.returns_early and not is_probe:
@@ -123,17 +123,17 @@ class ScriptedWorker:
             for word in self.words[before : job.token_budget]:
                 if not is_probe:
                     await self.gate.wait()
-                if said == self.dies_after:
+                if written_words == self.dies_after:
                     raise WorkerLost("the script said so")
-                emit(Delta(job.job_id, job.run_id, job.step_id, said, word, (before + said,), 1))
-                said += 1
+                emit(Delta(job.job_id, job.run_id, job.step_id, written_words, word, (before + written_words,), 1))
+                written_words += 1
                 await asyncio.sleep(0 if is_probe else self.pause_s)
             length = len(self.words) > job.token_budget
             finish = FinishReason.LENGTH if length else FinishReason.STOP
-            emit(Done(job.job_id, finish, Usage(job.footprint.prompt.expected, 0, said, 0.001)))
+            emit(Done(job.job_id, finish, Usage(job.footprint.prompt.expected, 0, written_words, 0.001)))
         except asyncio.CancelledError:
-            emit(Failed(job.job_id, ClientClosed("cancelled"), Usage(output_tokens=said), so_far()))
+            emit(Failed(job.job_id, ClientClosed("cancelled"), Usage(output_tokens=written_words), resume_point()))
         except WorkerLost as error:
-            emit(Failed(job.job_id, error, Usage(output_tokens=said), so_far()))
+            emit(Failed(job.job_id, error, Usage(output_tokens=written_words), resume_point()))
         finally:
             self._running.pop(job.job_id, None)

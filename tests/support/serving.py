@@ -16,11 +16,11 @@ from typing import Any, Self, TypeVar
 import msgspec
 import uvloop
 
-from inferry import wiring
-from inferry.config import Config, parse
+from inferry.cli import wiring
+from inferry.cli.config.schema import Config, parse
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Tokenizer, Worker
-from inferry.ingress import server
+from inferry.ingress.http import lifecycle
 
 T = TypeVar("T")
 MakeWorkers = Callable[[], tuple[Sequence[Worker], dict[str, Tokenizer]]]
@@ -33,11 +33,11 @@ class Serving:
         raw = {"ledger": f"sqlite:///{directory / 'ledger.db'}", **(config or {})}
         self.config: Config = parse(raw)
         self._make_workers = make_workers
-        self._sock = server.bind("127.0.0.1", 0)
+        self._sock = lifecycle.bind("127.0.0.1", 0)
         self._started: concurrent.futures.Future[wiring.Service] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._loop: asyncio.AbstractEventLoop
-        self._stop: server.StopSignals
+        self._stop: lifecycle.StopSignals
         self.service: wiring.Service
 
     @property
@@ -87,7 +87,7 @@ class Serving:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop = server.StopSignals()
+        self._stop = lifecycle.StopSignals()
         try:
             if self._make_workers is None:
                 service = wiring.build(self.config)
@@ -100,13 +100,13 @@ class Serving:
             raise
         self._started.set_result(service)
         try:
-            await server.serve(
+            await lifecycle.serve(
                 service.app,
                 service.gateway,
                 self._sock,
                 self._stop,
                 idle_timeout_s=self.config.server.idle_timeout_s,
-                drain_grace_s=self.config.server.drain_grace_s,
+                drain_timeout_s=self.config.server.drain_timeout_s,
             )
         finally:
             await service.close()
@@ -150,7 +150,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def nobody_listens() -> Iterator[str]:
+def closed_port_url() -> Iterator[str]:
     """A URL that refuses connections: its port is taken, so that nobody else can begin to listen there."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -45,10 +45,10 @@ class TokenServer:
     it is whole, and the ids of all.
     """
 
-    def __init__(self, breaks_after: int | None = None, gap_s: float = 0.0, joins: int = 1) -> None:
+    def __init__(self, breaks_after: int | None = None, itl_s: float = 0.0, joins: int = 1) -> None:
         self.joins = joins
         self.breaks_after = breaks_after
-        self.gap_s = gap_s
+        self.itl_s = itl_s
 
     async def __call__(self, up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         chat = request.path.endswith("chat/completions")
@@ -81,7 +81,7 @@ class TokenServer:
                 return response
             await response.write(self._event(chat, {"content": joined}, finish, ids, first_ids, shows_ids))
             joined, ids = "", []
-            await asyncio.sleep(self.gap_s)
+            await asyncio.sleep(self.itl_s)
         await response.write(usage(len(prompt), count) + DONE)
         return response
 

@@ -45,7 +45,7 @@ class Upstream:
         self.script: Script = script or well_behaved
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.takes_priorities = True
+        self.accepts_priorities = True
         self.returns_token_ids = True
         self.shows_metrics = True
         self.metrics_page: str | None = None
@@ -91,7 +91,7 @@ class Upstream:
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if body.get("priority") and not self.takes_priorities:
+        if body.get("priority") and not self.accepts_priorities:
             error = {"message": "priority scheduling is not enabled", "type": "BadRequestError", "code": 400}
             return web.json_response({"error": error}, status=400)
         is_probe = body.get("max_tokens") == 1 and "ping" in json.dumps(body)

@@ -14,12 +14,12 @@ from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Failed
 from inferry.domain.values import replace
-from inferry.domain.workers import Phase, Room, WorkerView
+from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.streams.mailbox import JobStream
 from support.builders import a_job
-from support.houses import ListLedger
+from support.loop_helpers import ListLedger
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock
 
@@ -28,7 +28,7 @@ class FreezingWorker(ScriptedWorker):
     """A worker that is watched: it is heard all the time, until it freezes and neither says nor ends anything."""
 
     def __init__(self, name: str, **script: Any) -> None:
-        super().__init__(name, clock=LoopClock(), words=("one", " two"), room=Room(sequences=64), **script)
+        super().__init__(name, clock=LoopClock(), words=("one", " two"), capacity=Capacity(sequences=64), **script)
         self.frozen_at: float | None = None
         self.refuses: Failed | None = None
         self.confirms = asyncio.Event()
@@ -44,7 +44,7 @@ class FreezingWorker(ScriptedWorker):
 
     def view(self) -> WorkerView:
         now = self._clock.now()
-        return replace(super().view(), heard_at=now if self.frozen_at is None else self.frozen_at)
+        return replace(super().view(), last_activity_at=now if self.frozen_at is None else self.frozen_at)
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         if self.frozen_at is not None:
@@ -95,19 +95,19 @@ class VirtualGateway:
 @asynccontextmanager
 async def a_virtual_gateway(*workers: ScriptedWorker, **health: Any) -> AsyncIterator[VirtualGateway]:
     """`health` are fields of the policy."""
-    house = VirtualGateway(workers, HealthPolicy(**health))
-    house.gateway.start()
-    await house.until(lambda: all(house.phase(worker) is Phase.READY for worker in workers))
+    env = VirtualGateway(workers, HealthPolicy(**health))
+    env.gateway.start()
+    await env.until(lambda: all(env.phase(worker) is Phase.READY for worker in workers))
     try:
-        yield house
+        yield env
     finally:
         # Not the gateway's own close: that waits for a thread, and no time passes here meanwhile.
         for worker in workers:
             if isinstance(worker, FreezingWorker):
                 worker.thaw()
-        await house.pool.close()
-        await house.gateway._loop.close()
-        house.gateway._flights.close()
-        if house.gateway._tidying is not None:
-            house.gateway._tidying.cancel()
-        house.recorder.close()
+        await env.pool.close()
+        await env.gateway._loop.close()
+        env.gateway._single_flight.close()
+        if env.gateway._cleanup_timer is not None:
+            env.gateway._cleanup_timer.cancel()
+        env.recorder.close()

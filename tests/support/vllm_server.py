@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 CONTEXT = 1024
-BLOCKS = 256
+BLOCKS_PER_CEILING = 256
 START_S = 300.0
 
 
@@ -45,7 +45,7 @@ class VllmServer:
             *(str(vllm_venv() / "bin" / "vllm"), "serve", str(model_dir), "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
             *("--max-model-len", str(CONTEXT), "--max-num-seqs", str(max_sequences)),
-            *("--num-gpu-blocks-override", str(BLOCKS), "--scheduling-policy", "priority"),
+            *("--num-gpu-blocks-override", str(BLOCKS_PER_CEILING), "--scheduling-policy", "priority"),
             *("--enable-prefix-caching", *more),
         ]
         self._popen: subprocess.Popen[bytes] | None = None
@@ -82,8 +82,8 @@ class VllmServer:
         end = time.monotonic() + START_S
         while not self.generates():
             assert self._popen is not None
-            assert self._popen.poll() is None, self._last_words()
-            assert time.monotonic() < end, self._last_words()
+            assert self._popen.poll() is None, self._log_tail()
+            assert time.monotonic() < end, self._log_tail()
             time.sleep(0.2)
 
     def stop(self) -> None:
@@ -103,14 +103,14 @@ class VllmServer:
             os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator["Held"]:
+    def held(self) -> Iterator["PausedEngine"]:
         """Meanwhile its engine core computes only when it is let."""
-        held = Held(engine_cores(self.pid))
+        held = PausedEngine(engine_cores(self.pid))
         held.stop()
         try:
             yield held
         finally:
-            held.go_on()
+            held.resume()
 
     def settled(self, name: str) -> float:
         """A metric, once the server has told all that the engine has done: it may be far behind."""
@@ -146,25 +146,25 @@ class VllmServer:
         finally:
             connection.close()
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         return self.log_path.read_text(errors="replace")[-4000:]
 
 
-class Held:
+class PausedEngine:
     """An engine core that stands still: what it has begun and not ended stays so."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
 
     def run_for(self, seconds: float) -> None:
-        self.go_on()
+        self.resume()
         time.sleep(seconds)
         self.stop()
 
     def stop(self) -> None:
         self._send(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.contract_model import ensure_contract_model
-from support.fleet import GatewayProcess
+from support.gateway_process import GatewayProcess
 from support.vllm_server import VllmServer
 
 Serve = Callable[..., GatewayProcess]
@@ -49,7 +49,7 @@ def serve(servers: tuple[VllmServer, VllmServer], tmp_path: Path) -> Iterator[Se
 
         def start(worker: dict[str, Any] | None = None, **config: Any) -> GatewayProcess:
             workers = [
-                {"kind": "vllm", "name": name, "url": server.url, "gap_timeout_s": 4.0, **(worker or {})}
+                {"kind": "vllm", "name": name, "url": server.url, "inter_token_timeout_s": 4.0, **(worker or {})}
                 for name, server in zip(("a", "b"), servers, strict=True)
             ]
             return stack.enter_context(GatewayProcess(tmp_path / "gateway", {"workers": workers, **config}))

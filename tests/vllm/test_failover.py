@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from support.fleet import Answer, Ask, GatewayProcess, Readers
+from support.gateway_process import Answer, GatewayProcess, Request, StreamReaders
 from support.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-ASKS = [Ask(number, tokens=400 + number % 33, chat=number % 2 == 0) for number in range(32)]
+ASKS = [Request(number, tokens=400 + number % 33, chat=number % 2 == 0) for number in range(32)]
 LEAST_STRUCK = 4
-ALL_AT_ONCE = {"room": "fixed"}
+ALL_AT_ONCE = {"capacity": "fixed"}
 """How much of slow engines to use is another matter."""
 Serve = Callable[..., GatewayProcess]
 Pair = tuple[VllmServer, VllmServer]
@@ -26,7 +26,7 @@ def run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
 
 async def read(url: str, strikes: Callable[[], bool] = lambda: True) -> list[Answer]:
     """All streams; meanwhile it is tried to strike until that has happened."""
-    async with Readers(url) as readers:
+    async with StreamReaders(url) as readers:
         return await readers.read_all(ASKS, until(strikes))
 
 
@@ -54,7 +54,7 @@ def struck(gateway: GatewayProcess, server: VllmServer, blow: Callable[[], None]
                 return False
             blow()
             blows.append(at_work)
-            held.go_on()
+            held.resume()
             return True
 
         answers = run(read(gateway.url, strikes))
@@ -72,19 +72,19 @@ def undisturbed() -> list[Any]:
 def expected(servers: Pair, undisturbed: list[Any]) -> list[Any]:
     """The answers of one server that is asked without a gateway between."""
     if not undisturbed:
-        undisturbed += [answer.told for answer in run(read(servers[1].url))]
+        undisturbed += [answer.visible for answer in run(read(servers[1].url))]
     return undisturbed
 
 
 def check(answers: list[Answer], expected: list[Any]) -> None:
-    assert [answer.told for answer in answers] == expected
+    assert [answer.visible for answer in answers] == expected
     assert [answer.output_tokens for answer in answers] == [ask.tokens for ask in ASKS]
     assert all(len(answer.ids) == 1 for answer in answers), "a stream keeps its id"
 
 
 def went_on(gateway: GatewayProcess) -> float:
     """How many attempts were lost and went on elsewhere."""
-    return gateway.metric("inferry_attempts_again_total")
+    return gateway.metric("inferry_attempt_retries_total")
 
 
 def test_nothing_happens_and_nothing_is_lost(serve: Serve, expected: list[Any]) -> None:
@@ -110,11 +110,11 @@ def test_streams_outlive_an_engine_core(serve: Serve, servers: Pair, expected: l
     gateway.until(gateway.is_empty, 10)
 
 
-def test_streams_that_make_way_for_live_ones_lose_nothing(serve: Serve, servers: Pair, expected: list[Any]) -> None:
+def test_preempted_streams_lose_nothing(serve: Serve, servers: Pair, expected: list[Any]) -> None:
     lanes = {"P0": {"may_preempt": ["P2"]}, "P2": {"preemptible": True}}
     gateway = serve({**ALL_AT_ONCE, "max_sequences": 6}, lanes=lanes)
-    batch = [Ask(ask.number, tokens=ask.tokens, chat=ask.chat, lane="P2") for ask in ASKS]
-    live = [Ask(100 + number, tokens=12, lane="P0") for number in range(8)]
+    batch = [Request(ask.number, tokens=ask.tokens, chat=ask.chat, lane="P2") for ask in ASKS]
+    live = [Request(100 + number, tokens=12, lane="P0") for number in range(8)]
 
     def written() -> float:
         return sum(server.metric("vllm:generation_tokens_total") for server in servers)
@@ -125,7 +125,7 @@ def test_streams_that_make_way_for_live_ones_lose_nothing(serve: Serve, servers:
         return gateway.metric("inferry_queue_depth") > 0 and written() >= before + 200
 
     async def scenario() -> tuple[list[Answer], list[Answer]]:
-        async with Readers(gateway.url) as readers, Readers(gateway.url) as urgent:
+        async with StreamReaders(gateway.url) as readers, StreamReaders(gateway.url) as urgent:
             reading = asyncio.ensure_future(readers.read_all(batch))
             waiting = asyncio.ensure_future(until(is_full))
             await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.fleet import Answer, Ask, GatewayProcess, Readers
+from support.gateway_process import Answer, GatewayProcess, Request, StreamReaders
 from support.serving import get, post
 from support.vllm_server import VllmServer
 
@@ -28,7 +28,7 @@ FROZEN_S = 60.0
 NOTICED_S = 5.0
 SLACK_S = 10.0
 """Beyond what it takes when nothing is frozen. Generous: these machines are shared."""
-FIXED = {"room": "fixed"}
+FIXED = {"capacity": "fixed"}
 
 
 @contextlib.contextmanager
@@ -48,8 +48,8 @@ def latest(answers: list[Answer]) -> float:
 
 def calls(gateway: GatewayProcess, first: int) -> list[Answer]:
     async def scenario() -> list[Answer]:
-        async with Readers(gateway.url) as readers:
-            return await readers.read_all([Ask(first + number, tokens=8, lane="P0") for number in range(CALLS)])
+        async with StreamReaders(gateway.url) as readers:
+            return await readers.read_all([Request(first + number, tokens=8, lane="P0") for number in range(CALLS)])
 
     return asyncio.run(asyncio.wait_for(scenario(), 300))
 
@@ -87,7 +87,7 @@ def test_no_call_waits_for_a_server_that_froze_while_idle(serve: Serve, servers:
 
 def alone(directory: Path, server: VllmServer) -> GatewayProcess:
     workers = [{"kind": "vllm", "name": "only", "url": server.url}]
-    return GatewayProcess(directory, {"workers": workers, "health": {"patience_s": 300}})
+    return GatewayProcess(directory, {"workers": workers, "health": {"no_worker_timeout_s": 300}})
 
 
 def is_ready(gateway: GatewayProcess) -> bool:
@@ -153,7 +153,7 @@ def running(server: VllmServer) -> float:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 6.0], ids=["unnoticed", "noticed"])
-def test_a_cancelled_run_says_what_a_frozen_server_has_not_confirmed(
+def test_a_cancelled_run_reports_what_a_frozen_server_has_not_confirmed(
     serve: Serve, servers: Pair, wait_s: float
 ) -> None:
     gateway = serve({**FIXED, "max_sequences": 10})

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 from tokenizers import Tokenizer
 
-from support.fleet import GatewayProcess
+from support.gateway_process import GatewayProcess
 from support.vllm_server import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -82,7 +82,7 @@ def test_a_tool_that_is_offered_is_no_must(api: OpenAI) -> None:
     assert answer.usage.completion_tokens <= 5
 
 
-def test_structured_outputs_are_what_the_schema_says(api: OpenAI, compact: dict[str, int]) -> None:
+def test_structured_outputs_match_the_schema(api: OpenAI, compact: dict[str, int]) -> None:
     asked: Any = {"model": "m", "messages": HELLO, "response_format": FORMAT, "max_tokens": 200}
     asked["logit_bias"] = compact
     assert is_weather(api.chat.completions.create(**asked).choices[0].message.content)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from support.fleet import GatewayProcess
+from support.gateway_process import GatewayProcess
 from support.serving import post
 from support.vllm_server import VllmServer
 

@@ -12,18 +12,18 @@ from math import inf
 from inferry.domain.tenants import Limits
 
 MINUTE_S = 60.0
-LONGEST_RETRY_S = 120.0
-UNKNOWN_END_S = 1.0
+MAX_RETRY_S = 120.0
+DEFAULT_END_INTERVAL_S = 1.0
 """When to come back while nobody knows how fast calls end."""
-_SLACK = 1e-6
+_ROUNDING_TOLERANCE = 1e-6
 """Who comes back exactly when told to is not turned away for the last digits of a float."""
-_GAP_WEIGHT = 0.2
+_END_INTERVAL_WEIGHT = 0.2
 
 
-class Bucket:
+class TokenBucket:
     """Fills at so much a minute, holds a minute's worth. Below zero it is in debt."""
 
-    __slots__ = ("at", "burst", "level", "per_s", "slack")
+    __slots__ = ("at", "burst", "level", "per_s", "tolerance")
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.at = now
@@ -34,7 +34,7 @@ class Bucket:
         """Another limit from now on. What is in it stays, as far as it still fits."""
         self.burst = per_minute
         self.per_s = per_minute / MINUTE_S
-        self.slack = _SLACK * max(1.0, per_minute / 1000)
+        self.tolerance = _ROUNDING_TOLERANCE * max(1.0, per_minute / 1000)
         self.level = min(self.level, float(per_minute))
 
     def level_at(self, now: float) -> float:
@@ -50,10 +50,10 @@ class Bucket:
     def wait_s(self, amount: int, now: float) -> float:
         """Seconds until so much can be taken; 0 where it can be now. More than it holds can be once it is full."""
         self.fill(now)
-        lacking = (amount if amount < self.burst else self.burst) - self.level
-        if lacking <= self.slack and self.burst:
+        missing = (amount if amount < self.burst else self.burst) - self.level
+        if missing <= self.tolerance and self.burst:
             return 0.0
-        return lacking / self.per_s if self.burst else inf
+        return missing / self.per_s if self.burst else inf
 
     def take(self, amount: int) -> None:
         """`wait_s` has just said that it can be."""
@@ -69,66 +69,73 @@ class Bucket:
 class Quotas:
     """What one tenant or key has used lately, against the limits it was last seen with."""
 
-    __slots__ = ("_ended_at", "_gap_s", "in_flight", "max_concurrent", "requests", "tokens", "whose")
+    __slots__ = ("_end_interval_s", "_last_end_at", "in_flight", "max_concurrent", "owner_kind", "requests", "tokens")
 
-    def __init__(self, whose: str) -> None:
-        self.whose = whose
+    def __init__(self, owner_kind: str) -> None:
+        self.owner_kind = owner_kind
         self.in_flight = 0
         self.max_concurrent: int | None = None
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
-        self._ended_at = 0.0
-        self._gap_s: float | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
+        self._last_end_at = 0.0
+        self._end_interval_s: float | None = None
 
-    def use(self, limits: Limits, now: float) -> None:
+    def set_limits(self, limits: Limits, now: float) -> None:
         """The limits from now on. Jobs in flight keep what they have taken."""
         self.max_concurrent = limits.max_concurrent
-        self.requests = _sized(self.requests, limits.requests_per_minute, now)
-        self.tokens = _sized(self.tokens, limits.tokens_per_minute, now)
+        self.requests = _resized_bucket(self.requests, limits.requests_per_minute, now)
+        self.tokens = _resized_bucket(self.tokens, limits.tokens_per_minute, now)
 
     def wait(self, tokens: int, now: float) -> tuple[float, str] | None:
         """When a call of so many tokens should come back, and for which limit's sake; None: it may come in."""
         wait_s, limit = 0.0, ""
-        most = self.max_concurrent
-        if most is not None and self.in_flight >= most:
-            wait_s, limit = self.free_in_s(self.in_flight - most + 1) if most else inf, "max_concurrent"
+        limit_concurrent = self.max_concurrent
+        if limit_concurrent is not None and self.in_flight >= limit_concurrent:
+            wait_s, limit = (
+                self.slots_free_in_s(self.in_flight - limit_concurrent + 1) if limit_concurrent else inf,
+                "max_concurrent",
+            )
         if self.requests is not None and (until := self.requests.wait_s(1, now)) > wait_s:
             wait_s, limit = until, "requests_per_minute"
         if self.tokens is not None and (until := self.tokens.wait_s(tokens, now)) > wait_s:
             wait_s, limit = until, "tokens_per_minute"
         return (wait_s, limit) if limit else None
 
-    def enter(self, now: float) -> None:
+    def acquire(self, now: float) -> None:
         """One more call is in flight."""
         if not self.in_flight:
-            self._ended_at = now  # the time nobody called says nothing of how long calls take
+            self._last_end_at = now  # the time nobody called says nothing of how long calls take
         self.in_flight += 1
 
-    def leave(self, now: float) -> None:
-        gap_s = now - self._ended_at
-        self._ended_at = now
-        self._gap_s = gap_s if self._gap_s is None else self._gap_s + _GAP_WEIGHT * (gap_s - self._gap_s)
+    def release(self, now: float) -> None:
+        end_interval_s = now - self._last_end_at
+        self._last_end_at = now
+        self._end_interval_s = (
+            end_interval_s
+            if self._end_interval_s is None
+            else self._end_interval_s + _END_INTERVAL_WEIGHT * (end_interval_s - self._end_interval_s)
+        )
         self.in_flight -= 1
 
-    def free_in_s(self, ends: int) -> float:
+    def slots_free_in_s(self, count: int) -> float:
         """How long until so many calls have ended, at the rate at which they did lately."""
-        each_s = UNKNOWN_END_S if self._gap_s is None else self._gap_s
-        return min(LONGEST_RETRY_S, max(0.001, ends * each_s))
+        interval_s = DEFAULT_END_INTERVAL_S if self._end_interval_s is None else self._end_interval_s
+        return min(MAX_RETRY_S, max(0.001, count * interval_s))
 
     @property
-    def quiet_since(self) -> float:
+    def last_change_at(self) -> float:
         """When anything was last taken or given back."""
-        at = self._ended_at
+        at = self._last_end_at
         if self.requests is not None:
             at = max(at, self.requests.at)
         return at if self.tokens is None else max(at, self.tokens.at)
 
 
-def _sized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:
+def _resized_bucket(bucket: TokenBucket | None, per_minute: int | None, now: float) -> TokenBucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        return Bucket(per_minute, now)
+        return TokenBucket(per_minute, now)
     bucket.fill(now)
     bucket.resize(per_minute)
     return bucket

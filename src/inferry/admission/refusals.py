@@ -2,7 +2,7 @@
 
 from math import inf
 
-from inferry.admission.books import Books
+from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.budgets import Account
 from inferry.domain.errors import (
     GatewayError,
@@ -15,14 +15,14 @@ from inferry.domain.errors import (
 _QUOTAS = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
-    "max_concurrent": "calls at once",
+    "max_concurrent": "concurrent calls",
 }
 
 
 class Refusal:
     """One limit that a job does not meet: an account without room, or a quota that is used up."""
 
-    __slots__ = ("_account", "_books", "_in_money", "_quota", "_wait_s")
+    __slots__ = ("_account", "_in_money", "_owner", "_quota", "_wait_s")
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class Refusal:
         in_money: bool = False,
         wait_s: float = 0.0,
         quota: str = "",
-        books: Books | None = None,
+        owner: OwnerAccounts | None = None,
     ) -> None:
         self._account = account
         self._in_money = in_money
         self._wait_s = wait_s
         self._quota = quota
-        self._books = books
+        self._owner = owner
 
     @property
     def limit(self) -> str:
@@ -50,12 +50,12 @@ class Refusal:
     def error(self) -> GatewayError:
         account = self._account
         if account is not None:
-            exhausted = RunBudgetExhausted if account.whose == "run" else TenantBudgetExhausted
-            return exhausted(account.says(self._in_money))
-        assert self._books is not None
-        quotas = self._books.quotas
-        limits = self._books.limits
-        message = f"the {quotas.whose}'s limit of {getattr(limits, self._quota)} {_QUOTAS[self._quota]} is reached"
+            exhausted = RunBudgetExhausted if account.owner_kind == "run" else TenantBudgetExhausted
+            return exhausted(account.describe_limit(self._in_money))
+        assert self._owner is not None
+        quotas = self._owner.quotas
+        limits = self._owner.limits
+        message = f"the {quotas.owner_kind}'s limit of {getattr(limits, self._quota)} {_QUOTAS[self._quota]} is reached"
         retry_after_s = None if self._wait_s == inf else self._wait_s
         if self._quota == "max_concurrent":
             return TenantConcurrency(message, retry_after_s=retry_after_s)

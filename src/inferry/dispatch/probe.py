@@ -33,7 +33,7 @@ async def probe(worker: Worker, number: int, now: float) -> None:
     except TimeoutError:
         raise WorkerTimeout(f"no token within {PROBE_TIMEOUT_S:.0f} s") from None
     if not ends:
-        raise WorkerLost("it returned without a token or an error")
+        raise WorkerLost("it returned neither a token nor an error")
     if isinstance(ends[0], Failed):
         raise ends[0].error
 

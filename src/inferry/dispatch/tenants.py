@@ -1,6 +1,6 @@
 """Who may call, kept current: tenants of the configuration and of the database, their keys, and who may change what.
 
-`TenantBook` is the rules, for whoever may wait for a disk. `TenantWatch` is the book on an event loop: it owns the
+`TenantManager` is the rules, for whoever may wait for a disk. `TenantWatcher` is the book on an event loop: it owns the
 directory that every call is looked up in, puts a new one in its place as soon as it has changed something itself, and
 looks about once a second, in a thread, whether another process has.
 """
@@ -14,25 +14,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
-from inferry.admission.directory import Directory
+from inferry.admission.caller_directory import Directory
 from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
-from inferry.domain.keys import NewKey, TenantSnapshot, is_tenant_name, shown_key, status_of
-from inferry.domain.ledger import LedgerGone
-from inferry.domain.settings import shown_tenant
+from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status
+from inferry.domain.ledger import LedgerFileLost
+from inferry.domain.settings import tenant_as_dict
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+POLL_INTERVAL_S = 0.5
 RETRY_AFTER_S = 2.0
-_GONE = "the gateway's database is gone, so it is not known who may call"
+_DATABASE_GONE_MESSAGE = "the gateway's database is unavailable, so callers cannot be authenticated"
 AuthMode = Literal["auto", "on", "off"]
 
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class TenantStore(Protocol):
     """Where tenants and keys are kept. Methods wait for a disk, and may be called from any thread."""
 
     @property
@@ -56,14 +56,14 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class TenantBook:
+class TenantManager:
     """All tenants and keys, and what may be done to them.
 
     What the configuration says of a tenant is changed there and nowhere else, and counts where the database says
     something too; keys are always the database's.
     """
 
-    def __init__(self, store: Store, configured: Mapping[str, Tenant]) -> None:
+    def __init__(self, store: TenantStore, configured: Mapping[str, Tenant]) -> None:
         self.configured = configured
         self._store = store
 
@@ -83,13 +83,13 @@ class TenantBook:
     def tenants(self, wall: float) -> list[dict[str, Any]]:
         """All tenants as operators see them."""
         found = self.snapshot()
-        valid = Counter(key.tenant for key in found.keys if status_of(key, wall) == "valid")
+        valid = Counter(key.tenant for key in found.keys if key_status(key, wall) == "valid")
         return [
             {
                 "name": tenant.name,
                 "source": "config" if tenant.name in self.configured else "database",
                 "valid_keys": valid[tenant.name],
-                **shown_tenant(tenant),
+                **tenant_as_dict(tenant),
             }
             for tenant in found.tenants
         ]
@@ -99,27 +99,27 @@ class TenantBook:
         for tenant in self.tenants(wall):
             if tenant["name"] == name:
                 return tenant
-        raise NotFound("there is no such tenant")
+        raise NotFound("no such tenant")
 
     def keys(self, wall: float) -> list[dict[str, Any]]:
         """All keys as operators see them, the oldest first."""
-        return [shown_key(key, wall) for key in self.snapshot().keys]
+        return [key_as_dict(key, wall) for key in self.snapshot().keys]
 
     def key(self, key_id: str, wall: float) -> dict[str, Any]:
         """Raises NotFound."""
         for key in self.keys(wall):
             if key["id"] == key_id:
                 return key
-        raise NotFound("there is no such key")
+        raise NotFound("no such key")
 
     def put_tenant(self, tenant: Tenant) -> None:
-        self._may_change(tenant.name)
+        self._check_editable(tenant.name)
         _check_name(tenant.name)
         self._store.put_tenant(tenant)
 
     def remove_tenant(self, name: str, now: float) -> int:
         """Its keys are revoked with it; how many those were."""
-        self._may_change(name)
+        self._check_editable(name)
         return self._store.remove_tenant(name, now)
 
     def create_key(
@@ -130,7 +130,7 @@ class TenantBook:
         if len(label) > 200 or not label.isprintable():
             raise InvalidRequest("a label has at most 200 printable characters", param="label")
         if expires_at is not None and expires_at <= now:
-            raise InvalidRequest("the key would have expired already", param="expires_at")
+            raise InvalidRequest("the key would already be expired", param="expires_at")
         return self._store.create_key(
             tenant,
             now=now,
@@ -149,51 +149,53 @@ class TenantBook:
     def close(self) -> None:
         self._store.close()
 
-    def _may_change(self, name: str) -> None:
+    def _check_editable(self, name: str) -> None:
         if name in self.configured:
-            raise Conflict(f"this tenant is the configuration's: change it there, at tenants.{name}")
+            raise Conflict(f"this tenant is defined in the configuration: change it there, at tenants.{name}")
 
 
-class TenantWatch:
+class TenantWatcher:
     """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
 
     `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
     nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place, and
-    `on_ended` whenever keys may have stopped being valid: with a change, and when one expires.
+    `on_keys_ended` whenever keys may have stopped being valid: with a change, and when one expires.
 
     A database that is deleted while the gateway runs is waited for. Meanwhile keys that are known stay good; callers
     without one are refused, since whoever is to be kept out may have a key in a database that cannot be read. One that
     is replaced counts from then on; `on_replaced` is called.
     """
 
-    def __init__(self, book: TenantBook, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time) -> None:
-        self.book = book
+    def __init__(
+        self, manager: TenantManager, mode: AuthMode = "auto", *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self.manager = manager
         self._mode = mode
         self._wall = wall
-        self._complaint = ""
+        self._last_error = ""
         self.on_change: Callable[[], None] | None = None
-        self.on_ended: Callable[[], None] | None = None
+        self.on_keys_ended: Callable[[], None] | None = None
         self.on_replaced: Callable[[], None] | None = None
-        self._next_end = math.inf
-        self._generation = book.generation
-        self.gone: str | None = None
+        self._next_expiry_at = math.inf
+        self._generation = manager.generation
+        self.ledger_error: str | None = None
         self._task: asyncio.Task[None] | None = None
         # One at a time, so that what was read first is not put in the place of what was read last.
-        self._turn = asyncio.Lock()
-        self.directory = Directory(is_required=mode == "on")
+        self._refresh_lock = asyncio.Lock()
+        self.directory = Directory(is_auth_required=mode == "on")
         self._version, self.directory = self._read()
-        self._next_end = self.directory.next_end(wall())
-        log.info("authentication is %s", self._standing())
+        self._next_expiry_at = self.directory.next_expiry_at(wall())
+        log.info("authentication is %s", self._auth_status())
 
     @property
-    def is_required(self) -> bool:
-        return self.directory.is_required
+    def is_auth_required(self) -> bool:
+        return self.directory.is_auth_required
 
     def caller(
         self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
     ) -> Caller:
-        if self.gone is not None and self._mode == "auto" and not self.directory.is_required:
-            raise LedgerUnavailable(_GONE, retry_after_s=RETRY_AFTER_S)
+        if self.ledger_error is not None and self._mode == "auto" and not self.directory.is_auth_required:
+            raise LedgerUnavailable(_DATABASE_GONE_MESSAGE, retry_after_s=RETRY_AFTER_S)
         return self.directory.caller(authorization, x_api_key, tenant_header, wall)
 
     def start(self) -> None:
@@ -204,112 +206,112 @@ class TenantWatch:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await asyncio.to_thread(self.book.close)
+        await asyncio.to_thread(self.manager.close)
 
-    def problem(self, tenant: str, key_id: str | None) -> GatewayError | None:
+    def revocation_error(self, tenant: str, key_id: str | None) -> GatewayError | None:
         """Why a call in flight may not go on, if it may not."""
-        return self.directory.problem(tenant, key_id, self._wall())
+        return self.directory.revocation_error(tenant, key_id, self._wall())
 
-    async def ask(self, act: Callable[[TenantBook, float], T]) -> T:
+    async def ask(self, operation: Callable[[TenantManager, float], T]) -> T:
         """Have something looked up in the book, off the loop. Raises LedgerUnavailable."""
-        with _told_to_clients():
-            return await asyncio.to_thread(act, self.book, self._wall())
+        with _as_client_errors():
+            return await asyncio.to_thread(operation, self.manager, self._wall())
 
-    async def change(self, act: Callable[[TenantBook, float], T]) -> T:
+    async def change(self, operation: Callable[[TenantManager, float], T]) -> T:
         """Have something done to the book, off the loop. When this returns, every call sees it. Raises
         LedgerUnavailable."""
-        async with self._turn:
-            with _told_to_clients():
-                result, found = await asyncio.to_thread(self._acted, act)
-            self._take(found)
+        async with self._refresh_lock:
+            with _as_client_errors():
+                result, found = await asyncio.to_thread(self._run_and_read, operation)
+            self._apply(found)
         return result
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """See whether another process has changed something."""
-        async with self._turn:
+        async with self._refresh_lock:
             try:
                 found = await asyncio.to_thread(self._read_if_new)
-            except LedgerGone as error:
-                if self.gone is None:
+            except LedgerFileLost as error:
+                if self.ledger_error is None:
                     log.error("the ledger is gone: %s", error)
-                self.gone = str(error)
+                self.ledger_error = str(error)
                 return
             except (OSError, RuntimeError) as error:
-                if str(error) != self._complaint:
-                    log.error("tenants and keys cannot be read, they stay as they are: %s", error)
-                    self._complaint = str(error)
+                if str(error) != self._last_error:
+                    log.error("cannot read tenants and keys; keeping the current ones: %s", error)
+                    self._last_error = str(error)
                 return
-            self._complaint = ""
-            if self.gone is not None:
-                log.warning("the ledger is there again")
-                self.gone = None
+            self._last_error = ""
+            if self.ledger_error is not None:
+                log.warning("the ledger is available again")
+                self.ledger_error = None
             if found is not None:
-                self._take(found)
+                self._apply(found)
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             try:
-                await self.look()
+                await self.poll()
             except Exception:
-                log.exception("tenants and keys could not be followed")
-            self.end_expired()
+                log.exception("failed to poll tenants and keys")
+            self.notify_expired()
 
-    def end_expired(self) -> None:
+    def notify_expired(self) -> None:
         """Tell of keys that have expired since the last look."""
         wall = self._wall()
-        if wall >= self._next_end:
-            self._next_end = self.directory.next_end(wall)
-            if self.on_ended is not None:
-                self.on_ended()
+        if wall >= self._next_expiry_at:
+            self._next_expiry_at = self.directory.next_expiry_at(wall)
+            if self.on_keys_ended is not None:
+                self.on_keys_ended()
 
-    def _acted(self, act: Callable[[TenantBook, float], T]) -> tuple[T, tuple[int, Directory]]:
-        result = act(self.book, self._wall())
+    def _run_and_read(self, operation: Callable[[TenantManager, float], T]) -> tuple[T, tuple[int, Directory]]:
+        result = operation(self.manager, self._wall())
         return result, self._read()
 
     def _read_if_new(self) -> tuple[int, Directory] | None:
-        return None if self.book.version() == self._version else self._read()
+        return None if self.manager.version() == self._version else self._read()
 
     def _read(self) -> tuple[int, Directory]:
-        found = self.book.snapshot()
-        required = self._mode == "on" or (self._mode == "auto" and bool(found.keys or self.directory.is_required))
-        return found.version, Directory(found.tenants, found.keys, is_required=required)
+        found = self.manager.snapshot()
+        required = self._mode == "on" or (self._mode == "auto" and bool(found.keys or self.directory.is_auth_required))
+        return found.version, Directory(found.tenants, found.keys, is_auth_required=required)
 
-    def _take(self, found: tuple[int, Directory]) -> None:
-        was_required = self.is_required
+    def _apply(self, found: tuple[int, Directory]) -> None:
+        was_required = self.is_auth_required
         self._version, self.directory = found
-        if self.book.generation != self._generation:
-            self._generation = self.book.generation
+        if self.manager.generation != self._generation:
+            self._generation = self.manager.generation
             log.error(
                 "the ledger was replaced by another file: keys, tenants and rows are those of the new one from now on; "
                 "what was spent of budgets is still counted"
             )
             if self.on_replaced is not None:
                 self.on_replaced()
-        self._next_end = self.directory.next_end(self._wall())
-        if self.on_ended is not None:
-            self.on_ended()
+        self._next_expiry_at = self.directory.next_expiry_at(self._wall())
+        if self.on_keys_ended is not None:
+            self.on_keys_ended()
         if self.on_change is not None:
             self.on_change()
-        if self.is_required and not was_required:
-            log.warning("authentication is on from now on: a key was created, and calls without one are refused")
+        if self.is_auth_required and not was_required:
+            log.warning("authentication is now on: a key was created, and calls without one are refused")
 
-    def _standing(self) -> str:
+    def _auth_status(self) -> str:
         if self._mode == "off":
-            return "off, as configured: keys are not looked at"
-        if self.is_required:
+            return "off by configuration: keys are not checked"
+        if self.is_auth_required:
             return "on"
-        return "off until the first key is created: whoever is on this machine may call"
+        return "off until the first key is created: any local client may call"
 
 
 @contextlib.contextmanager
-def _told_to_clients() -> Iterator[None]:
+def _as_client_errors() -> Iterator[None]:
     try:
         yield
-    except LedgerGone:
-        raise LedgerUnavailable("the gateway's database is gone", retry_after_s=RETRY_AFTER_S) from None
+    except LedgerFileLost:
+        raise LedgerUnavailable("the gateway's database is unavailable", retry_after_s=RETRY_AFTER_S) from None
 
 
 def _check_name(name: str) -> None:
-    if not is_tenant_name(name):
+    if not is_valid_tenant_name(name):
         raise InvalidRequest("a tenant's name is 1 to 64 letters, digits, dots, dashes and underscores", param="tenant")

@@ -6,9 +6,9 @@ Apart from what works with them, for mypyc compiles that and cannot compile stru
 from msgspec import Struct
 
 from inferry.domain.streams import Delta, Done
-from inferry.domain.workers import Load, Room
+from inferry.domain.workers import Capacity, Load
 
-ENTRY_BYTES = 1000
+ENTRY_OVERHEAD_BYTES = 1000
 """What a kept answer takes besides what it says."""
 
 
@@ -24,7 +24,7 @@ class WorkerReport(Struct, frozen=True, kw_only=True):
     breaker: str
     opens: int
     share: float
-    room: Room
+    capacity: Capacity
     load: Load
     models: tuple[str, ...]
 
@@ -32,23 +32,23 @@ class WorkerReport(Struct, frozen=True, kw_only=True):
 class HealthPolicy(Struct, frozen=True, kw_only=True):
     """When to take a worker out, when to ask it again, how fast to trust it again.
 
-    `losses` different jobs lost with none served in between open the breaker; so do at least that many lost within
-    `window_s` where they are `loss_share` of all that ended there. `jitter` is the part by which a pause may differ,
-    so that workers that fell together are not asked together. `patience_s` is how long a queued job without a deadline
-    waits for a worker of its model to come up. `overdue_share` is the part of all calls that may be retried elsewhere
-    because their first token is overdue.
+    `failure_threshold` different jobs lost with none served in between open the breaker; so do at least that many lost
+    within `failure_window_s` where they are `failure_ratio` of all that ended there. `jitter` is the part by which a
+    pause may differ, so that workers that fell together are not asked together. `no_worker_timeout_s` is how long a
+    queued job without a deadline waits for a worker of its model to come up. `max_hedged_retry_ratio` is the part of
+    all calls that may be retried elsewhere because their first token is overdue.
     """
 
-    losses: int = 3
-    window_s: float = 30.0
-    loss_share: float = 0.5
-    first_pause_s: float = 0.25
-    longest_pause_s: float = 10.0
+    failure_threshold: int = 3
+    failure_window_s: float = 30.0
+    failure_ratio: float = 0.5
+    initial_backoff_s: float = 0.25
+    max_backoff_s: float = 10.0
     jitter: float = 0.2
-    first_share: float = 0.1
-    double_every_s: float = 1.0
-    patience_s: float = 30.0
-    overdue_share: float = 0.02
+    slow_start_share: float = 0.1
+    slow_start_doubling_s: float = 1.0
+    no_worker_timeout_s: float = 30.0
+    max_hedged_retry_ratio: float = 0.02
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
@@ -77,33 +77,28 @@ class Sharing(Struct, frozen=True, kw_only=True):
 
     identical: bool = True
     linger_s: float = 0.0
-    keep_s: float = 300.0
-    keep_bytes: int = 64 << 20
-    history_bytes: int = 64 << 20
-    history_bytes_of_one: int = 1 << 20
+    replay_ttl_s: float = 300.0
+    replay_max_bytes: int = 64 << 20
+    join_history_max_bytes: int = 64 << 20
+    history_bytes_per_execution: int = 1 << 20
 
 
-class Beginning(Struct, frozen=True, gc=False):
-    """How much of a prompt came before, as a part of it; and its chain, thinned out: short beginnings, then longer."""
-
-    share: float = 0.0
-    chain: tuple[str, ...] = ()
-
-
-class Kept(Struct, frozen=True):
-    """One answer. `digest` is of the call that it answers; `was_continued`: more than one worker wrote it."""
+class CachedResponse(Struct, frozen=True):
+    """One answer. `digest` is of the call that it answers; `was_resumed`: more than one worker wrote it."""
 
     job_id: str
     digest: bytes
     delta: Delta | None
     done: Done
-    was_continued: bool
+    was_resumed: bool
     until: float
 
     @property
     def size(self) -> int:
-        said = 0 if self.delta is None else len(self.delta.raw) + len(self.delta.text) + 8 * len(self.delta.token_ids)
-        return ENTRY_BYTES + said + len(self.done.raw)
+        content_bytes = (
+            0 if self.delta is None else len(self.delta.raw) + len(self.delta.text) + 8 * len(self.delta.token_ids)
+        )
+        return ENTRY_OVERHEAD_BYTES + content_bytes + len(self.done.raw)
 
     def __repr__(self) -> str:
         return f"Kept({self.job_id!r}, {self.size} bytes)"

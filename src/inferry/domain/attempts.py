@@ -13,7 +13,7 @@ from inferry.domain.plans import BatchPlan, PredictedWait
 from inferry.domain.streams import Done, End, Usage
 
 UNLIMITED = sys.maxsize
-ASK_AHEAD = 32
+RENEW_AHEAD_TOKENS = 32
 """A job asks for more of its budget so many tokens before it needs them."""
 
 
@@ -32,21 +32,21 @@ class Attempt:
     """queued -> sent -> streaming -> ended. Every attempt ends exactly once, from any state."""
 
     __slots__ = (
-        "ask_at",
         "batch_size",
         "end",
         "ended_at",
         "first_token_at",
+        "granted_tokens",
         "job",
         "last_token_at",
-        "may_write",
         "output_tokens",
         "plan",
         "predicted",
-        "promise_kept",
-        "promised_from",
+        "renew_at_tokens",
         "reported_tokens",
         "sent_at",
+        "slo_attained",
+        "slo_start_at",
         "state",
         "usage_corrected",
     )
@@ -64,11 +64,11 @@ class Attempt:
         self.output_tokens = 0
         self.reported_tokens = 0
         # What the job's budgets grant it, and when to ask for more: in tokens of this attempt.
-        self.may_write = UNLIMITED
-        self.ask_at = UNLIMITED
-        self.promise_kept = True
+        self.granted_tokens = UNLIMITED
+        self.renew_at_tokens = UNLIMITED
+        self.slo_attained = True
         # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
-        self.promised_from = job.arrived_at
+        self.slo_start_at = job.arrived_at
         self.predicted: PredictedWait | None = None
         # Whether the worker's account of it could not be true.
         self.usage_corrected = False
@@ -91,19 +91,21 @@ class Attempt:
         """The job may write so many tokens in all, those of earlier attempts included."""
         if tokens >= UNLIMITED:
             return
-        before = 0 if self.job.so_far is None else len(self.job.so_far.output_ids)
-        self.may_write = tokens - before
+        before = 0 if self.job.resume_point is None else len(self.job.resume_point.output_ids)
+        self.granted_tokens = tokens - before
         if tokens >= self.job.token_budget * self.job.payload.choices:
-            self.ask_at = self.may_write + 1  # its own limit ends it first
+            self.renew_at_tokens = self.granted_tokens + 1  # its own limit ends it first
         else:
-            self.ask_at = max(min(self.output_tokens + 1, self.may_write), self.may_write - ASK_AHEAD)
+            self.renew_at_tokens = max(
+                min(self.output_tokens + 1, self.granted_tokens), self.granted_tokens - RENEW_AHEAD_TOKENS
+            )
 
     @property
     def granted(self) -> int:
         """What `grant` was told last."""
-        if self.may_write >= UNLIMITED:
+        if self.granted_tokens >= UNLIMITED:
             return UNLIMITED
-        return self.may_write + (0 if self.job.so_far is None else len(self.job.so_far.output_ids))
+        return self.granted_tokens + (0 if self.job.resume_point is None else len(self.job.resume_point.output_ids))
 
     def ended(self, end: End, now: float) -> None:
         if self.state is AttemptState.ENDED:
@@ -117,9 +119,9 @@ class Attempt:
         return self.state is AttemptState.ENDED
 
     @property
-    def teaches(self) -> bool:
+    def is_representative(self) -> bool:
         """Whether its usage says something about jobs like it: it is all of the job's, and can be true."""
-        return self.job.so_far is None and not self.usage_corrected
+        return self.job.resume_point is None and not self.usage_corrected
 
     @property
     def queue_s(self) -> float | None:
@@ -143,7 +145,7 @@ class Attempt:
             raise IllegalTransition(f"{self.job.job_id}: no account before the end")
         job, end, usage = self.job, self.end, self.usage()
         error: GatewayError | None = None if isinstance(end, Done) else end.error
-        told = end.stopped if isinstance(end, Done) else error
+        reported_error = end.stopped if isinstance(end, Done) else error
         return LedgerEntry(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -158,15 +160,15 @@ class Attempt:
             cached_tokens=usage.cached_tokens,
             output_tokens=usage.output_tokens,
             gpu_seconds=usage.gpu_seconds,
-            queue_ms=_ms(self.sent_at, job.arrived_at),
-            first_token_ms=_ms(self.first_token_at, job.arrived_at),
+            queue_ms=_elapsed_ms(self.sent_at, job.arrived_at),
+            first_token_ms=_elapsed_ms(self.first_token_at, job.arrived_at),
             total_ms=(self.ended_at - job.arrived_at) * 1000,
             batch_size=self.batch_size,
             release_reason=None if self.plan is None else self.plan.reason.value,
             worker=None if self.plan is None else self.plan.worker,
             parent_run=job.parent_run,
             finish=end.finish.value if isinstance(end, Done) else None,
-            error_code=None if told is None else told.code,
+            error_code=None if reported_error is None else reported_error.code,
             request_id=job.request_id or None,
             key_id=job.key_id,
             cost_nanos=cost_nanos,
@@ -187,5 +189,5 @@ def _outcome(error: GatewayError | None) -> Outcome:
             return Outcome.FAILED
 
 
-def _ms(then: float | None, start: float) -> float | None:
+def _elapsed_ms(then: float | None, start: float) -> float | None:
     return None if then is None else (then - start) * 1000

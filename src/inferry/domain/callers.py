@@ -30,10 +30,10 @@ class Caller(Value):
             models for models in (limits.models, None if of_key is None else of_key.models) if models is not None
         ]
 
-    def may_use(self, model: str) -> bool:
+    def allows_model(self, model: str) -> bool:
         """Whether both the tenant and the key allow the model."""
         return all(any(fnmatchcase(model, pattern) for pattern in models) for models in self._allowed)
 
 
-ANYBODY = Caller(Tenant(name="default"))
+ANONYMOUS = Caller(Tenant(name="default"))
 """Who calls where authentication is off and no tenant is named."""

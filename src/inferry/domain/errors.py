@@ -1,4 +1,4 @@
-"""Every way a call can fail, as a type with a public contract. `ingress.problems` maps them to HTTP, once."""
+"""Every way a call can fail, as a type with a public contract. `ingress.errors` maps them to HTTP, once."""
 
 from typing import ClassVar
 
@@ -9,11 +9,11 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
-    elsewhere: ClassVar[bool] = False
+    can_failover: ClassVar[bool] = False
     """Whether the job itself is blameless: another worker, or the same one later, may do it."""
     predicted_wait_s: float | None = None
     """How long the job would have been queued, where that is why it was refused."""
-    is_own_turn: bool = False
+    has_own_retry_time: bool = False
     """Whether `retry_after_s` was worked out for this call alone. Others are told the same, and must be spread out."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
@@ -168,7 +168,7 @@ class ClientClosed(GatewayError):
 class WorkerLost(GatewayError):
     """The worker died, broke off or answered nonsense."""
 
-    status, code, retryable, elsewhere = 502, "worker_lost", True, True
+    status, code, retryable, can_failover = 502, "worker_lost", True, True
 
 
 class UpstreamRefused(GatewayError):
@@ -180,7 +180,7 @@ class UpstreamRefused(GatewayError):
 class NoWorker(GatewayError):
     """Workers serve the model, but none is up or has room."""
 
-    status, code, retryable, elsewhere = 503, "no_worker", True, True
+    status, code, retryable, can_failover = 503, "no_worker", True, True
 
 
 class WorkerUnreachable(NoWorker):
@@ -202,10 +202,10 @@ class LedgerUnavailable(GatewayError):
 class Preempted(GatewayError):
     """The job was stopped for one of a higher lane and could not go on."""
 
-    status, code, retryable, elsewhere = 503, "preempted", True, True
+    status, code, retryable, can_failover = 503, "preempted", True, True
 
 
 class WorkerTimeout(GatewayError):
     """The worker fell silent."""
 
-    status, code, retryable, elsewhere = 504, "worker_timeout", True, True
+    status, code, retryable, can_failover = 504, "worker_timeout", True, True

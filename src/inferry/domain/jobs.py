@@ -9,7 +9,7 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.values import Value
 
 
-class Resume(enum.Enum):
+class ResumeMode(enum.Enum):
     """What may happen to a job whose attempt is lost or preempted (fixed when it is dispatched)."""
 
     RESTART = "restart"
@@ -72,9 +72,9 @@ class Payload(Value):
     leaves that to the job's budget. `stream_fields` says whether the body names `stream` and `stream_options`, so
     that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
     budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
-    `choices` is how many answers are asked for. `tier` is the service tier to be named in the answer, where the client
-    asked for one. `context_tokens` is the model's context, None where it is not known. `whole`: it is to be asked for
-    in one piece.
+    `choices` is how many answers are asked for. `service_tier` is the service tier to be named in the answer, where the
+    client asked for one. `context_tokens` is the model's context, None where it is not known. `non_streaming`: it is to
+    be asked for in one piece.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Payload(Value):
         stream_fields: tuple[bool, bool] | None = None,
         output_cap: int | None = None,
         choices: int = 1,
-        tier: str | None = None,
+        service_tier: str | None = None,
         context_tokens: int | None = None,
-        whole: bool = False,
+        non_streaming: bool = False,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -102,9 +102,9 @@ class Payload(Value):
         self.stream_fields: Final = stream_fields
         self.output_cap: Final = output_cap
         self.choices: Final = choices
-        self.tier: Final = tier
+        self.service_tier: Final = service_tier
         self.context_tokens: Final = context_tokens
-        self.whole: Final = whole
+        self.non_streaming: Final = non_streaming
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -114,7 +114,7 @@ class Payload(Value):
         yield "bytes", len(self.body)
 
 
-class SoFar(Value):
+class ResumePoint(Value):
     """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
 
     Of a job with stop strings the output's ids are all that came, for some of its text is held back until no stop
@@ -142,7 +142,7 @@ class SoFar(Value):
         yield "tokens", len(self.prompt_ids) + len(self.output_ids)
 
 
-class Repeat(Value):
+class RepeatPolicy(Value):
     """How a call that is made again is known to be the same, and what it may get then.
 
     `name` is equal for the same call of one tenant; None where nothing says which that is. `keep` asks for its answer
@@ -169,10 +169,10 @@ class InferenceJob(Value):
     Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
     `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
     `key_id` is the key it came with; `salted` keeps its prompt apart from other tenants' in prefix caches.
-    `output_hint` is how much the client expects to get. From the second attempt on, `so_far` is where to go on (None
-    where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
-    somebody else, `unreached` those whose worker could not be reached. `repeat` is what the client says about calls
-    that are made again.
+    `output_hint` is how much the client expects to get. From the second attempt on, `resume_point` is where to go on
+    (None where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
+    somebody else, `unreachable_attempts` those whose worker could not be reached. `repeat` is what the client says
+    about calls that are made again.
     """
 
     def __init__(
@@ -201,12 +201,12 @@ class InferenceJob(Value):
         output_hint: int | None = None,
         deadline: float | None = None,
         stream: bool = False,
-        resume: Resume = Resume.RESTART,
+        resume: ResumeMode = ResumeMode.RESTART,
         attempt: int = 1,
-        so_far: SoFar | None = None,
+        resume_point: ResumePoint | None = None,
         preemptions: int = 0,
-        unreached: int = 0,
-        repeat: Repeat | None = None,
+        unreachable_attempts: int = 0,
+        repeat: RepeatPolicy | None = None,
     ) -> None:
         self.job_id: Final = job_id
         self.tenant: Final = tenant
@@ -233,7 +233,7 @@ class InferenceJob(Value):
         self.stream: Final = stream
         self.resume: Final = resume
         self.attempt: Final = attempt
-        self.so_far: Final = so_far
+        self.resume_point: Final = resume_point
         self.preemptions: Final = preemptions
-        self.unreached: Final = unreached
+        self.unreachable_attempts: Final = unreachable_attempts
         self.repeat: Final = repeat

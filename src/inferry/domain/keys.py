@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from inferry.domain.settings import shown_limits
+from inferry.domain.settings import limits_as_dict
 from inferry.domain.tenants import ApiKey, Tenant
 
 PREFIX = "ifk_"
@@ -23,45 +23,45 @@ ALPHABET = string.ascii_letters + string.digits
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
-def key_text(key_id: str, secret: str) -> str:
+def format_key(key_id: str, secret: str) -> str:
     """The whole key, as its owner gets it, once."""
     return f"{PREFIX}{key_id}_{secret}"
 
 
-def parts_of(text: bytes) -> tuple[bytes, bytes]:
+def parse_key(text: bytes) -> tuple[bytes, bytes]:
     """Key id and secret of what somebody sent. Where that is no key, the id is one that no key has: empty."""
     prefix, _, rest = text.partition(b"_")
     key_id, _, secret = rest.partition(b"_")
     return (key_id if prefix == b"ifk" else b""), secret
 
 
-def hash_of(secret: bytes) -> bytes:
+def hash_secret(secret: bytes) -> bytes:
     """What is kept of a secret."""
     return hashlib.sha256(secret).digest()
 
 
-def is_tenant_name(name: str) -> bool:
+def is_valid_tenant_name(name: str) -> bool:
     """Whether a tenant can be called so: 1 to 64 letters, digits, dots, dashes and underscores."""
     return _NAME.fullmatch(name) is not None
 
 
-def status_of(key: ApiKey, wall: float) -> Literal["valid", "expired", "revoked"]:
+def key_status(key: ApiKey, wall: float) -> Literal["valid", "expired", "revoked"]:
     if key.revoked_at is not None and key.revoked_at <= wall:
         return "revoked"
     return "valid" if key.expires_at is None or wall < key.expires_at else "expired"
 
 
-def shown_key(key: ApiKey, wall: float) -> dict[str, Any]:
+def key_as_dict(key: ApiKey, wall: float) -> dict[str, Any]:
     """What operators may see of a key: nothing that helps to use it."""
     return {
         "id": key.key_id,
         "tenant": key.tenant,
         "label": key.label,
-        "status": status_of(key, wall),
+        "status": key_status(key, wall),
         "created_at": key.created_at,
         "expires_at": key.expires_at,
         "revoked_at": key.revoked_at,
-        "limits": shown_limits(key.limits),
+        "limits": limits_as_dict(key.limits),
     }
 
 

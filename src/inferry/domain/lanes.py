@@ -38,8 +38,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
     `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs
     may be stopped for one of this lane; `preemptible` says whether this lane's may.
-    `ttft_ms` and `gap_ms` are the promise that attainment is measured against.
-    From the part `refuse_at` of `queue_limit` on no newcomer is queued; the rest is for jobs that come back.
+    `ttft_ms` and `itl_ms` are the promise that attainment is measured against.
+    From the part `high_watermark` of `queue_limit` on no newcomer is queued; the rest is for jobs that come back.
     """
 
     max_wait_ms: float
@@ -47,17 +47,17 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     window: Literal["adaptive", "fixed", "off"] = "adaptive"
     max_batch: int = 64
     queue_limit: int = 10_000
-    refuse_at: float = 0.8
+    high_watermark: float = 0.8
     share: float = 0.0
     reserve: float = 0.0
     may_preempt: tuple[Lane, ...] = ()
     preemptible: bool = False
     ttft_ms: float | None = None
-    gap_ms: float | None = None
+    itl_ms: float | None = None
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {
-    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, may_preempt=(Lane.P2,), ttft_ms=500, gap_ms=30),
-    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, gap_ms=50),
+    Lane.P0: LanePolicy(max_wait_ms=25, coalesce_ms=8, may_preempt=(Lane.P2,), ttft_ms=500, itl_ms=30),
+    Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, itl_ms=50),
     Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25, preemptible=True),
 }

@@ -13,7 +13,7 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
-class LedgerGone(RuntimeError):
+class LedgerFileLost(RuntimeError):
     """The database was deleted, or replaced by something that cannot be used, while it was open."""
 
 

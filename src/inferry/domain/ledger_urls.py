@@ -4,15 +4,15 @@ IN_MEMORY = "sqlite:///:memory:"
 """The one way to say that nothing is to be kept."""
 
 
-def problem_of_ledger(url: str) -> str | None:
+def ledger_url_error(url: str) -> str | None:
     """Why nothing can be kept there; None for a file, and for a database in memory that says so."""
     scheme, separator, path = url.partition(":///")
     if scheme != "sqlite" or not separator:
         if url in ("sqlite:", "sqlite:/", "sqlite://"):
-            return _NOWHERE
+            return _NO_FILE_MESSAGE
         return "must be a URL of the form sqlite:///PATH"
     if not path:
-        return _NOWHERE
+        return _NO_FILE_MESSAGE
     if "?" in path or path.startswith("file:"):
         return "takes no parameters; it must be of the form sqlite:///PATH"
     if path.endswith("/"):
@@ -20,12 +20,12 @@ def problem_of_ledger(url: str) -> str | None:
     return None
 
 
-_NOWHERE = (
+_NO_FILE_MESSAGE = (
     "names no file, and everything in it would be lost with the process; write sqlite:///inferry.db or "
     "sqlite:////var/lib/inferry/inferry.db (sqlite:///:memory: keeps nothing, on purpose)"
 )
 
-NOT_SHARED = (
+IN_MEMORY_MESSAGE = (
     "the ledger sqlite:///:memory: is in the memory of one gateway, and no other process can read or change it; set "
     "`ledger: sqlite:///inferry.db` (or another file) in the gateway's configuration"
 )

@@ -45,7 +45,7 @@ class Tick(Value):
         self.wake_at: Final = wake_at
 
 
-class Ahead(Value):
+class QueuedAhead(Value):
     """What is queued before a job that would come now, as far as it is expected: jobs, and tokens to compute for them.
 
     `prompt_tokens` leaves out what is expected to be cached.
@@ -110,7 +110,7 @@ class Ended(Value):
         self.output_tokens: Final = output_tokens
 
 
-class Whereabouts(enum.Enum):
+class JobLocation(enum.Enum):
     """Where a cancelled job was found."""
 
     QUEUED = "queued"
@@ -118,7 +118,7 @@ class Whereabouts(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Use(Value):
+class CapacityUse(Value):
     """How much of a worker the jobs in flight take up."""
 
     def __init__(

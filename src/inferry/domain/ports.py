@@ -16,17 +16,17 @@ Emit = Callable[[Item], None]
 class ModelCard(Struct, frozen=True, kw_only=True):
     """What a worker says of one model it serves. `features` are the request features it can honour.
 
-    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine. `continues` says
+    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine. `can_resume` says
     that a plain job can go on from token ids here, and that one which breaks off here says how far it got;
-    `continues_seeds` that one with a seed then goes on as it would have.
+    `can_resume_seeded` that one with a seed then goes on as it would have.
     """
 
     name: str
     context_tokens: int | None = None
     vocab_size: int | None = None
     default_output_tokens: int | None = None
-    continues: bool = False
-    continues_seeds: bool = False
+    can_resume: bool = False
+    can_resume_seeded: bool = False
     features: frozenset[str] = frozenset()
     created: int = 0
 
@@ -38,10 +38,10 @@ class Worker(Protocol):
     raises only when it cannot go on, and then the caller ends what has not ended. Each job's deltas come with
     contiguous indexes from 0 and before its end.
 
-    A job with `so_far` goes on from there: its prompt is the ids of both, its limit is what is left of it, and its
-    deltas carry text and token ids of what is new, never raw events. Its usage is that of this attempt alone. A job
-    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.so_far`, where that is exact: all
-    that was delivered, in earlier attempts too.
+    A job with `resume_point` goes on from there: its prompt is the ids of both, its limit is what is left of it, and
+    its deltas carry text and token ids of what is new, never raw events. Its usage is that of this attempt alone. A job
+    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.resume_point`, where that is
+    exact: all that was delivered, in earlier attempts too.
     """
 
     @property

@@ -60,7 +60,7 @@ class TreeSummary(Struct, frozen=True, kw_only=True):
     cost_nanos: int | None
 
 
-class RunBook(Protocol):
+class RunQueries(Protocol):
     """The read side of a ledger, for pages about runs. Its methods block, and are called one at a time."""
 
     def runs(

@@ -46,9 +46,9 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         given["default_lane"] = None if self.default_lane is None else Lane[self.default_lane]
         return Limits(**given)
 
-    def impossible(self, where: str = "") -> Iterator[str]:
+    def validation_errors(self, where: str = "") -> Iterator[str]:
         """What is of the right type and cannot be, as sentences that name its path below `where`."""
-        for name in NUMBERS:
+        for name in NUMERIC_LIMITS:
             value = getattr(self, name)
             if value is not None and not 0 < value < _TOO_LARGE:
                 yield f"{where}{name} must be above 0" + (" and below 2^63" if value > 0 else "")
@@ -75,7 +75,7 @@ class TenantSettings(LimitSettings, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
-def shown_limits(limits: Limits) -> dict[str, Any]:
+def limits_as_dict(limits: Limits) -> dict[str, Any]:
     """The limits that are set, as they are written."""
     shown: dict[str, Any] = {}
     for name in LimitSettings.__struct_fields__:
@@ -85,15 +85,15 @@ def shown_limits(limits: Limits) -> dict[str, Any]:
     return shown
 
 
-def shown_tenant(tenant: Tenant) -> dict[str, Any]:
+def tenant_as_dict(tenant: Tenant) -> dict[str, Any]:
     """A tenant's settings without the limits it does not have, as they are written."""
     rest = {"isolation": tenant.isolation, "shadow": tenant.shadow, "disabled": tenant.disabled}
-    return {**shown_limits(tenant.limits), **rest}
+    return {**limits_as_dict(tenant.limits), **rest}
 
 
 MONEY_CEILINGS = ("run_money_ceiling", "day_money_ceiling", "month_money_ceiling")
 
-NUMBERS = (
+NUMERIC_LIMITS = (
     *("requests_per_minute", "tokens_per_minute", "max_concurrent"),
     *("run_token_ceiling", "day_token_ceiling", "month_token_ceiling"),
     *MONEY_CEILINGS,

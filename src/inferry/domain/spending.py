@@ -7,7 +7,7 @@ from msgspec import Struct
 Period = Literal["run", "day", "month"]
 
 
-class Spent(Struct, frozen=True, kw_only=True):
+class Spending(Struct, frozen=True, kw_only=True):
     """Tokens of prompts and answers, and money in billionths, that a tenant, one of its keys or one of its runs spent.
 
     `at` is a moment of the day or month that is meant, in seconds since the Unix epoch; for a run, of its last end.
@@ -24,7 +24,7 @@ class Spent(Struct, frozen=True, kw_only=True):
     parent_run: str | None = None
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class Watermark(Struct, frozen=True, kw_only=True):
     """What an account may have used at most, written before it is used: a killed process leaves it behind.
 
     `scope` is tenant, key or run, and `name` the key's or the run's; `period` is day, month or run, and `number` which
@@ -41,9 +41,9 @@ class Mark(Struct, frozen=True, kw_only=True):
     at: float
 
 
-class MarkBatch(NamedTuple):
+class WatermarkBatch(NamedTuple):
     """Marks to write and marks to delete, in one transaction."""
 
     number: int
-    kept: list[Mark]
-    gone: list[Mark]
+    upserts: list[Watermark]
+    deletes: list[Watermark]

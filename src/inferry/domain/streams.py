@@ -4,7 +4,7 @@ import enum
 from typing import Any, Final
 
 from inferry.domain.errors import GatewayError
-from inferry.domain.jobs import SoFar
+from inferry.domain.jobs import ResumePoint
 from inferry.domain.values import Value
 
 
@@ -68,9 +68,10 @@ class Delta(Value):
 class Done(Value):
     """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
 
-    `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or `by_engine`, whose
-    limit was set to what was left. `stop_reason` is the stop string or token that ended a job which went on elsewhere.
-    `shape` is how the server writes an answer in one piece, where it has shown it (`domain.shapes`).
+    `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or
+    `stopped_by_engine`, whose limit was set to what was left. `stop_reason` is the stop string or token that ended a
+    job which went on elsewhere. `shape` is how the server writes an answer in one piece, where it has shown it
+    (`domain.response_shapes`).
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Done(Value):
         usage: Usage,
         raw: bytes = b"",
         stopped: GatewayError | None = None,
-        by_engine: bool = False,
+        stopped_by_engine: bool = False,
         stop_reason: str | int | None = None,
         shape: dict[str, Any] | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class Done(Value):
         self.usage: Final = usage
         self.raw: Final = raw
         self.stopped: Final = stopped
-        self.by_engine: Final = by_engine
+        self.stopped_by_engine: Final = stopped_by_engine
         self.stop_reason: Final = stop_reason
         self.shape: Final = shape
 
@@ -97,7 +98,7 @@ class Done(Value):
 class Failed(Value):
     """The end of a job that did not. What was delivered before stands.
 
-    `so_far` is what another worker needs to go on from there; None where it is not known, or would not be exact.
+    `resume_point` is what another worker needs to go on from there; None where it is not known, or would not be exact.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class Failed(Value):
         job_id: str,
         error: GatewayError,
         usage: Usage = NO_USAGE,
-        so_far: SoFar | None = None,
+        resume_point: ResumePoint | None = None,
     ) -> None:
         self.job_id: Final = job_id
         self.error: Final = error
         self.usage: Final = usage
-        self.so_far: Final = so_far
+        self.resume_point: Final = resume_point
 
 
 Item = Delta | Done | Failed

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from inferry.domain.lanes import Lane
 
-NANO = 1_000_000_000
+NANOS_PER_UNIT = 1_000_000_000
 """Money is counted in whole billionths, so that sums are exact."""
 
 Isolation = Literal["salt", "pool", "none"]
@@ -81,7 +81,9 @@ class Price(Struct, frozen=True, kw_only=True):
         """What so many tokens cost, in billionths; rounded up, so that nothing adds up to less than it is."""
         if not self.is_per_token:
             return (
-                0 if self.gpu_hour is None or gpu_seconds is None else round(self.gpu_hour * gpu_seconds / 3600 * NANO)
+                0
+                if self.gpu_hour is None or gpu_seconds is None
+                else round(self.gpu_hour * gpu_seconds / 3600 * NANOS_PER_UNIT)
             )
         cached_rate = self.input if self.cached_input is None else self.cached_input
         # Prices per million times a billion over a million: a thousand billionths per token and unit of price.

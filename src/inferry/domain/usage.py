@@ -13,7 +13,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 
-SLACK_TOKENS = 64
+TOLERANCE_TOKENS = 64
 """Beyond what was asked for, plus an eighth: events are not quite tokens, and engines differ in what they count."""
 TEMPLATE_TOKENS = 4096
 """What a chat template may add to a body. A token is at least one byte of the rest of it, where all of it is text."""
@@ -24,38 +24,42 @@ nothing bounds them by their size.
 _MEDIA = (b'"image', b'"video', b'"input_audio', b'"audio', b'"file', b'"document')
 
 
-def checked(job: InferenceJob, usage: Usage, counted: int) -> Usage:
+def plausible_usage(job: InferenceJob, usage: Usage, counted: int) -> Usage:
     """The same usage where it can be true, else one that can. `counted` is the output seen while it streamed."""
     prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
     gpu_s = usage.gpu_seconds
     is_timed = gpu_s is None or (isfinite(gpu_s) and gpu_s >= 0.0)
     limit = job.payload.output_limit
     limit = job.token_budget if limit is None else limit
-    if 0 <= cached <= prompt <= _most_prompt(job, prompt) and 0 <= output <= most_output(limit) and is_timed:
+    if (
+        0 <= cached <= prompt <= _max_plausible_prompt(job, prompt)
+        and 0 <= output <= max_plausible_output(limit)
+        and is_timed
+    ):
         return usage
-    if not 0 <= prompt <= _most_prompt(job, prompt):
+    if not 0 <= prompt <= _max_plausible_prompt(job, prompt):
         prompt = job.footprint.prompt.expected
-    if not 0 <= output <= most_output(limit):
+    if not 0 <= output <= max_plausible_output(limit):
         output = counted
     return Usage(prompt, min(max(cached, 0), prompt), output, gpu_s if is_timed else None)
 
 
-def most_output(limit: int) -> int:
+def max_plausible_output(limit: int) -> int:
     """Tokens that an engine may be heard to write where `limit` was asked for."""
-    return limit + limit // 8 + SLACK_TOKENS
+    return limit + limit // 8 + TOLERANCE_TOKENS
 
 
-def _most_prompt(job: InferenceJob, said: int) -> int:
+def _max_plausible_prompt(job: InferenceJob, reported: int) -> int:
     payload = job.payload
     if payload.context_tokens is not None:
         return payload.context_tokens
-    so_far = job.so_far
-    most = len(payload.body) + TEMPLATE_TOKENS
-    if so_far is not None:
-        most = max(most, len(so_far.prompt_ids) + len(so_far.output_ids))
-    if said <= most or not any(kind in payload.body for kind in _MEDIA):
-        return most
-    return most + MEDIA_TOKENS
+    resume_point = job.resume_point
+    highest = len(payload.body) + TEMPLATE_TOKENS
+    if resume_point is not None:
+        highest = max(highest, len(resume_point.prompt_ids) + len(resume_point.output_ids))
+    if reported <= highest or not any(kind in payload.body for kind in _MEDIA):
+        return highest
+    return highest + MEDIA_TOKENS
 
 
 def with_usage(end: Done, usage: Usage) -> Done:

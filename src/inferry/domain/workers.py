@@ -12,7 +12,7 @@ class Phase(enum.Enum):
     DOWN = "down"
 
 
-class Room(Struct, frozen=True, gc=False):
+class Capacity(Struct, frozen=True, gc=False):
     """How much of a worker the gateway may use; None means that currency does not bind.
 
     Three are held until given back: sequences, KV tokens at the predicted peak, prompt tokens in prefill. The fourth,
@@ -46,18 +46,18 @@ class EngineCounts(Struct, frozen=True, gc=False):
 class WorkerView(Struct, frozen=True, kw_only=True):
     """A belief about one worker, with a date. Replaced, never mutated.
 
-    `room` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
+    `capacity` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
     not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key. `controlled`
     says that its room is what it holds at most, within which the gateway computes how much of it to use;
     `chunk_tokens` is what it computes in one step. `counts` are its own, and `prefix_hits` is how many prompt tokens it
-    has found in its cache since it started, where it tells; both were read at `counted_at`. `heard_at` is its last sign
-    of life; None where it is not watched.
+    has found in its cache since it started, where it tells; both were read at `counted_at`. `last_activity_at` is its
+    last sign of life; None where it is not watched.
     """
 
     worker: str
     models: frozenset[str]
     phase: Phase
-    room: Room
+    capacity: Capacity
     observed_at: float
     group: str = "default"
     adapters: frozenset[str] = frozenset()
@@ -72,4 +72,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     prefix_hits: int | None = None
     counts: EngineCounts | None = None
     counted_at: float | None = None
-    heard_at: float | None = None
+    last_activity_at: float | None = None

@@ -42,16 +42,16 @@ class BlockPool:
 
     def extend(self, owner: int, tokens: int) -> list[int]:
         """Give the owner blocks until it can hold `tokens`; return all it holds now. Never takes any away."""
-        mine = self._held.get(owner)
-        held = 0 if mine is None else len(mine)
+        own_blocks = self._held.get(owner)
+        held = 0 if own_blocks is None else len(own_blocks)
         need = self.blocks_for(tokens) - held
         if need > self._free:
             raise OutOfBlocks(f"{need} blocks asked for, {self._free} free")
-        if mine is None:
-            mine = self._held[owner] = []
+        if own_blocks is None:
+            own_blocks = self._held[owner] = []
         if need > 0:
-            mine.extend(self._take(need))
-        return mine
+            own_blocks.extend(self._take(need))
+        return own_blocks
 
     def release(self, owner: int) -> int:
         """Take back everything the owner holds; return how many blocks that was."""
@@ -63,12 +63,12 @@ class BlockPool:
         return len(blocks)
 
     def _take(self, count: int) -> list[int]:
-        taken: list[int] = []
+        blocks_taken: list[int] = []
         at = self._lowest
         for _ in range(count):
             at = self._is_free.index(1, at)
             self._is_free[at] = 0
-            taken.append(at)
+            blocks_taken.append(at)
         self._lowest = at
         self._free -= count
-        return taken
+        return blocks_taken

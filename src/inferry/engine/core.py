@@ -9,7 +9,7 @@ from typing import Protocol
 
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
-from inferry.engine.messages import Account, End, Refused, Request, Stats, StepDone
+from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.planner import Limits, Work, plan_step
 from inferry.engine.sequences import Sequence
 
@@ -43,11 +43,11 @@ class EngineCore:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        draw_seed: Callable[[], int] | None = None,
+        make_seed: Callable[[], int] | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock
-        self._draw_seed = draw_seed or (lambda: random.SystemRandom().getrandbits(63))
+        self._make_seed = make_seed or (lambda: random.SystemRandom().getrandbits(63))
         self._limits = Limits(
             max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
         )
@@ -61,7 +61,7 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
-        self._held_back = False
+        self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
 
@@ -69,10 +69,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request: Request) -> Refused | None:
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return refusal
+    def add(self, request: Request) -> Rejected | None:
+        rejection = self._rejection(request)
+        if rejection is not None:
+            return rejection
         prompt, sampling = request.prompt_ids, request.sampling
         eos = frozenset() if sampling.ignore_eos else self._runner.eos_ids
         self._arrivals += 1
@@ -83,7 +83,7 @@ class EngineCore:
             lane=request.lane,
             arrival=self._arrivals,
             limit=min(len(prompt) + sampling.max_tokens, self.context_tokens, self.kv_tokens),
-            seed=self._draw_seed() if sampling.seed is None else sampling.seed,
+            seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
         )
         self._sequences[request.key] = sequence
@@ -122,34 +122,34 @@ class EngineCore:
             step_seconds=self._step_seconds,
         )
 
-    def _refusal(self, request: Request) -> Refused | None:
+    def _rejection(self, request: Request) -> Rejected | None:
         tokens = len(request.prompt_ids)
         if request.key in self._sequences:
-            return Refused(request.key, False, "the key is in use")
+            return Rejected(request.key, False, "the key is in use")
         if tokens == 0:
-            return Refused(request.key, False, "the prompt is empty")
+            return Rejected(request.key, False, "the prompt is empty")
         if request.sampling.max_tokens < 1:
-            return Refused(request.key, False, "max_tokens must be at least 1")
+            return Rejected(request.key, False, "max_tokens must be at least 1")
         if tokens >= self.context_tokens:
-            return Refused(
+            return Rejected(
                 request.key,
                 True,
                 f"the prompt has {tokens} tokens, and the model's context of {self.context_tokens} "
                 "leaves no room for output",
             )
         if tokens >= self.kv_tokens:
-            return Refused(
+            return Rejected(
                 request.key, True, f"the prompt has {tokens} tokens, and the KV cache holds {self.kv_tokens}"
             )
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
-            return Refused(
+            return Rejected(
                 request.key, False, f"the prompt has token ids outside the vocabulary of {self._runner.vocab_size}"
             )
         return None
 
     def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._held_back)
-        self._held_back = plan.held_back
+        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
+        self._was_held_back = plan.held_back
         for sequence in plan.preempted:
             self._running.remove(sequence)
             self.pool.release(sequence.key)

@@ -30,8 +30,8 @@ def read_config(directory: Path, *, context_tokens: int | None = None) -> ModelC
     if not path.is_file():
         raise UnsupportedModel(f"{directory} has no config.json")
     raw: dict[str, Any] = json.loads(path.read_text())
-    own_context = int(raw["max_position_embeddings"])
-    context = min(own_context, context_tokens or own_context)
+    model_context = int(raw["max_position_embeddings"])
+    context = min(model_context, context_tokens or model_context)
     _refuse_unsupported(raw, context)
     heads = int(raw["num_attention_heads"])
     head_dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
@@ -134,9 +134,9 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor]) -> Weights:
     layers = tuple(_layer(config, f"model.layers.{index}.", take, maybe) for index in range(config.layers))
     final_norm = take("model.norm.weight") * config.hidden**0.5
     head = maybe("lm_head.weight")
-    left = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
-    if left:
-        raise UnsupportedModel(f"tensors of an unknown kind, such as {left[0]}")
+    unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
+    if unused:
+        raise UnsupportedModel(f"tensors of an unknown kind, such as {unused[0]}")
     head = embedding if head is None else head
     return Weights(embedding=embedding, layers=layers, head=_transposed(head * final_norm))
 

@@ -1,7 +1,7 @@
 """What gateway and engine process say to each other: length-prefixed msgpack over a socket pair.
 
 A `key` is an int that the sender picks and never uses twice. Every `Add`ed key gets tokens in steps and then exactly
-one of: an end in a step, a place in `Aborted.freed`, a `Refused`. Abort calls are answered in the order they came.
+one of: an end in a step, a place in `Aborted.freed`, a `Rejected`. Abort calls are answered in the order they came.
 """
 
 import struct
@@ -106,7 +106,7 @@ class Aborted(Struct, frozen=True, tag=12, array_like=True):
     stats: Stats
 
 
-class Refused(Struct, frozen=True, tag=13, array_like=True):
+class Rejected(Struct, frozen=True, tag=13, array_like=True):
     """`too_long` tells a prompt that can never fit from one that is wrong in itself."""
 
     key: int
@@ -120,13 +120,13 @@ class Fatal(Struct, frozen=True, tag=14, array_like=True):
     message: str
 
 
-class Alive(Struct, frozen=True, tag=15, array_like=True):
-    """Every `BEAT_S` seconds, whatever the engine does: its process runs."""
+class Heartbeat(Struct, frozen=True, tag=15, array_like=True):
+    """Every `HEARTBEAT_INTERVAL_S` seconds, whatever the engine does: its process runs."""
 
 
-BEAT_S = 0.5
+HEARTBEAT_INTERVAL_S = 0.5
 
-FromEngine = Ready | StepDone | Aborted | Refused | Fatal | Alive
+FromEngine = Ready | StepDone | Aborted | Rejected | Fatal | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -211,10 +211,12 @@ class Decoder:
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config
         rows = chunk.end - chunk.start
-        mine = qkv[chunk.start : chunk.end]
-        query = mine[:, : self._q_width].view(rows, config.kv_heads, self._group, config.head_dim).permute(1, 2, 0, 3)
+        own_rows = qkv[chunk.start : chunk.end]
+        query = (
+            own_rows[:, : self._q_width].view(rows, config.kv_heads, self._group, config.head_dim).permute(1, 2, 0, 3)
+        )
         if chunk.tile_index is None:
-            fresh = mine[:, self._q_width :].view(1, rows, 2, config.kv_heads, config.head_dim)
+            fresh = own_rows[:, self._q_width :].view(1, rows, 2, config.kv_heads, config.head_dim)
             keys, values = fresh.permute(2, 0, 3, 1, 4).unbind(0)
         else:
             keys, values = self._gather(index, chunk.tile_index, 1)

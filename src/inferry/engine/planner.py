@@ -10,12 +10,12 @@ from inferry.engine.sequences import Sequence
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a step must stay inside. `hold_at_least` is how many batch-lane tokens make holding them back worth it."""
+    """What a step must stay inside. `min_held_tokens` is how many batch-lane tokens make holding them back worth it."""
 
     max_sequences: int
     chunk_tokens: int
     block_tokens: int
-    hold_at_least: int = 8
+    min_held_tokens: int = 8
 
 
 class Work(Struct, frozen=True, gc=False):
@@ -46,17 +46,17 @@ def plan_step(
     Law: whenever anything runs or waits, something is computed. Prompt tokens stay within `chunk_tokens`. When blocks
     run out, the last in rank gives way, so the first in rank always gets on, and with it everybody in the end.
     """
-    kept, preempted, free = _make_place(running, free_blocks, limits.block_tokens)
+    still_running, preempted, free = _allocate_running(running, free_blocks, limits.block_tokens)
     # Who had to make way must not be overtaken by a newcomer of its own rank or below in the same step.
-    admitted, chunks = _share_chunk(kept, () if preempted else waiting, free, limits)
-    singles = [sequence for sequence in kept if sequence.pending == 1]
+    admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits)
+    singles = [sequence for sequence in still_running if sequence.pending == 1]
     held_back = False
     if may_hold and any(chunk.sequence.lane < Lane.P2 for chunk in chunks):
         # The step that carries a live prompt is kept short: its first token does not wait for a batch of strangers.
         batch_tokens = sum(s.lane == Lane.P2 for s in singles) + sum(
             c.tokens for c in chunks if c.sequence.lane == Lane.P2
         )
-        if batch_tokens >= limits.hold_at_least:
+        if batch_tokens >= limits.min_held_tokens:
             held_back = True
             singles = [s for s in singles if s.lane < Lane.P2]
             chunks = [c for c in chunks if c.sequence.lane < Lane.P2]
@@ -65,44 +65,46 @@ def plan_step(
     return StepPlan(tuple(preempted), tuple(admitted), work, held_back)
 
 
-def _make_place(running: Ordered[Sequence], free: int, block_tokens: int) -> tuple[list[Sequence], list[Sequence], int]:
+def _allocate_running(
+    running: Ordered[Sequence], free: int, block_tokens: int
+) -> tuple[list[Sequence], list[Sequence], int]:
     """Blocks for every token that runs, first in rank first; the last in rank pays when there are too few."""
-    kept = list(running)
+    still_running = list(running)
     preempted: list[Sequence] = []
     served = 0
-    while served < len(kept):
-        sequence = kept[served]
+    while served < len(still_running):
+        sequence = still_running[served]
         need = -(-len(sequence.tokens) // block_tokens) - len(sequence.blocks)
         if need <= free:
             free -= need
             served += 1
         else:
-            victim = kept.pop()
+            victim = still_running.pop()
             preempted.append(victim)
             free += len(victim.blocks)
-    return kept, preempted, free
+    return still_running, preempted, free
 
 
-def _share_chunk(
-    kept: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits
+def _fill_chunk(
+    still_running: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits
 ) -> tuple[list[Sequence], list[Work]]:
     """Prompt tokens by rank until the chunk is full; whoever waits is admitted when its turn comes and it fits."""
     admitted: list[Sequence] = []
     chunks: list[Work] = []
     budget = limits.chunk_tokens
-    open_places = limits.max_sequences - len(kept)
-    door_open = True
-    unfinished = [sequence for sequence in kept if sequence.pending > 1]
-    newcomers = set(map(id, waiting[: max(0, open_places)]))
-    for sequence in merge(unfinished, waiting[: max(0, open_places)], key=lambda s: s.rank):
+    free_slots = limits.max_sequences - len(still_running)
+    can_admit = True
+    unfinished = [sequence for sequence in still_running if sequence.pending > 1]
+    candidates = set(map(id, waiting[: max(0, free_slots)]))
+    for sequence in merge(unfinished, waiting[: max(0, free_slots)], key=lambda s: s.rank):
         if budget == 0:
             break
-        if id(sequence) in newcomers:
+        if id(sequence) in candidates:
             need = -(-len(sequence.tokens) // limits.block_tokens)
             # A block in reserve for everyone who runs: else the newcomer is thrown out again at the next boundary.
-            crowd = len(kept) + len(admitted)
-            door_open = door_open and need + crowd <= free
-            if not door_open:
+            running_count = len(still_running) + len(admitted)
+            can_admit = can_admit and need + running_count <= free
+            if not can_admit:
                 continue  # strict order: nobody slips past a larger one that waits
             free -= need
             admitted.append(sequence)

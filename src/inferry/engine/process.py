@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import (
-    BEAT_S,
+    HEARTBEAT_INTERVAL_S,
     Abort,
     Aborted,
     Add,
-    Alive,
     Fatal,
     Frames,
     FromEngine,
+    Heartbeat,
     Ready,
     Setup,
     Shutdown,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Hangup(Exception):
+class PeerClosed(Exception):
     """The other end of the socket is gone."""
 
 
@@ -62,9 +62,9 @@ class Channel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise Hangup from error
+                raise PeerClosed from error
             if not data:
-                raise Hangup
+                raise PeerClosed
             self._inbox += map(decode_to_engine, self._frames.feed(data))
         messages, self._inbox = self._inbox, []
         return messages
@@ -74,15 +74,15 @@ class Channel:
             with self._sending:
                 self._sock.sendall(frame(message))
         except OSError as error:
-            raise Hangup from error
+            raise PeerClosed from error
 
 
-def beat(channel: Channel) -> None:
+def send_heartbeats(channel: Channel) -> None:
     """Say that the process runs, until nobody is there to hear it."""
-    with contextlib.suppress(Hangup):
+    with contextlib.suppress(PeerClosed):
         while True:
-            channel.send(Alive())
-            time.sleep(BEAT_S)
+            channel.send(Heartbeat())
+            time.sleep(HEARTBEAT_INTERVAL_S)
 
 
 class EngineLoop:
@@ -99,9 +99,9 @@ class EngineLoop:
                 match message:
                     case Add(requests):
                         for request in requests:
-                            refused = self._core.add(request)
-                            if refused is not None:
-                                self._channel.send(refused)
+                            rejected = self._core.add(request)
+                            if rejected is not None:
+                                self._channel.send(rejected)
                     case Abort(call, keys):
                         freed = self._core.abort(keys)
                         self._channel.send(Aborted(call, freed, self._core.stats()))
@@ -122,10 +122,10 @@ def _serve(channel: Channel) -> None:
         channel.send(Fatal(f"{type(error).__name__}: {error}"))
         return
     channel.send(ready)
-    threading.Thread(target=beat, args=(channel,), name="heartbeat", daemon=True).start()
+    threading.Thread(target=send_heartbeats, args=(channel,), name="heartbeat", daemon=True).start()
     try:
         EngineLoop(core, channel).run()
-    except Hangup:
+    except PeerClosed:
         raise
     except Exception as error:
         # Where it happened, not what it said: a message might quote the tokens it fell over.
@@ -156,7 +156,7 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    with socket.socket(fileno=int(sys.argv[1])) as sock, contextlib.suppress(Hangup):
+    with socket.socket(fileno=int(sys.argv[1])) as sock, contextlib.suppress(PeerClosed):
         _serve(Channel(sock))
 
 

@@ -15,9 +15,9 @@ from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
 # Up to this many blocks, decodes are read side by side: fewer calls, more copying. Beyond, block by block.
-_FEW_BLOCKS = 48
+_MAX_FEW_BLOCKS = 48
 # The part of a range of blocks that must be wanted for reading all of it.
-_DENSE = 0.5
+_MIN_BLOCK_DENSITY = 0.5
 
 
 class TorchRunner:
@@ -110,12 +110,12 @@ class TorchRunner:
         seen = [piece.sequence.computed + 1 for piece in singles]
         blocks = [piece.sequence.blocks[: -(-count // size)] for piece, count in zip(singles, seen, strict=True)]
         longest = max(map(len, blocks))
-        if len(singles) == 1 or longest * len(singles) <= _FEW_BLOCKS:
+        if len(singles) == 1 or longest * len(singles) <= _MAX_FEW_BLOCKS:
             return self._few(blocks, seen, longest)
         return _many(blocks, seen, longest, size)
 
     def _few(self, blocks: list[list[int]], seen: list[int], longest: int) -> FewDecodes:
-        padded = [mine + mine[-1:] * (longest - len(mine)) for mine in blocks]
+        padded = [own_rows + own_rows[-1:] * (longest - len(own_rows)) for own_rows in blocks]
         mask = _mask(torch.tensor(seen), longest * self._block_tokens)
         return FewDecodes(len(blocks), self._tile_index(padded), mask.view(len(blocks), 1, 1, -1))
 
@@ -132,15 +132,15 @@ class TorchRunner:
 
 def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> ManyDecodes:
     rows = len(blocks)
-    flat = torch.tensor([block for mine in blocks for block in mine])
-    lengths = torch.tensor([len(mine) for mine in blocks])
+    flat = torch.tensor([block for own_rows in blocks for block in own_rows])
+    lengths = torch.tensor([len(own_rows) for own_rows in blocks])
     starts = lengths.cumsum(0) - lengths
     owner = torch.repeat_interleave(torch.arange(rows), lengths)
     before = (torch.arange(len(flat)) - starts[owner]) * size
     visible = torch.tensor(seen)[owner] - before
     places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
     reach = int(flat.max()) + 1
-    if len(flat) < reach * _DENSE:
+    if len(flat) < reach * _MIN_BLOCK_DENSITY:
         return ManyDecodes(rows, flat, owner, _mask(visible, size).unsqueeze(1), places)
     # Most blocks from the first to the last are wanted: reading all of them where they lie beats copying the wanted.
     # One that is not wanted is masked out as a whole, so that whose it is does not matter.
@@ -155,8 +155,8 @@ def _mask(visible: torch.Tensor, keys: int) -> torch.Tensor:
     return torch.zeros(len(visible), keys).masked_fill_(hidden, float("-inf"))
 
 
-def set_threads(asked: int | None) -> int:
+def set_threads(requested: int | None) -> int:
     """As asked; else half of the cores, because the gateway and its event loop need the other half."""
-    threads = asked or max(1, (os.cpu_count() or 2) // 2)
+    threads = requested or max(1, (os.cpu_count() or 2) // 2)
     torch.set_num_threads(threads)
     return threads

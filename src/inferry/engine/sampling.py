@@ -42,9 +42,9 @@ def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
 
 def _draw(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     # float64: a sum over a large vocabulary must not lose the tail that the drawn number may fall in.
-    heat = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float64)
-    weights = torch.softmax(logits.double().div_(heat), dim=-1)
-    cut = [row for row, sequence in enumerate(sequences) if _cuts(sequence, logits.shape[-1])]
+    temperatures = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float64)
+    weights = torch.softmax(logits.double().div_(temperatures), dim=-1)
+    cut = [row for row, sequence in enumerate(sequences) if _needs_truncation(sequence, logits.shape[-1])]
     if cut:
         weights[cut] = _cut_tail(weights[cut], [sequences[row] for row in cut])
     # In vocabulary order, not by weight: near-ties that swap places must not move anybody's share of the interval.
@@ -59,7 +59,7 @@ def _draw(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     return chosen
 
 
-def _cuts(sequence: Sequence, vocabulary: int) -> bool:
+def _needs_truncation(sequence: Sequence, vocabulary: int) -> bool:
     sampling = sequence.sampling
     return sampling.top_p < 1 or (sampling.top_k is not None and 0 < sampling.top_k < vocabulary)
 
@@ -69,10 +69,10 @@ def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
     ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(weights.shape[-1]).unsqueeze(0)
     vocabulary = weights.shape[-1]
-    kept = torch.tensor([[min(sequence.sampling.top_k or vocabulary, vocabulary)] for sequence in sequences])
-    ordered = ordered * (places < kept)
+    kept_mask = torch.tensor([[min(sequence.sampling.top_k or vocabulary, vocabulary)] for sequence in sequences])
+    ordered = ordered * (places < kept_mask)
     before = ordered.cumsum(dim=-1) - ordered
-    wanted = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)
+    top_p_limit = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)
     # The heaviest token always stays, whatever top_p says.
-    ordered = ordered * ((before < wanted * ordered.sum(dim=-1, keepdim=True)) | (places == 0))
+    ordered = ordered * ((before < top_p_limit * ordered.sum(dim=-1, keepdim=True)) | (places == 0))
     return torch.zeros_like(weights).scatter_(1, tokens, ordered)

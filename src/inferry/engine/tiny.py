@@ -66,12 +66,12 @@ def _move_into_place(draft: Path, directory: Path) -> None:
             # because a directory cannot be replaced in one move.
             if _is_complete(directory):
                 return
-            aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+            old_directory = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
             try:
-                directory.rename(aside / "old")
+                directory.rename(old_directory / "old")
             except FileNotFoundError:
                 pass
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(old_directory, ignore_errors=True)
 
 
 def _write(directory: Path) -> None:
@@ -95,7 +95,9 @@ def _write(directory: Path) -> None:
     )
     from safetensors.torch import save_file
 
-    save_file(_make_weights(_speakable(tokenizer)), str(directory / "model.safetensors"), metadata={"format": "pt"})
+    save_file(
+        _make_weights(_allowed_tokens(tokenizer)), str(directory / "model.safetensors"), metadata={"format": "pt"}
+    )
     _write_json(directory / _MARKER, {"version": VERSION})
 
 
@@ -142,7 +144,7 @@ def _train_tokenizer() -> Any:
     return tokenizer
 
 
-def _speakable(tokenizer: Any) -> list[bool]:
+def _allowed_tokens(tokenizer: Any) -> list[bool]:
     """Tokens the model may say: the end, and all that are whole characters one can read."""
 
     def readable(text: str) -> bool:
@@ -154,7 +156,7 @@ def _speakable(tokenizer: Any) -> list[bool]:
     ]
 
 
-def _make_weights(speakable: list[bool]) -> "dict[str, Tensor]":
+def _make_weights(allowed_tokens: list[bool]) -> "dict[str, Tensor]":
     """Random, but scaled: every layer moves the residual stream, and the best logit stands clear of the second."""
     import torch  # here, because the gateway needs this module but, once the model is made, no torch
 
@@ -178,7 +180,7 @@ def _make_weights(speakable: list[bool]) -> "dict[str, Tensor]":
             f"{prefix}mlp.up_proj.weight": normal(_INTERMEDIATE, _HIDDEN, 2 * fan),
             f"{prefix}mlp.down_proj.weight": normal(_HIDDEN, _INTERMEDIATE, 2 * _INTERMEDIATE**-0.5),
         }
-    weights["lm_head.weight"] = normal(_VOCABULARY, _HIDDEN, 4 * fan) * torch.tensor(speakable).unsqueeze(1)
+    weights["lm_head.weight"] = normal(_VOCABULARY, _HIDDEN, 4 * fan) * torch.tensor(allowed_tokens).unsqueeze(1)
     return weights
 
 

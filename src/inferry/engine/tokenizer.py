@@ -57,7 +57,7 @@ class HfTokenizer:
                 add_generation_prompt=True,
                 **self._special,
             )
-        except _Raised as error:
+        except _TemplateRaised as error:
             # The template's own words, for example that roles must alternate; templates do not quote the messages.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
@@ -79,7 +79,7 @@ class HfTokenizer:
         return text
 
 
-class _Raised(TemplateError):
+class _TemplateRaised(TemplateError):
     """A template called raise_exception."""
 
 
@@ -99,7 +99,7 @@ def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> NoReturn:
-        raise _Raised(message)
+        raise _TemplateRaised(message)
 
     def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

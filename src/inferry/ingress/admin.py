@@ -15,14 +15,14 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
-from inferry.ingress.reply import Reply, Request
+from inferry.ingress.http.reply import Reply, Request
 
 PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),
     *TENANT_PATHS,
 )
 _WORKERS = "/admin/workers"
-_FROM_ELSEWHERE = (
+_UNTRUSTED_HEADERS = (
     *(b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"),
     *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
     b"cf-connecting-ip",
@@ -44,7 +44,7 @@ class Admin:
 
     def serve(self, path: str, request: Request, reply: Reply) -> None:
         """Answer, or raise the GatewayError that says why not. `path` is decoded and without its query."""
-        self.let_in(request, reply.peer)
+        self.authorize(request, reply.peer)
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return
         if path == _WORKERS:
@@ -59,9 +59,9 @@ class Admin:
                 raise MethodNotAllowed(f"{_WORKERS}/{{name}}/{action} takes POST")
             act(name)
         body = msgspec.json.encode({"workers": self._gateway.fleet.report()})
-        reply.whole(200, b"content-type: application/json\r\n", body)
+        reply.respond(200, b"content-type: application/json\r\n", body)
 
-    def let_in(self, request: Request, peer: str) -> None:
+    def authorize(self, request: Request, peer: str) -> None:
         """Raise AdminOnly unless the request, from this address, may administer."""
         headers = request.headers
         if self._key is not None:
@@ -70,7 +70,7 @@ class Admin:
                 raise AdminOnly("this needs the admin key as a bearer token")
         elif not _is_loopback(peer):
             raise AdminOnly("this is for clients on the gateway's own machine; elsewhere set server.admin_key")
-        elif any(name in headers for name in _FROM_ELSEWHERE) or not _names_loopback(headers.get(b"host", b"")):
+        elif any(name in headers for name in _UNTRUSTED_HEADERS) or not _is_loopback_host(headers.get(b"host", b"")):
             raise AdminOnly("this is neither for browsers nor behind proxies; there set server.admin_key")
 
 
@@ -83,7 +83,7 @@ def _is_loopback(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def _names_loopback(host: bytes) -> bool:
+def _is_loopback_host(host: bytes) -> bool:
     """Whether a Host header means this machine: a page whose own name was pointed here says that name."""
     name = host.decode("latin-1")
     if name.startswith("["):

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import Conflict, GatewayError, InternalError, InvalidRequest, MethodNotAllowed
-from inferry.domain.keys import NewKey, shown_key
+from inferry.domain.keys import NewKey, key_as_dict
 from inferry.domain.settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
-from inferry.ingress.reply import Reply, Request
+from inferry.ingress.http.reply import Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ PATHS = (
 )
 KEY_STATUSES = ("valid", "expired", "revoked")
 DAY_S = 86_400
-LONGEST_S = 100 * 365 * DAY_S
+MAX_DURATION_S = 100 * 365 * DAY_S
 
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 
@@ -39,7 +39,7 @@ Refuse = Callable[[GatewayError, Request, Reply], None]
 Answer = tuple[int, Any]
 
 
-class Book(Protocol):
+class TenantStore(Protocol):
     """What is known of tenants and keys, and may be done to them. Its methods wait for a disk."""
 
     def tenants(self, wall: float) -> list[dict[str, Any]]: ...
@@ -55,14 +55,14 @@ class Book(Protocol):
     def rotate_key(self, key_id: str, now: float, grace_s: float) -> NewKey: ...
 
 
-class Keeper(Protocol):
+class TenantStoreExecutor(Protocol):
     """Whoever has the book, and asks it off the event loop."""
 
-    async def ask(self, act: Callable[[Any, float], T]) -> T:
+    async def ask(self, operation: Callable[[Any, float], T]) -> T:
         """Have something looked up."""
         ...
 
-    async def change(self, act: Callable[[Any, float], T]) -> T:
+    async def change(self, operation: Callable[[Any, float], T]) -> T:
         """Have something changed. When this returns, it is in force."""
         ...
 
@@ -75,7 +75,7 @@ class WrongMethod(MethodNotAllowed):
         self.allow = allow
 
 
-class KeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreateKeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key to be made."""
 
     tenant: str
@@ -84,64 +84,64 @@ class KeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()
 
 
-class RotateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RotateKeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the old key stays valid."""
 
     grace_s: float = DAY_S
 
 
-Body = TypeVar("Body", bound=Struct)
+BodyT = TypeVar("BodyT", bound=Struct)
 
 
 class AdminTenants:
     """The endpoints. `refuse` answers a request with an error."""
 
-    def __init__(self, keeper: Keeper, gateway: Gateway, refuse: Refuse) -> None:
-        self._keeper = keeper
+    def __init__(self, executor: TenantStoreExecutor, gateway: Gateway, refuse: Refuse) -> None:
+        self._executor = executor
         self._gateway = gateway
         self._refuse = refuse
-        self._answering: set[asyncio.Task[None]] = set()
+        self._pending: set[asyncio.Task[None]] = set()
 
     def serve(self, path: str, request: Request, reply: Reply) -> bool:
         """Answer sooner or later; False where the path is not one of these. Raises what can be told at once."""
-        work = self._work(path, request)
+        work = self._route(path, request)
         if work is None:
             return False
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
         return True
 
-    def _work(self, path: str, request: Request) -> Awaitable[Answer] | None:
+    def _route(self, path: str, request: Request) -> Awaitable[Answer] | None:
         if request.problem is not None:
             raise request.problem
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         if path == TENANTS:
-            _takes(method, path, "GET")
+            _check_method(method, path, "GET")
             return self._list_tenants(request)
         if path == KEYS:
-            _takes(method, path, "GET", "POST")
+            _check_method(method, path, "GET", "POST")
             return self._list_keys(request) if method == "GET" else self._create_key(request)
         if path.startswith(f"{TENANTS}/"):
             name = path.removeprefix(f"{TENANTS}/")
-            _takes(method, f"{TENANTS}/{{name}}", "GET", "PUT", "DELETE")
+            _check_method(method, f"{TENANTS}/{{name}}", "GET", "PUT", "DELETE")
             if method == "GET":
                 return self._show_tenant(name)
             return self._put_tenant(name, request) if method == "PUT" else self._remove_tenant(name)
         if path.startswith(f"{KEYS}/"):
             key_id, _, rest = path.removeprefix(f"{KEYS}/").partition("/")
             if rest == "rotate":
-                _takes(method, f"{KEYS}/{{id}}/rotate", "POST")
+                _check_method(method, f"{KEYS}/{{id}}/rotate", "POST")
                 return self._rotate_key(key_id, request)
             if not rest:
-                _takes(method, f"{KEYS}/{{id}}", "GET", "DELETE")
+                _check_method(method, f"{KEYS}/{{id}}", "GET", "DELETE")
                 return self._show_key(key_id) if method == "GET" else self._revoke_key(key_id)
         return None
 
     async def _answer(self, work: Awaitable[Answer], request: Request, reply: Reply) -> None:
         try:
             status, value = await work
-            reply.whole(status, _JSON, msgspec.json.encode(value))
+            reply.respond(status, _JSON, msgspec.json.encode(value))
         except GatewayError as error:
             self._refuse(error, request, reply)
         except Exception:
@@ -153,69 +153,71 @@ class AdminTenants:
 
     async def _list_tenants(self, request: Request) -> Answer:
         _query(request)
-        return await self._keeper.ask(lambda book, now: (200, {"tenants": book.tenants(now)}))
+        return await self._executor.ask(lambda store, now: (200, {"tenants": store.tenants(now)}))
 
     async def _show_tenant(self, name: str) -> Answer:
-        return await self._keeper.ask(lambda book, now: (200, book.tenant(name, now)))
+        return await self._executor.ask(lambda store, now: (200, store.tenant(name, now)))
 
     async def _put_tenant(self, name: str, request: Request) -> Answer:
-        settings = _decoded(request, TenantSettings)
+        settings = _decode_body(request, TenantSettings)
         _check(settings)
         if settings.isolation == "pool" and not any(view.isolation == name for view in self._gateway.views()):
             raise Conflict("no worker has this tenant's `pool`: none of its calls could run", param="isolation")
 
-        def put(book: Book, now: float) -> Answer:
-            book.put_tenant(settings.tenant(name))
-            return 200, book.tenant(name, now)
+        def put(store: TenantStore, now: float) -> Answer:
+            store.put_tenant(settings.tenant(name))
+            return 200, store.tenant(name, now)
 
-        return await self._keeper.change(put)
+        return await self._executor.change(put)
 
     async def _remove_tenant(self, name: str) -> Answer:
-        return await self._keeper.change(
-            lambda book, now: (200, {"name": name, "revoked_keys": book.remove_tenant(name, now)})
+        return await self._executor.change(
+            lambda store, now: (200, {"name": name, "revoked_keys": store.remove_tenant(name, now)})
         )
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
     async def _list_keys(self, request: Request) -> Answer:
-        wanted = _query(request, "tenant", "status")
-        if wanted.get("status", KEY_STATUSES[0]) not in KEY_STATUSES:
+        filters = _query(request, "tenant", "status")
+        if filters.get("status", KEY_STATUSES[0]) not in KEY_STATUSES:
             raise InvalidRequest(f"`status` must be one of {', '.join(KEY_STATUSES)}", param="status")
 
-        def keys(book: Book, now: float) -> Answer:
+        def keys(store: TenantStore, now: float) -> Answer:
             return 200, {
-                "keys": [key for key in book.keys(now) if all(key[name] == value for name, value in wanted.items())]
+                "keys": [key for key in store.keys(now) if all(key[name] == value for name, value in filters.items())]
             }
 
-        return await self._keeper.ask(keys)
+        return await self._executor.ask(keys)
 
     async def _show_key(self, key_id: str) -> Answer:
-        return await self._keeper.ask(lambda book, now: (200, book.key(key_id, now)))
+        return await self._executor.ask(lambda store, now: (200, store.key(key_id, now)))
 
     async def _create_key(self, request: Request) -> Answer:
-        body = _decoded(request, KeyBody)
+        body = _decode_body(request, CreateKeyBody)
         _check(body.limits)
-        _check_span("expires_in_s", body.expires_in_s, least=1)
+        _check_duration("expires_in_s", body.expires_in_s, minimum=1)
 
-        def create(book: Book, now: float) -> Answer:
+        def create(store: TenantStore, now: float) -> Answer:
             expires_at = None if body.expires_in_s is None else now + body.expires_in_s
             limits = body.limits.limits()
-            return _new(
-                book.create_key(body.tenant, now=now, label=body.label, limits=limits, expires_at=expires_at), now
+            return _created_key_response(
+                store.create_key(body.tenant, now=now, label=body.label, limits=limits, expires_at=expires_at), now
             )
 
-        return await self._keeper.change(create)
+        return await self._executor.change(create)
 
     async def _revoke_key(self, key_id: str) -> Answer:
-        return await self._keeper.change(lambda book, now: (200, shown_key(book.revoke_key(key_id, now), now)))
+        return await self._executor.change(lambda store, now: (200, key_as_dict(store.revoke_key(key_id, now), now)))
 
     async def _rotate_key(self, key_id: str, request: Request) -> Answer:
-        body = _decoded(request, RotateBody) if request.body.strip() else RotateBody()
-        _check_span("grace_s", body.grace_s, least=0)
-        return await self._keeper.change(lambda book, now: _new(book.rotate_key(key_id, now, body.grace_s), now))
+        body = _decode_body(request, RotateKeyBody) if request.body.strip() else RotateKeyBody()
+        _check_duration("grace_s", body.grace_s, minimum=0)
+        return await self._executor.change(
+            lambda store, now: _created_key_response(store.rotate_key(key_id, now, body.grace_s), now)
+        )
 
 
-def _takes(method: str, path: str, *allowed: str) -> None:
+def _check_method(method: str, path: str, *allowed: str) -> None:
     if method not in allowed:
         raise WrongMethod(path, ", ".join(["GET, HEAD" if one == "GET" else one for one in allowed]))
 
@@ -230,7 +232,7 @@ def _query(request: Request, *names: str) -> dict[str, str]:
     return given
 
 
-def _decoded(request: Request, kind: type[Body]) -> Body:
+def _decode_body(request: Request, kind: type[BodyT]) -> BodyT:
     try:
         return msgspec.json.decode(request.body, type=kind)
     except msgspec.ValidationError as error:
@@ -242,15 +244,15 @@ def _decoded(request: Request, kind: type[Body]) -> Body:
 
 
 def _check(settings: LimitSettings) -> None:
-    problems = list(settings.impossible())
+    problems = list(settings.validation_errors())
     if problems:
         raise InvalidRequest("; ".join(problems), param=problems[0].partition(" ")[0])
 
 
-def _check_span(name: str, seconds: float | None, *, least: float) -> None:
-    if seconds is not None and not least <= seconds <= LONGEST_S:
-        raise InvalidRequest(f"{name} must be between {least:g} and {LONGEST_S} seconds", param=name)
+def _check_duration(name: str, seconds: float | None, *, minimum: float) -> None:
+    if seconds is not None and not minimum <= seconds <= MAX_DURATION_S:
+        raise InvalidRequest(f"{name} must be between {minimum:g} and {MAX_DURATION_S} seconds", param=name)
 
 
-def _new(made: NewKey, now: float) -> Answer:
-    return 201, {**shown_key(made.key, now), "key": made.text}
+def _created_key_response(created: NewKey, now: float) -> Answer:
+    return 201, {**key_as_dict(created.key, now), "key": created.text}

@@ -7,14 +7,14 @@ from typing import Protocol
 from inferry.domain.callers import Caller
 from inferry.domain.errors import InvalidApiKey
 
-_ON_THIS_MACHINE = ("127.", "::ffff:127.")
+_LOOPBACK_PREFIXES = ("127.", "::ffff:127.")
 
 
-class Callers(Protocol):
+class CallerDirectory(Protocol):
     """Whoever knows the tenants and their keys."""
 
     @property
-    def is_required(self) -> bool:
+    def is_auth_required(self) -> bool:
         """Whether callers have to bring a key."""
         ...
 
@@ -28,21 +28,25 @@ class Callers(Protocol):
 class Auth:
     """From headers to a caller.
 
-    Without keys the gateway serves its own machine and nobody else, whatever address it listens on; `off_for_all` is
+    Without keys the gateway serves its own machine and nobody else, whatever address it listens on; `allow_remote` is
     the operator's word that somebody else keeps strangers away.
     """
 
-    __slots__ = ("_callers", "_off_for_all", "_wall")
+    __slots__ = ("_allow_remote", "_directory", "_wall")
 
-    def __init__(self, callers: Callers, *, off_for_all: bool = False, wall: Callable[[], float] = time.time) -> None:
-        self._callers = callers
-        self._off_for_all = off_for_all
+    def __init__(
+        self, directory: CallerDirectory, *, allow_remote: bool = False, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._directory = directory
+        self._allow_remote = allow_remote
         self._wall = wall
 
     def caller(self, headers: Mapping[bytes, bytes], peer: str) -> Caller:
         """Who sent the request. Raises InvalidApiKey."""
-        callers = self._callers
-        if not (callers.is_required or self._off_for_all or peer.startswith(_ON_THIS_MACHINE) or peer == "::1"):
+        directory = self._directory
+        if not (
+            directory.is_auth_required or self._allow_remote or peer.startswith(_LOOPBACK_PREFIXES) or peer == "::1"
+        ):
             raise InvalidApiKey("without API keys this gateway serves only its own machine; create one there")
         get = headers.get
-        return callers.caller(get(b"authorization"), get(b"x-api-key"), get(b"x-inferry-tenant"), self._wall())
+        return directory.caller(get(b"authorization"), get(b"x-api-key"), get(b"x-inferry-tenant"), self._wall())

@@ -19,7 +19,7 @@ from inferry.ingress.headers import identifier
 Headers = Mapping[bytes, bytes]
 
 # Without slashes, which join them, and short enough for a prefix and two of them to be an identifier.
-_FOREIGN = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
+_HARNESS_ID = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
 
 
 class RunIdentity(NamedTuple):
@@ -31,7 +31,7 @@ class RunIdentity(NamedTuple):
     session: str | None
 
 
-class _Found(NamedTuple):
+class _HarnessRun(NamedTuple):
     run_id: str
     parent: str | None
     session: str
@@ -56,39 +56,39 @@ def identity(headers: Headers, job_id: str) -> RunIdentity:
     return RunIdentity(found.run_id, step_id, found.parent or parent, found.session)
 
 
-def _claude_code(headers: Headers) -> _Found | None:
-    session = _foreign(headers, b"x-claude-code-session-id")
+def _claude_code(headers: Headers) -> _HarnessRun | None:
+    session = _harness_header(headers, b"x-claude-code-session-id")
     if session is None:
         return None
     root = f"claude-code:{session}"
-    agent = _foreign(headers, b"x-claude-code-agent-id")
+    agent = _harness_header(headers, b"x-claude-code-agent-id")
     if agent is None:
-        return _Found(root, None, root)
-    parent = _foreign(headers, b"x-claude-code-parent-agent-id")
-    return _Found(f"{root}/{agent}", root if parent is None or parent == agent else f"{root}/{parent}", root)
+        return _HarnessRun(root, None, root)
+    parent = _harness_header(headers, b"x-claude-code-parent-agent-id")
+    return _HarnessRun(f"{root}/{agent}", root if parent is None or parent == agent else f"{root}/{parent}", root)
 
 
-def _codex(headers: Headers) -> _Found | None:
-    session = _foreign(headers, b"session_id") or _foreign(headers, b"session-id")
-    thread = _foreign(headers, b"thread-id") or session
+def _codex(headers: Headers) -> _HarnessRun | None:
+    session = _harness_header(headers, b"session_id") or _harness_header(headers, b"session-id")
+    thread = _harness_header(headers, b"thread-id") or session
     if thread is None:
         return None
     # The first thread of a session has its name, or none of its own.
-    parent = _foreign(headers, b"x-codex-parent-thread-id") or session
-    return _Found(
+    parent = _harness_header(headers, b"x-codex-parent-thread-id") or session
+    return _HarnessRun(
         f"codex:{thread}", None if parent in (None, thread) else f"codex:{parent}", f"codex:{session or thread}"
     )
 
 
-def _opencode(headers: Headers) -> _Found | None:
-    session = _foreign(headers, b"x-session-id")
+def _opencode(headers: Headers) -> _HarnessRun | None:
+    session = _harness_header(headers, b"x-session-id")
     if session is None:
         return None
-    parent = _foreign(headers, b"x-parent-session-id")
+    parent = _harness_header(headers, b"x-parent-session-id")
     run_id = f"session:{session}"
-    return _Found(run_id, None if parent in (None, session) else f"session:{parent}", run_id)
+    return _HarnessRun(run_id, None if parent in (None, session) else f"session:{parent}", run_id)
 
 
-def _foreign(headers: Headers, name: bytes) -> str | None:
+def _harness_header(headers: Headers, name: bytes) -> str | None:
     value = headers.get(name)
-    return None if value is None or _FOREIGN.fullmatch(value) is None else value.decode("ascii")
+    return None if value is None or _HARNESS_ID.fullmatch(value) is None else value.decode("ascii")

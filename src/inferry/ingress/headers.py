@@ -31,10 +31,10 @@ def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) ->
         return lane
     if tier is None or tier == "auto":
         return caller.default_lane
-    wished = _TIERS.get(tier)
-    if wished is None:
+    requested = _TIERS.get(tier)
+    if requested is None:
         raise InvalidRequest("`service_tier` must be auto, default, priority or flex", param="service_tier")
-    return max(wished, caller.max_lane)
+    return max(requested, caller.max_lane)
 
 
 def tier_of(lane: Lane) -> str:
@@ -64,7 +64,7 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
         return None
 
 
-def whole_number(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
+def int_header(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
     value = headers.get(name)
     if value is None:
         return None

@@ -18,10 +18,10 @@ import msgspec
 from inferry.dispatch.gateway import Gateway, RunStatus
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
-from inferry.domain.runs import RunBook, RunSummary
+from inferry.domain.runs import RunQueries, RunSummary
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.reply import Reply, Request
-from inferry.ingress.run_pages import listed_live, listed_past, page
+from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.run_responses import live_run_item, recorded_run_item, run_detail
 
 T = TypeVar("T")
 Refuse = Callable[[GatewayError, Request, Reply], None]
@@ -33,22 +33,22 @@ _FINISH = "/finish"
 _JSON = b"content-type: application/json\r\n"
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 
-MOST_LISTED = 200
-MOST_STEPS = 1000
-LONGEST_WAIT_MS = 10_000
+MAX_LISTED = 200
+MAX_STEPS = 1000
+MAX_WAIT_MS = 10_000
 DEFAULT_WAIT_MS = 1000
-_MOST_READS = 8
+_MAX_CONCURRENT_READS = 8
 """How often one page of a listing asks the ledger for more, where much of what it has is listed from memory."""
 
 
 class RunEndpoints:
-    """The endpoints under `/v1/runs`. Belongs to the event loop of its gateway; `book` is None where the ledger cannot
-    be read."""
+    """The endpoints under `/v1/runs`. Belongs to the event loop of its gateway; `reader` is None where the ledger
+    cannot be read."""
 
-    def __init__(self, gateway: Gateway, book: RunBook | None, refuse: Refuse, fail: Fail) -> None:
+    def __init__(self, gateway: Gateway, reader: RunQueries | None, refuse: Refuse, fail: Fail) -> None:
         self._gateway = gateway
-        self._runs = gateway.entrance.runs
-        self._book = book
+        self._runs = gateway.admission_control.runs
+        self._reader = reader
         self._refuse = refuse
         self._fail = fail
         self._reading = asyncio.Lock()
@@ -63,18 +63,18 @@ class RunEndpoints:
         if rest in ("", "/"):
             if method not in (b"GET", b"HEAD"):
                 raise WrongMethod(PREFIX, "GET, HEAD")
-            work = self._list(tenant, _asked(query, "status", "parent", "since", "limit", "cursor"))
+            work = self._list(tenant, _parse_query(query, "status", "parent", "since", "limit", "cursor"))
         elif not rest.startswith("/"):
             raise NotFound("there is nothing at this path")
         elif rest.endswith(_FINISH):
             # A run whose own name ends so is asked for percent-encoded.
             if method != b"POST":
                 raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
-            work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _asked(query))
+            work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
         elif method == b"DELETE":
-            work = self._cancel(tenant, _identifier(rest[1:]), _asked(query, "wait_ms"))
+            work = self._cancel(tenant, _identifier(rest[1:]), _parse_query(query, "wait_ms"))
         elif method in (b"GET", b"HEAD"):
-            work = self._show(tenant, _identifier(rest[1:]), _asked(query, "steps"))
+            work = self._show(tenant, _identifier(rest[1:]), _parse_query(query, "steps"))
         else:
             raise WrongMethod(f"{PREFIX}/{{id}}", "GET, HEAD, DELETE")
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
@@ -83,50 +83,50 @@ class RunEndpoints:
 
     async def _answer(self, work: Coroutine[None, None, Any], request: Request, reply: Reply) -> None:
         try:
-            reply.whole(200, _JSON, msgspec.json.encode(await work))
+            reply.respond(200, _JSON, msgspec.json.encode(await work))
         except GatewayError as error:
             self._refuse(error, request, reply)
         except Exception:
             self._fail(request, reply)
 
-    def read_from(self, open_book: Callable[[], RunBook | None]) -> None:
+    def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
         """Have another ledger opened, off the loop, and read from that one."""
-        task = asyncio.get_running_loop().create_task(self._change_book(open_book))
+        task = asyncio.get_running_loop().create_task(self._swap_reader(open_reader))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _change_book(self, open_book: Callable[[], RunBook | None]) -> None:
+    async def _swap_reader(self, open_reader: Callable[[], RunQueries | None]) -> None:
         async with self._reading:
-            former, self._book = self._book, await asyncio.to_thread(open_book)
-            if former is not None:
-                former.close()
+            previous, self._reader = self._reader, await asyncio.to_thread(open_reader)
+            if previous is not None:
+                previous.close()
 
     async def close(self) -> None:
         """Let the ledger go."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._book is not None:
-            self._book.close()
+        if self._reader is not None:
+            self._reader.close()
 
     # -- one run -----------------------------------------------------------------------------------------------------
 
-    async def _show(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
-        return await self._page(tenant, run_id, _number(asked, "steps", 20, least=0, most=MOST_STEPS))
+    async def _show(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
+        return await self._run_detail(tenant, run_id, _number(params, "steps", 20, minimum=0, maximum=MAX_STEPS))
 
-    async def _page(self, tenant: str, run_id: str, steps: int) -> dict[str, Any]:
+    async def _run_detail(self, tenant: str, run_id: str, steps: int) -> dict[str, Any]:
         # In this order: rows that are written in between may be counted and not shown, and never the other way round.
-        rows = await self._read(lambda book: book.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
-        past = await self._read(lambda book: book.runs(limit=1, tenant=tenant, run=run_id)) or []
-        live = self._runs.facts(tenant, run_id, self._gateway.clock.now(), self._sent_at)
+        rows = await self._read(lambda reader: reader.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
+        recorded = await self._read(lambda reader: reader.runs(limit=1, tenant=tenant, run=run_id)) or []
+        live = self._runs.snapshot(tenant, run_id, self._gateway.clock.now(), self._sent_at)
         # All that is left of a run may be that it must not come back.
-        if live is None and not past and not self._runs.has_tombstone(tenant, run_id):
+        if live is None and not recorded and not self._runs.has_tombstone(tenant, run_id):
             raise RunNotFound(f"there is no run `{run_id}`")
-        summary = past[0] if past else None
-        is_behind = live is None or (summary is not None and summary.jobs > live.totals.jobs)
-        tree = await self._read(lambda book: book.tree(tenant, run_id)) if is_behind and summary else None
-        children = await self._read(lambda book: book.sub_runs(tenant, run_id, MOST_LISTED))
-        return page(
+        summary = recorded[0] if recorded else None
+        ledger_is_ahead = live is None or (summary is not None and summary.jobs > live.totals.jobs)
+        tree = await self._read(lambda reader: reader.tree(tenant, run_id)) if ledger_is_ahead and summary else None
+        children = await self._read(lambda reader: reader.sub_runs(tenant, run_id, MAX_LISTED))
+        return run_detail(
             run_id,
             live,
             summary,
@@ -135,32 +135,32 @@ class RunEndpoints:
             rows or [],
             epoch=self._epoch,
             is_cancelled=self._runs.has_tombstone(tenant, run_id),
-            budget=self._gateway.entrance.gate.run_report(tenant, run_id),
+            budget=self._gateway.admission_control.gate.run_report(tenant, run_id),
             attempt_of=self._gateway.attempt_of,
             steps=steps,
         )
 
-    async def _cancel(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
-        wait_ms = _number(asked, "wait_ms", DEFAULT_WAIT_MS, least=0, most=LONGEST_WAIT_MS)
-        is_known = not self._runs.knows(tenant, run_id) and await self._is_in_the_ledger(tenant, run_id)
-        report = await self._gateway.run_control.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
+    async def _cancel(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
+        wait_ms = _number(params, "wait_ms", DEFAULT_WAIT_MS, minimum=0, maximum=MAX_WAIT_MS)
+        is_known = not self._runs.has_run(tenant, run_id) and await self._ledger_has_run(tenant, run_id)
+        report = await self._gateway.run_canceller.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
         done = {"id": run_id, "object": "run.cancelled", "status": RunStatus.CANCELLED.value}
         return done | msgspec.structs.asdict(report)
 
-    async def _finish(self, tenant: str, run_id: str, asked: dict[str, str]) -> dict[str, Any]:
-        if self._runs.knows(tenant, run_id) or not await self._is_in_the_ledger(tenant, run_id):
+    async def _finish(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
+        if self._runs.has_run(tenant, run_id) or not await self._ledger_has_run(tenant, run_id):
             self._runs.finish(tenant, run_id, self._gateway.clock.now())
-        return await self._page(tenant, run_id, 0)
+        return await self._run_detail(tenant, run_id, 0)
 
-    async def _is_in_the_ledger(self, tenant: str, run_id: str) -> bool:
-        return bool(await self._read(lambda book: book.has_run(tenant, run_id)))
+    async def _ledger_has_run(self, tenant: str, run_id: str) -> bool:
+        return bool(await self._read(lambda reader: reader.has_run(tenant, run_id)))
 
-    async def _read(self, ask: Callable[[RunBook], T]) -> T | None:
-        book = self._book
-        if book is None:
+    async def _read(self, read_query: Callable[[RunQueries], T]) -> T | None:
+        reader = self._reader
+        if reader is None:
             return None
         async with self._reading:  # one at a time: it has one connection
-            return await asyncio.to_thread(ask, book)
+            return await asyncio.to_thread(read_query, reader)
 
     def _sent_at(self, job_id: str) -> float | None:
         attempt = self._gateway.attempt_of(job_id)
@@ -168,43 +168,45 @@ class RunEndpoints:
 
     # -- all of them -------------------------------------------------------------------------------------------------
 
-    async def _list(self, tenant: str, asked: dict[str, str]) -> dict[str, Any]:
-        limit = _number(asked, "limit", 20, least=1, most=MOST_LISTED)
-        status, parent = asked.get("status"), asked.get("parent")
+    async def _list(self, tenant: str, params: dict[str, str]) -> dict[str, Any]:
+        limit = _number(params, "limit", 20, minimum=1, maximum=MAX_LISTED)
+        status, parent = params.get("status"), params.get("parent")
         if status is not None and status not in {one.value for one in RunStatus}:
             names = ", ".join(one.value for one in RunStatus)
             raise InvalidRequest(f"`status` must be one of {names}", param="status")
-        since = _time(asked, "since")
-        before = _cursor(asked.get("cursor"))
+        since = _time(params, "since")
+        before = _cursor(params.get("cursor"))
 
-        def is_wanted(at: float, its_status: RunStatus, its_parent: str | None) -> bool:
+        def is_wanted(at: float, item_status: RunStatus, its_parent: str | None) -> bool:
             return (
                 (before is None or at < before)
                 and (since is None or at >= since)
-                and (status is None or its_status.value == status)
+                and (status is None or item_status.value == status)
                 and (parent is None or its_parent == parent)
             )
 
         found: dict[str, tuple[float, dict[str, Any]]] = {}
-        for run in self._runs.newest(tenant):
-            at, its_status = self._epoch + run.called_at, self._runs.status(run)
-            if is_wanted(at, its_status, None if run.parent is None else run.parent.run_id):
-                found[run.run_id] = (at, listed_live(run, its_status, self._epoch))
+        for run in self._runs.newest_first(tenant):
+            at, item_status = self._epoch + run.last_call_at, self._runs.status(run)
+            if is_wanted(at, item_status, None if run.parent is None else run.parent.run_id):
+                found[run.run_id] = (at, live_run_item(run, item_status, self._epoch))
             if len(found) > limit or (since is not None and at < since):
                 break
         until, is_all = before, False
-        for _ in range(_MOST_READS):
-            ask = partial(_past_runs, limit=limit + 1, tenant=tenant, since=since, parent=parent, before=until)
-            past = await self._read(ask) or []
-            for row in past:
-                at, its_status = row.ended_at, self._past_status(row)
+        for _ in range(_MAX_CONCURRENT_READS):
+            read_query = partial(
+                _recorded_runs, limit=limit + 1, tenant=tenant, since=since, parent=parent, before=until
+            )
+            recorded = await self._read(read_query) or []
+            for row in recorded:
+                at, item_status = row.ended_at, self._recorded_status(row)
                 # What is known stands where memory has it.
-                if not self._runs.knows(tenant, row.run_id) and is_wanted(at, its_status, row.parent_run):
-                    found[row.run_id] = (at, listed_past(row, its_status))
-            is_all = len(past) <= limit
-            if is_all or sum(at >= past[-1].ended_at for at, _ in found.values()) > limit:
+                if not self._runs.has_run(tenant, row.run_id) and is_wanted(at, item_status, row.parent_run):
+                    found[row.run_id] = (at, recorded_run_item(row, item_status))
+            is_all = len(recorded) <= limit
+            if is_all or sum(at >= recorded[-1].ended_at for at, _ in found.values()) > limit:
                 break
-            until = past[-1].ended_at
+            until = recorded[-1].ended_at
         ordered = sorted(found.values(), key=lambda one: -one[0])
         next_at = ordered[limit - 1][0] if len(ordered) > limit else None if is_all else until
         return {
@@ -214,12 +216,12 @@ class RunEndpoints:
             "next_cursor": None if next_at is None else _cursor_at(next_at),
         }
 
-    def _past_status(self, row: RunSummary) -> RunStatus:
+    def _recorded_status(self, row: RunSummary) -> RunStatus:
         return RunStatus.CANCELLED if self._runs.has_tombstone(row.tenant, row.run_id) else RunStatus.IDLE
 
 
-def _past_runs(book: RunBook, **wanted: Any) -> list[RunSummary]:
-    return book.runs(**wanted)
+def _recorded_runs(reader: RunQueries, **requested: Any) -> list[RunSummary]:
+    return reader.runs(**requested)
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -232,26 +234,26 @@ def _identifier(raw: str) -> str:
     return text
 
 
-def _asked(query: str, *names: str) -> dict[str, str]:
-    asked = dict(parse_qsl(query, keep_blank_values=True, encoding="latin-1"))
-    for name in asked:
+def _parse_query(query: str, *names: str) -> dict[str, str]:
+    params = dict(parse_qsl(query, keep_blank_values=True, encoding="latin-1"))
+    for name in params:
         if name not in names:
             known = f"; there is {', '.join(names)}" if names else ""
             raise InvalidRequest(f"there is no such query parameter here{known}", param="query")
-    return asked
+    return params
 
 
-def _number(asked: dict[str, str], name: str, default: int, *, least: int, most: int) -> int:
-    text = asked.get(name)
+def _number(params: dict[str, str], name: str, default: int, *, minimum: int, maximum: int) -> int:
+    text = params.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
-        raise InvalidRequest(f"`{name}` must be a whole number from {least} to {most}", param=name)
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not minimum <= int(text) <= maximum:
+        raise InvalidRequest(f"`{name}` must be a whole number from {minimum} to {maximum}", param=name)
     return int(text)
 
 
-def _time(asked: dict[str, str], name: str) -> float | None:
-    text = asked.get(name)
+def _time(params: dict[str, str], name: str) -> float | None:
+    text = params.get(name)
     if text is None:
         return None
     if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text, re.ASCII) is None:

@@ -16,8 +16,8 @@ from inferry.domain.ports import Ledger
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 5.0
+INITIAL_RETRY_S = 0.05
+MAX_RETRY_S = 5.0
 # What a ledger raises for an entry that it can never hold, such as a lone surrogate or a number of 70 bits.
 UNSTORABLE = (ValueError, TypeError, OverflowError)
 
@@ -46,13 +46,13 @@ class Recorder:
         self._buffer: deque[LedgerEntry] = deque()
         # Written by the loop alone.
         self._accepted = 0
-        self._refused = 0
+        self._dropped = 0
         # Written by the writer alone.
         self._written = 0
         self._discarded = 0
         self._settled = 0
         self._wake = threading.Event()
-        self._hurry = threading.Event()
+        self._flush_requested = threading.Event()
         self._closing = threading.Event()
         self._give_up_at: float | None = None
         self._progress = threading.Condition()
@@ -67,7 +67,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Entries that will never reach the ledger."""
-        return self._refused + self._discarded
+        return self._dropped + self._discarded
 
     @property
     def accepted(self) -> int:
@@ -88,20 +88,20 @@ class Recorder:
         """Take the entry in and return at once, whatever the ledger is doing."""
         buffered = self._accepted - self._settled
         if buffered >= self._max_buffered or self._closing.is_set():
-            self._refuse()
+            self._drop()
             return
         self._buffer.append(entry)
         self._accepted += 1
         # Append first, then look: the writer clears the flag before it looks at the buffer, so none is overlooked.
         if not self._wake.is_set():
             self._wake.set()
-        if buffered + 1 >= self._max_batch and not self._hurry.is_set():
-            self._hurry.set()
+        if buffered + 1 >= self._max_batch and not self._flush_requested.is_set():
+            self._flush_requested.set()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that was recorded before is written or dropped; False if `timeout` seconds were too few."""
         target = self._accepted
-        self._hurry.set()
+        self._flush_requested.set()
         self._wake.set()
         with self._progress:
             return self._progress.wait_for(lambda: self._settled >= target, timeout)
@@ -115,19 +115,19 @@ class Recorder:
         if self._give_up_at is None:
             self._give_up_at = time.monotonic() + timeout
         self._closing.set()
-        self._hurry.set()
+        self._flush_requested.set()
         self._wake.set()
         # A little longer than the writer's own limit, so that it can give up and say what was lost.
         self._writer.join(timeout + 1.0)
         if self._writer.is_alive():
-            log.error("the ledger does not answer; %d entries are left unwritten", self.buffered)
+            log.error("the ledger does not respond; %d entries were not written", self.buffered)
 
-    def _refuse(self) -> None:
-        self._refused += 1
+    def _drop(self) -> None:
+        self._dropped += 1
         # Once per doubling: loud at the start, and no flood while the loop is at its busiest.
-        if self._refused & (self._refused - 1) == 0:
+        if self._dropped & (self._dropped - 1) == 0:
             reason = "the recorder is closed" if self._closing.is_set() else "its buffer is full"
-            log.error("ledger entries dropped so far: %d (%s)", self._refused, reason)
+            log.error("ledger entries dropped so far: %d (%s)", self._dropped, reason)
 
     # --- the writer thread
 
@@ -136,19 +136,19 @@ class Recorder:
             while True:
                 self._wake.wait()
                 if not self._closing.is_set():
-                    self._hurry.wait(self._flush_interval_s)
+                    self._flush_requested.wait(self._flush_interval_s)
                 closing = self._closing.is_set()
                 if not closing:
-                    self._hurry.clear()
+                    self._flush_requested.clear()
                     self._wake.clear()
-                while batch := self._take():
+                while batch := self._take_batch():
                     self._write(batch)
                 if closing:
                     return
         finally:
             self._ledger.close()
 
-    def _take(self) -> list[LedgerEntry]:
+    def _take_batch(self) -> list[LedgerEntry]:
         buffer = self._buffer
         return [buffer.popleft() for _ in range(min(len(buffer), self._max_batch))]
 
@@ -160,7 +160,7 @@ class Recorder:
                 self._ledger.append(batch)
             except UNSTORABLE as error:
                 if len(batch) == 1:
-                    log.error("the ledger cannot hold job %r: %s", batch[0].job_id, type(error).__name__)
+                    log.error("the ledger cannot store job %r: %s", batch[0].job_id, type(error).__name__)
                     self._settle(discarded=1)
                 else:
                     for entry in batch:
@@ -176,7 +176,7 @@ class Recorder:
 
     def _wait_to_retry(self, error: Exception, failures: int, size: int) -> bool:
         """Wait before the next try; False once closing has used up its time and the batch is lost."""
-        delay_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 16), LONGEST_RETRY_S)
+        delay_s = min(INITIAL_RETRY_S * 2 ** min(failures - 1, 16), MAX_RETRY_S)
         if self._give_up_at is not None and time.monotonic() + delay_s >= self._give_up_at:
             log.error("ledger write failed while closing, %d entries lost: %s", size, error)
             self._settle(discarded=size)

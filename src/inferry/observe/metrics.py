@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. `table` is the only place where a metric is declared.
+"""What the gateway counts, for Prometheus. `metric_table` is the only place where a metric is declared.
 
 One event loop owns a `Metrics`: it calls every method, and renders. Facts are pushed as they happen into counters
 without locks; states (queue depths, workers) are pulled at scrape time through the callables given to `watch`. Label
@@ -19,8 +19,8 @@ from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.workers import Phase, WorkerView
-from inferry.observe.fast import FastCounter, FastHistogram
-from inferry.observe.table import TABLE, MetricSpec
+from inferry.observe.counters import FastCounter, FastHistogram
+from inferry.observe.metric_table import METRIC_TABLE, MetricSpec
 
 OTHER = "other"
 
@@ -46,7 +46,7 @@ class WorkerHealth(NamedTuple):
     overdue: int = 0
 
 
-_SPECS = {spec.name: spec for spec in TABLE}
+_SPECS = {spec.name: spec for spec in METRIC_TABLE}
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
@@ -105,7 +105,7 @@ class _Histograms:
         return lines
 
 
-class _LaneOfModel:
+class _LaneModelSeries:
     """The children that one lane of one model uses, found with one look-up."""
 
     __slots__ = ("cached", "first_token", "outcomes", "output", "prompt")
@@ -122,25 +122,25 @@ class Metrics:
     """The gateway's metrics. `registry` holds those of the process, and whatever else somebody wants exported.
 
     For each attempt, in this order: `offered` when its job is given to the scheduler, `planned` when it is sent,
-    `first_token`, any number of `token_gap`, and `ended`. `refused` is for calls that were never let in.
+    `first_token`, any number of `inter_token_latency`, and `ended`. `refused` is for calls that were never let in.
     """
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
         self._queue_wait = _Histograms("inferry_queue_wait_seconds")
         self._batch_size = _Histograms("inferry_batch_size")
-        self._releases = _Counters("inferry_releases_total")
+        self._releases = _Counters("inferry_plans_total")
         self._jobs = _Counters("inferry_jobs_total")
         self._errors = _Counters("inferry_errors_total")
-        self._again = _Counters("inferry_attempts_again_total")
+        self._retries = _Counters("inferry_attempt_retries_total")
         self._wasted = _Counters("inferry_wasted_tokens_total")
         self._tokens = _Counters("inferry_tokens_total")
-        self._corrected = _Counters("inferry_worker_usage_corrected_total")
+        self._corrected = _Counters("inferry_worker_usage_corrections_total")
         self._first_token = _Histograms("inferry_time_to_first_token_seconds")
-        self._token_gap = _Histograms("inferry_token_gap_seconds")
-        self._promises = _Counters("inferry_promises_total")
+        self._inter_token_latency = _Histograms("inferry_inter_token_latency_seconds")
+        self._slo_attainment = _Counters("inferry_slo_attainment_total")
         self._shared = _Counters("inferry_shared_jobs_total")
         self._in_flight = 0
-        self._pushed: dict[str, _Counters | _Histograms] = {
+        self._families: dict[str, _Counters | _Histograms] = {
             family.spec.name: family
             for family in (
                 self._queue_wait,
@@ -148,13 +148,13 @@ class Metrics:
                 self._releases,
                 self._jobs,
                 self._errors,
-                self._again,
+                self._retries,
                 self._wasted,
                 self._tokens,
                 self._corrected,
                 self._first_token,
-                self._token_gap,
-                self._promises,
+                self._inter_token_latency,
+                self._slo_attainment,
                 self._shared,
             )
         }
@@ -165,16 +165,18 @@ class Metrics:
         for worker in self._size_of:
             self._corrected.at(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
-        self._gap_of = [self._token_gap.at(lane.name) for lane in Lane]
+        self._inter_token_latency_of = [self._inter_token_latency.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
-        self._promise_of = {
-            (lane, kept): self._promises.at(lane.name, str(kept).lower()) for lane in Lane for kept in (True, False)
+        self._slo_attainment_of = {
+            (lane, attained): self._slo_attainment.at(lane.name, str(attained).lower())
+            for lane in Lane
+            for attained in (True, False)
         }
         self._models = {model: self._lanes_of(model) for model in models}
         for code in ("worker_lost", "worker_timeout", "no_worker", "preempted"):
             for resumed in ("true", "false"):
-                self._again.at(code, resumed)
-        self._wasted_of = {
+                self._retries.at(code, resumed)
+        self._wasted_by = {
             (outcome, lane): self._wasted.at(outcome.value, lane.name)
             for outcome in Outcome
             if outcome is not Outcome.DONE
@@ -185,27 +187,27 @@ class Metrics:
 
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
         self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
-        self._waiting_outside: Callable[[], Mapping[Lane, int]] | None = None
+        self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
         self._health: Callable[[], Iterable[WorkerHealth]] | None = None
-        self._watched: dict[str, Callable[[], float]] = {"inferry_in_flight_jobs": lambda: self._in_flight}
+        self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
-    def know_models(self, models: Iterable[str]) -> None:
+    def register_models(self, models: Iterable[str]) -> None:
         """Models that a configured worker has said it serves; their number is bounded by the operators' own servers."""
         for model in models:
             if model not in self._models:
                 self._models[model] = self._lanes_of(model)
 
-    def know_worker(self, worker: str) -> None:
+    def register_worker(self, worker: str) -> None:
         """A worker that an operator has added."""
         if worker not in self._size_of:
             self._size_of[worker] = self._batch_size.at(worker)
             self._corrected.at(worker)
 
-    def forget_worker(self, worker: str) -> None:
+    def remove_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
         if self._size_of.pop(worker, None) is not None:
             self._batch_size.drop(worker)
@@ -228,23 +230,23 @@ class Metrics:
         """The attempt's first token has come; its time is already noted in the attempt."""
         if attempt.first_token_at is not None:
             job = attempt.job
-            self._of(job).first_token.observe(attempt.first_token_at - job.arrived_at)
+            self._series(job).first_token.observe(attempt.first_token_at - job.arrived_at)
 
-    def token_gap(self, lane: Lane, seconds: float) -> None:
+    def inter_token_latency(self, lane: Lane, seconds: float) -> None:
         """Time between a token of a job and the one before."""
-        self._gap_of[lane].observe(seconds)
+        self._inter_token_latency_of[lane].observe(seconds)
 
     def ended(
         self,
         attempt: Attempt,
         *,
-        promised: bool = False,
+        has_slo: bool = False,
         entry: LedgerEntry | None = None,
         resumed: bool | None = None,
     ) -> None:
         """The attempt has ended; once per attempt that was offered.
 
-        `promised` says that its lane promises a first token and a gap: whether they were kept counts where the attempt
+        `has_slo` says that its lane promises a first token and a gap: whether they were kept counts where the attempt
         completed. `entry` is the attempt's account where the caller has it already, so that it is not made twice.
         `resumed` is for attempts whose job goes on: whether from what this one wrote, or from its start.
         """
@@ -252,20 +254,20 @@ class Metrics:
         # The very account that the ledger keeps, so that the two never disagree.
         account = attempt.entry(0.0) if entry is None else entry
         job = attempt.job
-        of = self._of(job)
+        of = self._series(job)
         of.outcomes[account.outcome].value += 1
         of.prompt.value += account.prompt_tokens
         of.cached.value += account.cached_tokens
         of.output.value += account.output_tokens
         if account.outcome is not Outcome.DONE:
             wasted = account.prompt_tokens - account.cached_tokens + (0 if resumed else account.output_tokens)
-            self._wasted_of[account.outcome, job.lane].value += max(0, wasted)
+            self._wasted_by[account.outcome, job.lane].value += max(0, wasted)
             if resumed is not None:
-                self._again.at(account.error_code or OTHER, str(resumed).lower()).value += 1
+                self._retries.at(account.error_code or OTHER, str(resumed).lower()).value += 1
             elif account.error_code is not None:
                 self.refused(account.error_code)
-        elif promised:
-            self._promise_of[job.lane, attempt.promise_kept].value += 1
+        elif has_slo:
+            self._slo_attainment_of[job.lane, attempt.slo_attained].value += 1
 
     def usage_corrected(self, worker: str) -> None:
         """The worker reported a usage that cannot be true."""
@@ -305,7 +307,7 @@ class Metrics:
         ledger_dropped: Callable[[], int] | None = None,
         wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
         output_error: Callable[[], float] | None = None,
-        waiting_outside: Callable[[], Mapping[Lane, int]] | None = None,
+        pending_retries: Callable[[], Mapping[Lane, int]] | None = None,
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
@@ -315,15 +317,15 @@ class Metrics:
         self._views = views or self._views
         self._wait_coverage = wait_coverage or self._wait_coverage
         self._health = health or self._health
-        self._waiting_outside = waiting_outside or self._waiting_outside
+        self._pending_retries = pending_retries or self._pending_retries
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
             ("inferry_ledger_up", ledger_up),
-            ("inferry_ledger_written_total", ledger_written),
-            ("inferry_ledger_dropped_total", ledger_dropped),
-            ("inferry_predicted_output_error", output_error),
+            ("inferry_ledger_entries_written_total", ledger_written),
+            ("inferry_ledger_entries_dropped_total", ledger_dropped),
+            ("inferry_output_prediction_log_error", output_error),
             ("inferry_queued_bytes", queued_bytes),
             ("inferry_budget_overrun_tokens_total", overrun_tokens),
         ):
@@ -335,10 +337,10 @@ class Metrics:
         # Not through prometheus_client's families: those take ten times as long, and the event loop waits.
         pulled = self._pull()
         lines = []
-        for spec in TABLE:
+        for spec in METRIC_TABLE:
             lines.append(f"# HELP {spec.name} {spec.help}")
             lines.append(f"# TYPE {spec.name} {spec.kind}")
-            family = self._pushed.get(spec.name)
+            family = self._families.get(spec.name)
             lines += _lines(spec, pulled.get(spec.name, ())) if family is None else family.lines()
         lines.append("")
         return "\n".join(lines).encode() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
@@ -350,19 +352,19 @@ class Metrics:
             rows["inferry_queue_depth"] = [((lane.name,), depths.get(lane, 0)) for lane in Lane]
         if self._wait_coverage is not None:
             held = self._wait_coverage()
-            rows["inferry_predicted_wait_coverage"] = [((lane.name,), part) for lane, part in held.items()]
-        if self._waiting_outside is not None:
-            outside = self._waiting_outside()
-            rows["inferry_told_to_come_back"] = [((lane.name,), outside.get(lane, 0)) for lane in Lane]
+            rows["inferry_wait_prediction_coverage_ratio"] = [((lane.name,), part) for lane, part in held.items()]
+        if self._pending_retries is not None:
+            retries = self._pending_retries()
+            rows["inferry_pending_retries"] = [((lane.name,), retries.get(lane, 0)) for lane in Lane]
         if self._shadow_refusals is not None:
             by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
             rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
         return rows | self._worker_rows()
 
-    def _of(self, job: InferenceJob) -> _LaneOfModel:
+    def _series(self, job: InferenceJob) -> _LaneModelSeries:
         return self._at(job.route.model, job.lane)
 
-    def _at(self, model: str, lane: Lane) -> _LaneOfModel:
+    def _at(self, model: str, lane: Lane) -> _LaneModelSeries:
         lanes = self._models.get(model)
         if lanes is None:
             lanes = self._models.get(OTHER)
@@ -370,8 +372,8 @@ class Metrics:
                 lanes = self._models[OTHER] = self._lanes_of(OTHER)
         return lanes[lane]
 
-    def _lanes_of(self, model: str) -> list[_LaneOfModel]:
-        return [_LaneOfModel(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]
+    def _lanes_of(self, model: str) -> list[_LaneModelSeries]:
+        return [_LaneModelSeries(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]
 
     def _worker_rows(self) -> dict[str, Rows]:
         """Gauges of all workers; one that is configured and not seen is down."""
@@ -396,21 +398,21 @@ class Metrics:
         return {
             "inferry_worker_up": _by_worker(up),
             "inferry_worker_phase": phases.items(),
-            "inferry_running_sequences": _by_worker(running),
-            "inferry_worker_waiting": _by_worker(waiting),
-            "inferry_kv_tokens_used": _by_worker(used),
-            "inferry_kv_tokens_capacity": _by_worker(capacity),
-        } | self._health_rows()
+            "inferry_worker_running_sequences": _by_worker(running),
+            "inferry_worker_waiting_sequences": _by_worker(waiting),
+            "inferry_worker_kv_used_tokens": _by_worker(used),
+            "inferry_worker_kv_capacity_tokens": _by_worker(capacity),
+        } | self._breaker_rows()
 
-    def _health_rows(self) -> dict[str, Rows]:
+    def _breaker_rows(self) -> dict[str, Rows]:
         known = [one for one in self._health() if one.worker in self._size_of] if self._health is not None else []
         return {
-            "inferry_worker_breaker": [
+            "inferry_worker_breaker_state": [
                 ((one.worker, state), float(one.breaker == state)) for one in known for state in BREAKER_STATES
             ],
             "inferry_worker_breaker_opens_total": [((one.worker,), float(one.opens)) for one in known],
-            "inferry_worker_room_share": [((one.worker,), one.share) for one in known],
-            "inferry_overdue_retries_total": [((one.worker,), float(one.overdue)) for one in known],
+            "inferry_worker_capacity_share": [((one.worker,), one.share) for one in known],
+            "inferry_hedged_retries_total": [((one.worker,), float(one.overdue)) for one in known],
         }
 
 

@@ -7,15 +7,15 @@ from random import Random
 from inferry.domain.lanes import Lane
 from inferry.domain.values import replace
 from inferry.sim.calls import Run, Step
-from inferry.sim.draws import stream
 from inferry.sim.prompts import Piece
+from inferry.sim.rng import named_rng
 
 Lengths = Callable[[Random], tuple[int, int]]
 """Draws the prompt and output tokens of a call."""
 
 
-def even_lengths(prompt: tuple[int, int], output: tuple[int, int]) -> Lengths:
-    return lambda draw: (draw.randint(*prompt), draw.randint(*output))
+def uniform_lengths(prompt: tuple[int, int], output: tuple[int, int]) -> Lengths:
+    return lambda rng: (rng.randint(*prompt), rng.randint(*output))
 
 
 def poisson(
@@ -29,18 +29,18 @@ def poisson(
     name: str = "call",
 ) -> Iterator[Run]:
     """Calls that know nothing of each other."""
-    arrive, shape = stream(seed, f"{name}/arrive"), stream(seed, f"{name}/shape")
+    arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     number, at = 0, 0.0
     while (at := at + arrive.expovariate(rate_per_s)) < seconds:
-        yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
+        yield _single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
         number += 1
 
 
 def bursts(
     seed: int,
     calls: int,
-    every_s: float,
-    width_s: float,
+    period_s: float,
+    duration_s: float,
     seconds: float,
     lengths: Lengths,
     *,
@@ -48,14 +48,14 @@ def bursts(
     tenants: Sequence[str] = ("a",),
     name: str = "burst",
 ) -> Iterator[Run]:
-    """So many calls within `width_s`, again and again; the first burst comes half a period in."""
-    arrive, shape = stream(seed, f"{name}/arrive"), stream(seed, f"{name}/shape")
-    number, start = 0, every_s / 2
+    """So many calls within `duration_s`, again and again; the first burst comes half a period in."""
+    arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
+    number, start = 0, period_s / 2
     while start < seconds:
-        for at in sorted(start + arrive.random() * width_s for _ in range(calls)):
-            yield _single(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
+        for at in sorted(start + arrive.random() * duration_s for _ in range(calls)):
+            yield _single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
             number += 1
-        start += every_s
+        start += period_s
 
 
 def agents(
@@ -71,16 +71,16 @@ def agents(
     name: str = "agent",
 ) -> Iterator[Run]:
     """A closed loop: each agent calls, waits, uses a tool and calls again with all it has seen so far."""
-    arrive, shape = stream(seed, f"{name}/arrive"), stream(seed, f"{name}/shape")
+    arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     segment = 0
     for number in range(count):
         context: tuple[Piece, ...] = ()
-        made = []
+        run_steps = []
         for index in range(steps):
             prompt, output = lengths(shape)
             segment += 1
             context = (*context, (segment, 0, prompt))
-            made.append(Step(f"step-{index}", context, output, shape.uniform(*tool_s)))
+            run_steps.append(Step(f"step-{index}", context, output, shape.uniform(*tool_s)))
             segment += 1
             context = (*context, (segment, 0, output))
         yield Run(
@@ -88,48 +88,48 @@ def agents(
             tenant=shape.choice(tenants),
             lane=lane,
             at=arrive.uniform(0, ramp_s),
-            steps=tuple(made),
+            steps=tuple(run_steps),
         )
 
 
 # Shaping what was made or recorded.
 
 
-def denser(runs: Iterable[Run], scale: float) -> list[Run]:
+def scale_rate(runs: Iterable[Run], scale: float) -> list[Run]:
     """The same runs, `scale` times as many of them per second. What happens inside a run keeps its pace."""
     return [replace(run, at=run.at / scale) for run in runs]
 
 
-def first_seconds(runs: Iterable[Run], seconds: float) -> list[Run]:
+def truncate(runs: Iterable[Run], seconds: float) -> list[Run]:
     """Those that begin before that."""
     return [run for run in runs if run.at < seconds]
 
 
-def in_lanes(runs: Iterable[Run], parts: Mapping[Lane, float], seed: int) -> list[Run]:
+def assign_lanes(runs: Iterable[Run], parts: Mapping[Lane, float], seed: int) -> list[Run]:
     """Every run in a lane of its own, drawn by seed, so that the lanes get these parts."""
-    draw = stream(seed, "lanes")
+    rng = named_rng(seed, "lanes")
     lanes, weights = list(parts), list(parts.values())
-    return [replace(run, lane=draw.choices(lanes, weights)[0]) for run in runs]
+    return [replace(run, lane=rng.choices(lanes, weights)[0]) for run in runs]
 
 
-def busiest(runs: Sequence[Run], calls: int) -> list[Run]:
+def busiest_window(runs: Sequence[Run], calls: int) -> list[Run]:
     """The stretch of at least so many calls, or all, that came in the shortest time; it begins at 0."""
     ordered = sorted(runs, key=lambda run: run.at)
     best: tuple[float, int, int] | None = None
-    begin = inside = 0
+    begin = calls_inside = 0
     for end, run in enumerate(ordered, 1):
-        inside += len(run.steps)
-        while inside - len(ordered[begin].steps) >= calls:
-            inside -= len(ordered[begin].steps)
+        calls_inside += len(run.steps)
+        while calls_inside - len(ordered[begin].steps) >= calls:
+            calls_inside -= len(ordered[begin].steps)
             begin += 1
-        if inside >= calls:
-            stretch = (run.at - ordered[begin].at, begin, end)
-            best = stretch if best is None else min(best, stretch)
+        if calls_inside >= calls:
+            window = (run.at - ordered[begin].at, begin, end)
+            best = window if best is None else min(best, window)
     chosen = ordered if best is None else ordered[best[1] : best[2]]
     return [replace(run, at=run.at - chosen[0].at) for run in chosen]
 
 
-def _single(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
+def _single_call_run(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
     prompt, output = lengths
     # From its name, so that calls of several streams of arrivals have nothing in common either.
     segment = int.from_bytes(blake2b(run_id.encode(), digest_size=7).digest(), "big")

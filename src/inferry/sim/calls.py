@@ -74,6 +74,7 @@ class Call:
     """A call under way; the world owns it."""
 
     __slots__ = (
+        "arrival_number",
         "at",
         "cancelled",
         "cost",
@@ -82,21 +83,20 @@ class Call:
         "index",
         "job_id",
         "lost",
-        "order",
         "produced",
         "prompt",
         "run",
         "sent_at",
         "sequence",
+        "server_turns",
         "state",
         "step",
-        "turns",
         "worker",
     )
 
-    def __init__(self, job_id: str, order: int, run: Run, index: int, prompt: int, at: float) -> None:
+    def __init__(self, job_id: str, arrival_number: int, run: Run, index: int, prompt: int, at: float) -> None:
         self.job_id = job_id
-        self.order = order
+        self.arrival_number = arrival_number
         self.run = run
         self.index = index
         self.step = run.steps[index]
@@ -107,7 +107,7 @@ class Call:
         self.worker: int | None = None
         self.sequence: object = None
         self.cost = 0
-        self.turns = 1
+        self.server_turns = 1
         self.produced = 0
         self.cancelled = False
         self.evicted = False

@@ -47,7 +47,7 @@ class CostModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """What computing prompt tokens adds to a step."""
         return max(0.0, self.prefill_step_s + self.prefill_token_s * tokens + self.attention_pair_s * pairs)
 
-    def passing_s(self, tokens: int, context_tokens: int) -> float:
+    def delivery_s(self, tokens: int, context_tokens: int) -> float:
         """What the server spends on passing on the tokens of one step."""
         return self.message_s + self.token_s * tokens + self.token_context_s * context_tokens
 

@@ -6,7 +6,7 @@ from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow
 
 Points = list[tuple[float, float]]
-_MOST = 240
+_MAX_POINTS = 240
 
 
 def first_token_curve(rows: Iterable[CallRow], lane: Lane) -> Points:
@@ -14,7 +14,7 @@ def first_token_curve(rows: Iterable[CallRow], lane: Lane) -> Points:
     values = sorted([row.ttft_s for row in rows if row.lane is lane and row.ttft_s is not None])
     if not values:
         return []
-    stride = max(1, len(values) // _MOST)
+    stride = max(1, len(values) // _MAX_POINTS)
     points = [(values[i], (i + 1) / len(values)) for i in range(0, len(values), stride)]
     return [*points, (values[-1], 1.0)]
 
@@ -32,16 +32,16 @@ def open_calls(rows: Sequence[CallRow], until_s: float) -> tuple[Points, Points]
     waiting: Points = []
     running: Points = []
     queued = sent = number = 0
-    for index in range(1, _MOST + 1):
-        ends_at = until_s * index / _MOST
-        most_queued, most_sent = queued, sent
+    for index in range(1, _MAX_POINTS + 1):
+        ends_at = until_s * index / _MAX_POINTS
+        max_queued, max_sent = queued, sent
         while number < len(changes) and changes[number][0] <= ends_at:
             at = changes[number][0]
             while number < len(changes) and changes[number][0] == at:
                 queued += changes[number][1]
                 sent += changes[number][2]
                 number += 1
-            most_queued, most_sent = max(most_queued, queued), max(most_sent, sent)
-        waiting.append((ends_at, most_queued))
-        running.append((ends_at, most_sent))
+            max_queued, max_sent = max(max_queued, queued), max(max_sent, sent)
+        waiting.append((ends_at, max_queued))
+        running.append((ends_at, max_sent))
     return waiting, running

@@ -10,39 +10,40 @@ Action = Callable[[float, Any], None]
 class Events:
     """Actions by time. `now` only moves forward; an action put in the past happens now."""
 
-    __slots__ = ("_heap", "_number", "now")
+    __slots__ = ("_heap", "_scheduled", "now")
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
         self._heap: list[tuple[float, int, Action, Any]] = []
-        self._number = 0
+        self._scheduled = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     @property
-    def put(self) -> int:
+    def scheduled(self) -> int:
         """How many actions were put in so far."""
-        return self._number
+        return self._scheduled
 
     @property
     def next_at(self) -> float | None:
         """When the next action is due."""
         return self._heap[0][0] if self._heap else None
 
-    def at(self, when: float, action: Action, what: Any = None) -> None:
-        self._number += 1
-        heappush(self._heap, (when if when > self.now else self.now, self._number, action, what))
+    def at(self, when: float, action: Action, argument: Any = None) -> None:
+        self._scheduled += 1
+        heappush(self._heap, (when if when > self.now else self.now, self._scheduled, action, argument))
 
-    def run(self, until: float | None = None, watch: Callable[[float], None] | None = None) -> None:
-        """Until nothing is left to happen, or until that time. `watch` is told the time every few thousand actions."""
+    def run(self, until: float | None = None, on_progress: Callable[[float], None] | None = None) -> None:
+        """Until nothing is left to happen, or until that time. `on_progress` is told the time every few thousand
+        actions."""
         heap = self._heap
         count = 0
         while heap:
             if until is not None and heap[0][0] > until:
                 break
-            self.now, _, action, what = heappop(heap)
-            action(self.now, what)
+            self.now, _, action, argument = heappop(heap)
+            action(self.now, argument)
             count += 1
-            if watch is not None and not count & 2047:
-                watch(self.now)
+            if on_progress is not None and not count & 2047:
+                on_progress(self.now)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.flags import completed
-from inferry.sim.flags import engine_flags as flags_of
+from inferry.sim.flag_inference import engine_flags as flags_of
+from inferry.sim.flag_inference import infer_missing_flags
 from inferry.sim.observations import Flag, Observation
-from inferry.sim.polish import polish, share_out
+from inferry.sim.refine import refine, split_request_cost
+from inferry.sim.regression import CannotFit, solve_rows
 from inferry.sim.replay import measured, predicted
-from inferry.sim.rows import CannotFit, solve_rows
 
-JUDGED = ("first", "gap", "total")
+EVALUATED_FIGURES = ("first", "itl", "total")
 
 
 class Fit(Struct, frozen=True, kw_only=True):
@@ -28,27 +28,27 @@ class Fit(Struct, frozen=True, kw_only=True):
     known_flags: dict[str, Flag]
     residuals: dict[str, dict[str, float]]
     fitted: int
-    judged: int
+    evaluated: int
 
 
 def fit(observations: Sequence[Observation], flags: dict[str, Flag]) -> Fit:
     """The costs that explain the observations best."""
-    known = completed(observations, flags)
+    known = infer_missing_flags(observations, flags)
     engine_flags = flags_of(observations, known)
     used = [one for one in observations if not one.held_out]
     for kind, why in (("prefill", "prompts alone"), ("decode", "sequences that decode")):
         if not any(one.kind == kind for one in used):
             raise CannotFit(f"there are no probes of {why}: probe for longer")
     start = solve_rows(used, engine_flags)
-    costs = polish(used, share_out(used, start, engine_flags), engine_flags)
-    judged = [one for one in observations if one.held_out]
+    costs = refine(used, split_request_cost(used, start, engine_flags), engine_flags)
+    evaluated = [one for one in observations if one.held_out]
     return Fit(
         costs=costs,
         flags=engine_flags,
         known_flags=known,
-        residuals=residuals(judged, costs, engine_flags),
+        residuals=residuals(evaluated, costs, engine_flags),
         fitted=len(used),
-        judged=len(judged),
+        evaluated=len(evaluated),
     )
 
 
@@ -56,10 +56,10 @@ def residuals(observations: Sequence[Observation], costs: CostModel, flags: Engi
     """Predicted against measured: the size of the relative error and its middle, per figure and per kind of probe."""
     errors: dict[str, list[float]] = {}
     for one in observations:
-        wanted, had = measured(one), predicted(one, costs, flags)
-        for name in JUDGED:
-            if name in wanted and name in had:
-                error = had[name] / wanted[name] - 1
+        observed, modeled = measured(one), predicted(one, costs, flags)
+        for name in EVALUATED_FIGURES:
+            if name in observed and name in modeled:
+                error = modeled[name] / observed[name] - 1
                 errors.setdefault(name, []).append(error)
                 errors.setdefault(f"{one.kind} {name}", []).append(error)
     return {name: _spread(found) for name, found in errors.items()}

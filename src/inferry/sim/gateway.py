@@ -7,17 +7,17 @@ from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerL
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Ended, FirstToken, Tick, Whereabouts
+from inferry.domain.plans import Ended, FirstToken, JobLocation, Tick
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
-from inferry.domain.workers import Load, Phase, Room, WorkerView
+from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
 from inferry.sim.engine import Sequence as EngineSequence
-from inferry.sim.world import World
+from inferry.sim.simulation import Simulation
 
 MODEL = "m"
 EXPECTED_OUTPUT_TOKENS = 256
@@ -25,14 +25,14 @@ _ROUTE = RouteKey(MODEL)
 _BATCH_KEY = BatchKey(_ROUTE, streaming=True)
 _PAYLOAD = Payload(api="completions", body=b"", sampling=Sampling())
 _FIRST_TOKEN = FirstToken()
-_SOMEBODY_LEFT = ClientClosed("the client closed the connection")
+_CLIENT_CLOSED = ClientClosed("the client closed the connection")
 
 Estimator = Callable[[Call], Footprint]
-RoomController = Callable[[int, Engine, float], Room]
+CapacityFunction = Callable[[int, Engine, float], Capacity]
 """Worker number, its engine as far as metrics show it, now: the room the gateway may use."""
 
 
-def as_the_gateway_sees_it(call: Call) -> Footprint:
+def gateway_estimate(call: Call) -> Footprint:
     """Exact prompt (token ids were sent), nothing known of the cache, output up to what was asked for."""
     output = call.step.output
     return Footprint(
@@ -42,48 +42,50 @@ def as_the_gateway_sees_it(call: Call) -> Footprint:
     )
 
 
-class GatewayDoor:
+class GatewayFrontend:
     """Offer, tick, send; first tokens and ends are told to the scheduler. One tick per instant, as in dispatch.
 
-    `room` is every worker's, or one for each; `groups` name the group of each. With a `controller` every worker's room
-    is computed anew every `beat_s`; else it stays as it is.
+    `capacity` is every worker's, or one for each; `groups` name the group of each. With a `controller` every worker's
+    room is computed anew every `capacity_interval_s`; else it stays as it is.
     """
 
     def __init__(
         self,
         lanes: Mapping[Lane, LanePolicy],
-        room: Room | Sequence[Room],
+        capacity: Capacity | Sequence[Capacity],
         *,
         groups: Sequence[str] | None = None,
-        estimate: Estimator = as_the_gateway_sees_it,
-        controller: RoomController | None = None,
-        beat_s: float = 0.25,
+        estimate: Estimator = gateway_estimate,
+        controller: CapacityFunction | None = None,
+        capacity_interval_s: float = 0.25,
         hop_s: float = 0.0,
         record: Callable[[LedgerEntry], None] | None = None,
     ) -> None:
         self.scheduler = Scheduler(lanes)
         self._lanes = lanes
-        self._room = room
+        self._capacity = capacity
         self._groups = groups
         self._estimate = estimate
         self._controller = controller
-        self._beat_s = beat_s
+        self._capacity_interval_s = capacity_interval_s
         self._hop_s = hop_s
         self._record = record
         self._open: dict[str, tuple[Call, Attempt]] = {}
         self._tick_due = False
         self._wake_at: float | None = None
-        self._beating = False
+        self._updating = False
         self.refused = 0
 
-    def open(self, world: World) -> None:
-        self._world = world
-        for worker in range(len(world.engines)):
-            self._observe(worker, self._room if isinstance(self._room, Room) else self._room[worker], 0.0)
+    def open(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        for worker in range(len(simulation.engines)):
+            self._observe(
+                worker, self._capacity if isinstance(self._capacity, Capacity) else self._capacity[worker], 0.0
+            )
 
     # What agents do.
 
-    def ask(self, call: Call, now: float) -> None:
+    def dispatch(self, call: Call, now: float) -> None:
         lane = call.run.lane
         job = InferenceJob(
             job_id=call.job_id,
@@ -103,19 +105,19 @@ class GatewayDoor:
         )
         self._offer(call, job, now)
 
-    def withdraw(self, call: Call, now: float) -> None:
-        if self.scheduler.cancel(call.job_id) is Whereabouts.QUEUED:
-            self._close(call.job_id, Failed(call.job_id, _SOMEBODY_LEFT), now)
-            self._ask_for_tick(now)
+    def cancel(self, call: Call, now: float) -> None:
+        if self.scheduler.cancel(call.job_id) is JobLocation.QUEUED:
+            self._close(call.job_id, Failed(call.job_id, _CLIENT_CLOSED), now)
+            self._request_tick(now)
         elif call.job_id in self._open:
-            self._world.abort(call, now)
+            self._simulation.abort(call, now)
 
     # What engines do.
 
-    def first(self, call: Call, now: float) -> None:
+    def first_token(self, call: Call, now: float) -> None:
         self._open[call.job_id][1].first_token(now)
         self.scheduler.progress(call.job_id, _FIRST_TOKEN, now)
-        self._ask_for_tick(now)
+        self._request_tick(now)
 
     def ended(self, call: Call, now: float) -> None:
         _, attempt = self._open[call.job_id]
@@ -123,14 +125,14 @@ class GatewayDoor:
         if not isinstance(sequence, EngineSequence):
             self._close(call.job_id, Failed(call.job_id, WorkerLost("reset before the first byte")), now)
         elif call.evicted:
-            self._again(call, attempt, sequence, now)
+            self._requeue(call, attempt, sequence, now)
         elif call.cancelled:
             usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
-            self._close(call.job_id, Failed(call.job_id, _SOMEBODY_LEFT, usage), now)
+            self._close(call.job_id, Failed(call.job_id, _CLIENT_CLOSED, usage), now)
         else:
             usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
             self._close(call.job_id, Done(call.job_id, FinishReason.LENGTH, usage), now)
-        self._ask_for_tick(now)
+        self._request_tick(now)
 
     # The loop.
 
@@ -142,54 +144,56 @@ class GatewayDoor:
         except QueueFull as refusal:
             self.refused += 1
             del self._open[job.job_id]
-            again = now + (refusal.retry_after_s or 1.0)
-            self._world.events.at(again, lambda when, call: None if call.cancelled else self.ask(call, when), call)
+            retry = now + (refusal.retry_after_s or 1.0)
+            self._simulation.events.at(
+                retry, lambda when, call: None if call.cancelled else self.dispatch(call, when), call
+            )
             return
-        self._ask_for_tick(now)
-        if self._controller is not None and not self._beating:
-            self._beating = True
-            self._world.events.at(now, self._beat)
+        self._request_tick(now)
+        if self._controller is not None and not self._updating:
+            self._updating = True
+            self._simulation.events.at(now, self._update_capacity)
 
-    def _ask_for_tick(self, now: float) -> None:
+    def _request_tick(self, now: float) -> None:
         if not self._tick_due:
             self._tick_due = True
-            self._world.events.at(now, self._tick)
+            self._simulation.events.at(now, self._tick)
 
     def _tick(self, now: float, _: object) -> None:
         self._tick_due = False
-        self._act(self.scheduler.tick(now), now)
+        self._apply(self.scheduler.tick(now), now)
 
-    def _act(self, tick: Tick, now: float) -> None:
+    def _apply(self, tick: Tick, now: float) -> None:
         for plan in tick.plans:
             worker = int(plan.worker)
             for job in plan.jobs:
                 call, attempt = self._open[job.job_id]
                 attempt.sent(plan, now)
                 if self._hop_s:
-                    self._world.events.at(now + self._hop_s, self._send, (call, worker))
+                    self._simulation.events.at(now + self._hop_s, self._send, (call, worker))
                 else:
-                    self._world.send(call, worker, now)
+                    self._simulation.send(call, worker, now)
         for job in tick.evictions:
             call, _ = self._open[job.job_id]
             call.evicted = True
-            self._world.abort(call, now)
+            self._simulation.abort(call, now)
         for job in tick.expired:
             call, _ = self._open[job.job_id]
             self._close(job.job_id, Failed(job.job_id, QueueTimeout("the deadline passed in the queue")), now)
-            self._world.give_up(call, now, "expired")
+            self._simulation.reject(call, now, "expired")
         if tick.wake_at is not None and tick.wake_at != self._wake_at:
             self._wake_at = tick.wake_at
-            self._world.events.at(tick.wake_at, self._wake, tick.wake_at)
+            self._simulation.events.at(tick.wake_at, self._wake, tick.wake_at)
 
-    def _send(self, now: float, what: tuple[Call, int]) -> None:
-        self._world.send(what[0], what[1], now)
+    def _send(self, now: float, argument: tuple[Call, int]) -> None:
+        self._simulation.send(argument[0], argument[1], now)
 
     def _wake(self, now: float, wake_at: float) -> None:
         if self._wake_at == wake_at:
             self._wake_at = None
-            self._ask_for_tick(now)
+            self._request_tick(now)
 
-    def _again(self, call: Call, attempt: Attempt, sequence: EngineSequence, now: float) -> None:
+    def _requeue(self, call: Call, attempt: Attempt, sequence: EngineSequence, now: float) -> None:
         """A preempted attempt ends; the job is offered again with what it has written, and keeps its arrival."""
         usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
         job = attempt.job
@@ -212,13 +216,13 @@ class GatewayDoor:
 
     # Beliefs.
 
-    def _observe(self, worker: int, room: Room, now: float) -> None:
-        engine = self._world.engines[worker]
+    def _observe(self, worker: int, capacity: Capacity, now: float) -> None:
+        engine = self._simulation.engines[worker]
         view = WorkerView(
             worker=str(worker),
             models=frozenset({MODEL}),
             phase=Phase.READY,
-            room=room,
+            capacity=capacity,
             observed_at=now,
             group="default" if self._groups is None else self._groups[worker],
             load=Load(engine.running, engine.waiting, engine.kv_tokens),
@@ -226,11 +230,11 @@ class GatewayDoor:
         )
         self.scheduler.observe(view, now)
 
-    def _beat(self, now: float, _: object) -> None:
+    def _update_capacity(self, now: float, _: object) -> None:
         assert self._controller is not None
-        for worker, engine in enumerate(self._world.engines):
+        for worker, engine in enumerate(self._simulation.engines):
             self._observe(worker, self._controller(worker, engine, now), now)
-        self._ask_for_tick(now)
-        self._beating = bool(self._open)
-        if self._beating:
-            self._world.events.at(now + self._beat_s, self._beat)
+        self._request_tick(now)
+        self._updating = bool(self._open)
+        if self._updating:
+            self._simulation.events.at(now + self._capacity_interval_s, self._update_capacity)

@@ -10,8 +10,8 @@ from random import Random
 
 from inferry.domain.lanes import Lane
 from inferry.sim.calls import Run, Step
-from inferry.sim.draws import plain, stream
 from inferry.sim.prompts import Piece, tail
+from inferry.sim.rng import named_rng, seeded_rng
 
 TENANTS: Sequence[tuple[str, Lane, int]] = (
     ("acme", Lane.P0, 3),
@@ -34,15 +34,17 @@ def harbor(
     max_context: int = MAX_CONTEXT,
 ) -> list[Run]:
     """About 6.5 runs a second on average, three to eight steps each, 3 % of them abandoned, and the digests."""
-    arrive, shape = stream(seed, "arrive"), stream(seed, "shape")
-    fresh = _segments()
-    system = {tenant: fresh(_clamp(shape.lognormvariate(7.2, 0.5), 400, 4000)) for tenant, *_ in TENANTS}
-    policy = {tenant: fresh(_clamp(shape.lognormvariate(6.9, 0.3), 400, 2000)) for tenant, *_ in TENANTS}
+    arrive, shape = named_rng(seed, "arrive"), named_rng(seed, "shape")
+    new_segment = _segments()
+    system = {tenant: new_segment(_clamp(shape.lognormvariate(7.2, 0.5), 400, 4000)) for tenant, *_ in TENANTS}
+    policy = {tenant: new_segment(_clamp(shape.lognormvariate(6.9, 0.3), 400, 2000)) for tenant, *_ in TENANTS}
     times = _arrivals(arrive, seconds, scale)
-    runs = [_ticket(number, at, shape, fresh, system, policy, max_context) for number, at in enumerate(sorted(times))]
-    head = fresh(400)
+    runs = [
+        _ticket(number, at, shape, new_segment, system, policy, max_context) for number, at in enumerate(sorted(times))
+    ]
+    head = new_segment(400)
     for number in range(int(digests * scale)):
-        body = (head, fresh(_clamp(shape.lognormvariate(8.2, 0.5), 1500, max_context - 500)))
+        body = (head, new_segment(_clamp(shape.lognormvariate(8.2, 0.5), 1500, max_context - 500)))
         at = arrive.uniform(0, 3)
         step = Step("digest", body, shape.randint(150, 400))
         runs.append(Run(run_id=f"digest-{number}", tenant="digest", lane=Lane.P2, at=at, steps=(step,)))
@@ -64,7 +66,7 @@ def _ticket(
     number: int,
     at: float,
     shape: Random,
-    fresh: Callable[[int], Piece],
+    new_segment: Callable[[int], Piece],
     system: dict[str, Piece],
     policy: dict[str, Piece],
     max_context: int,
@@ -73,7 +75,7 @@ def _ticket(
     tenant, lane, _ = shape.choices(TENANTS, _WEIGHTS)[0]
     context: tuple[Piece, ...] = (
         system[tenant],
-        fresh(_clamp(shape.lognormvariate(6.6, 0.9), 60, max_context // 2)),
+        new_segment(_clamp(shape.lognormvariate(6.6, 0.9), 60, max_context // 2)),
     )
     steps: list[Step] = []
 
@@ -81,25 +83,27 @@ def _ticket(
         tool_s = _clamp(shape.lognormvariate(-1.6, 1.0) * 1000, 20, 4000) / 1000
         steps.append(Step(name, tail(prompt, max_context), output, tool_s))
 
-    def grown(output: int) -> tuple[Piece, ...]:
-        return (*context, fresh(output + _clamp(shape.lognormvariate(5.0, 0.8), 20, 2000)))
+    def extended(output: int) -> tuple[Piece, ...]:
+        return (*context, new_segment(output + _clamp(shape.lognormvariate(5.0, 0.8), 20, 2000)))
 
     output = shape.randint(4, 16)
-    step("classify", (*context, fresh(40)), output)
-    context = grown(output)
+    step("classify", (*context, new_segment(40)), output)
+    context = extended(output)
     for _ in range(shape.choices([0, 1, 2, 3, 4], [3, 3, 2, 1, 1])[0]):
         output = shape.randint(30, 120)
-        step("plan", (*context, fresh(60)), output)
-        context = grown(output)
+        step("plan", (*context, new_segment(60)), output)
+        context = extended(output)
     output = shape.randint(80, 300)
-    step("draft", (*context, fresh(120)), output)
-    draft = fresh(output)
+    step("draft", (*context, new_segment(120)), output)
+    draft = new_segment(output)
     if shape.random() < 0.7:
-        step("policy", (policy[tenant], draft, fresh(30)), shape.randint(8, 32))
+        step("policy", (policy[tenant], draft, new_segment(30)), shape.randint(8, 32))
     if shape.random() < 0.2:
-        step("escalate", (*context, draft, fresh(50)), shape.randint(40, 120))
-    walks_away = shape.uniform(0.2, 4) if shape.random() < 0.03 else None
-    return Run(run_id=f"run-{number}", tenant=tenant, lane=lane, at=at, steps=tuple(steps), cancel_after_s=walks_away)
+        step("escalate", (*context, draft, new_segment(50)), shape.randint(40, 120))
+    abandon_after_s = shape.uniform(0.2, 4) if shape.random() < 0.03 else None
+    return Run(
+        run_id=f"run-{number}", tenant=tenant, lane=lane, at=at, steps=tuple(steps), cancel_after_s=abandon_after_s
+    )
 
 
 def simple_harbor(
@@ -109,42 +113,42 @@ def simple_harbor(
 
     It draws everything from one stream, token ids included, so the ids have to be drawn and thrown away.
     """
-    draw = plain(seed)
-    fresh = _segments()
+    rng = seeded_rng(seed)
+    new_segment = _segments()
 
     def tokens(count: int) -> Piece:
-        _skip_choices(draw, vocab - 100, count)
-        return fresh(count)
+        _skip_choices(rng, vocab - 100, count)
+        return new_segment(count)
 
     tenants = [(tenant, lane) for tenant, lane, _ in TENANTS]
     system = {tenant: tokens(400) for tenant, _ in [*tenants, ("digest", Lane.P2)]}
     times: list[float] = []
     t = 0.0
     while t < seconds:
-        t += draw.expovariate(4.0 * scale)
+        t += rng.expovariate(4.0 * scale)
         times.append(t)
     for second in range(5, int(seconds), 10):
-        times += [second + draw.random() for _ in range(int(60 * scale))]
+        times += [second + rng.random() for _ in range(int(60 * scale))]
     runs = []
     for number, at in enumerate(sorted(one for one in times if one < seconds)):
-        tenant, lane = draw.choices(tenants, weights=_WEIGHTS)[0]
+        tenant, lane = rng.choices(tenants, weights=_WEIGHTS)[0]
         ticket = tokens(1200)[0]
         steps = tuple(
-            Step(name, (system[tenant], (ticket, 0, max(8, size - 400))), output, draw.uniform(0.05, 0.3))
+            Step(name, (system[tenant], (ticket, 0, max(8, size - 400))), output, rng.uniform(0.05, 0.3))
             for name, size, output in _SIMPLE_STEPS
         )
         runs.append(Run(run_id=f"run-{number}", tenant=tenant, lane=lane, at=at, steps=steps))
     for number in range(int(digests * scale)):
         body = (system["digest"], tokens(3600))
         step = Step("digest", body, 300)
-        runs.append(Run(run_id=f"digest-{number}", tenant="digest", lane=Lane.P2, at=draw.uniform(0, 3), steps=(step,)))
+        runs.append(Run(run_id=f"digest-{number}", tenant="digest", lane=Lane.P2, at=rng.uniform(0, 3), steps=(step,)))
     return runs
 
 
-def _skip_choices(draw: Random, below: int, count: int) -> None:
+def _skip_choices(rng: Random, below: int, count: int) -> None:
     """Move the stream on as `count` calls of randrange would: draws of as many bits as needed, until one is below."""
     bits = below.bit_length()
-    getrandbits = draw.getrandbits
+    getrandbits = rng.getrandbits
     for _ in range(count):
         while getrandbits(bits) >= below:
             pass
@@ -154,12 +158,12 @@ def _segments() -> Callable[[int], Piece]:
     """Makes pieces of text that nobody else has."""
     last = 0
 
-    def fresh(count: int) -> Piece:
+    def new_segment(count: int) -> Piece:
         nonlocal last
         last += 1
         return (last, 0, count)
 
-    return fresh
+    return new_segment
 
 
 def _clamp(value: float, low: int, high: int) -> int:

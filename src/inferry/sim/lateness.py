@@ -8,22 +8,22 @@ streams with that gap. The series is kept as a falling stack, so that a suffix m
 from array import array
 from bisect import bisect_left
 
-_LONG = 1_000
+_MIN_TRIM_STEPS = 1_000
 
 
 class LatenessSeries:
     """End times of steps, for one gap. Steps are added in order; only maxima up to the last step can be asked for."""
 
-    __slots__ = ("_long", "_steps", "_values", "gap_s")
+    __slots__ = ("_steps", "_trim_at", "_values", "itl_s")
 
-    def __init__(self, gap_s: float) -> None:
-        self.gap_s = gap_s
-        self._long = _LONG
+    def __init__(self, itl_s: float) -> None:
+        self.itl_s = itl_s
+        self._trim_at = _MIN_TRIM_STEPS
         self._steps = array("q")
         self._values = array("d")
 
     def add(self, step: int, ended_at: float) -> None:
-        value = ended_at - self.gap_s * step
+        value = ended_at - self.itl_s * step
         values, steps = self._values, self._steps
         while values and values[-1] <= value:
             values.pop()
@@ -33,17 +33,17 @@ class LatenessSeries:
 
     def worst_since(self, step: int, anchor: int) -> float:
         """max(end of token i - gap * i) over the tokens of steps `step` to the last one added."""
-        return self._values[bisect_left(self._steps, step)] + self.gap_s * anchor
+        return self._values[bisect_left(self._steps, step)] + self.itl_s * anchor
 
     def forget_before(self, step: int) -> None:
         cut = bisect_left(self._steps, step)
         del self._steps[:cut], self._values[:cut]
-        self._long = max(_LONG, 2 * len(self._steps))
+        self._trim_at = max(_MIN_TRIM_STEPS, 2 * len(self._steps))
 
     @property
-    def is_long(self) -> bool:
+    def needs_trim(self) -> bool:
         """Whether it is worth asking which steps can be forgotten."""
-        return len(self._steps) > self._long
+        return len(self._steps) > self._trim_at
 
     def __len__(self) -> int:
         return len(self._steps)

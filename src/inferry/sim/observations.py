@@ -34,7 +34,7 @@ class CallTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.heard_s[0] - self.sent_s
 
     @property
-    def gap_s(self) -> float | None:
+    def itl_s(self) -> float | None:
         """Between two tokens of the answer, on average."""
         if self.output_tokens < 2:
             return None
@@ -85,7 +85,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class NotObservations(Exception):
+class ObservationFormatError(Exception):
     """The bytes are no file of raw observations."""
 
 
@@ -96,7 +96,7 @@ def to_lines(conditions: Conditions, observations: Iterable[Observation]) -> byt
 def from_lines(raw: bytes) -> tuple[Conditions, Sequence[Observation]]:
     lines = [line for line in raw.splitlines() if line.strip()]
     if not lines:
-        raise NotObservations("it is empty")
+        raise ObservationFormatError("it is empty")
     conditions = _decoded(lines[0], 1, Conditions)
     return conditions, [_decoded(line, number, Observation) for number, line in enumerate(lines[1:], 2)]
 
@@ -105,4 +105,4 @@ def _decoded(line: bytes, number: int, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise NotObservations(f"line {number}: {error}") from None
+        raise ObservationFormatError(f"line {number}: {error}") from None

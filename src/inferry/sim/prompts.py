@@ -49,17 +49,17 @@ class GrowingPrompt:
 
     def block_hashes(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
         """See the function of that name."""
-        alike = 0
+        common = 0
         for old, new in zip(self._pieces, pieces, strict=False):
             if old != new:
                 break
-            alike += 1
+            common += 1
         states, hashes = self._states, self._hashes
-        del states[alike + 1 :]
-        chain, rest, missing, blocks = states[alike]
+        del states[common + 1 :]
+        chain, rest, missing, blocks = states[common]
         del hashes[blocks:]
         block = self._block_tokens
-        for segment, start, count in pieces[alike:]:
+        for segment, start, count in pieces[common:]:
             stop = start + count
             if rest and stop - start >= missing:
                 chain = hash((chain, *rest, segment, start, missing))

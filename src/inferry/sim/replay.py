@@ -8,7 +8,7 @@ from math import inf
 from msgspec import Struct
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, First
+from inferry.sim.engine import Engine, FirstTokenEvent
 from inferry.sim.engine import Sequence as EngineSequence
 from inferry.sim.observations import CallTiming, Observation
 
@@ -17,7 +17,7 @@ ENGINE_DECODE = "vllm:request_decode_time_seconds_sum"
 ENGINE_WAITS = ("vllm:request_queue_time_seconds_sum", "vllm:request_prefill_time_seconds_sum")
 
 
-class Played(Struct, frozen=True):
+class ReplayedCall(Struct, frozen=True):
     """When a call was sent and answered, and from when to when the engine itself had it."""
 
     sent_s: float
@@ -28,7 +28,7 @@ class Played(Struct, frozen=True):
     engine_ended_s: float
 
 
-def play(calls: Sequence[CallTiming], costs: CostModel, flags: EngineFlags) -> list[Played]:
+def replay(calls: Sequence[CallTiming], costs: CostModel, flags: EngineFlags) -> list[ReplayedCall]:
     """The same requests at the same times, in the order given."""
     engine = Engine(costs, flags)
     # In the server process: when, which call, and how many turns it still takes there.
@@ -41,27 +41,29 @@ def play(calls: Sequence[CallTiming], costs: CostModel, flags: EngineFlags) -> l
     while turns or engine.next_at is not None:
         step_at = engine.next_at if engine.next_at is not None else inf
         if turns and turns[0][0] <= step_at:
-            now, number, left = heappop(turns)
-            if left:
-                heappush(turns, (engine.receive(calls[number].prompt_tokens, now), number, left - 1))
+            now, number, turns_left = heappop(turns)
+            if turns_left:
+                heappush(turns, (engine.receive(calls[number].prompt_tokens, now), number, turns_left - 1))
                 continue
             entered[number] = now
             entering = sequences[number] = _sequence(calls[number], number, flags)
             engine.submit(entering, now)
         else:
-            for happened in engine.advance(step_at):
-                tag = happened.sequence.tag
+            for event in engine.advance(step_at):
+                tag = event.sequence.tag
                 assert isinstance(tag, int)
-                (first if isinstance(happened, First) else ended)[tag] = happened.heard_at
-    played = []
+                (first if isinstance(event, FirstTokenEvent) else ended)[tag] = event.delivered_at
+    replayed = []
     for number, (call, sequence) in enumerate(zip(calls, sequences, strict=True)):
         assert sequence is not None
         assert sequence.first_at is not None
         assert sequence.ended_at is not None
-        played.append(
-            Played(call.sent_s, first[number], ended[number], entered[number], sequence.first_at, sequence.ended_at)
+        replayed.append(
+            ReplayedCall(
+                call.sent_s, first[number], ended[number], entered[number], sequence.first_at, sequence.ended_at
+            )
         )
-    return played
+    return replayed
 
 
 def _sequence(call: CallTiming, number: int, flags: EngineFlags) -> EngineSequence:
@@ -74,40 +76,40 @@ def _sequence(call: CallTiming, number: int, flags: EngineFlags) -> EngineSequen
 def measured(observation: Observation) -> Figures:
     """What the client saw of a probe, in a few numbers; `engine_` ones where the engine told its own times."""
     calls = observation.calls
-    figures = _firsts(observation, [call.first_s for call in calls])
+    figures = _first_token_figures(observation, [call.first_s for call in calls])
     if observation.kind != "hit":  # its calls wait for each other, and the model's may overlap
         figures |= {"total": observation.total_s}
-        figures |= _gaps(observation, [call.ended_s - call.heard_s[0] for call in calls])
-    told = observation.engine
+        figures |= _itl_figures(observation, [call.ended_s - call.heard_s[0] for call in calls])
+    engine_times = observation.engine
     later = sum(call.output_tokens - 1 for call in calls)
-    if told.get(ENGINE_DECODE) and later:
-        figures["engine_gap"] = told[ENGINE_DECODE] / later
-    if all(name in told for name in ENGINE_WAITS[1:]):
-        figures["engine_first"] = sum(told.get(name, 0.0) for name in ENGINE_WAITS) / len(calls)
+    if engine_times.get(ENGINE_DECODE) and later:
+        figures["engine_itl"] = engine_times[ENGINE_DECODE] / later
+    if all(name in engine_times for name in ENGINE_WAITS[1:]):
+        figures["engine_first"] = sum(engine_times.get(name, 0.0) for name in ENGINE_WAITS) / len(calls)
     return {name: value for name, value in figures.items() if value > 0}
 
 
 def predicted(observation: Observation, costs: CostModel, flags: EngineFlags) -> Figures:
     """The same numbers as the model has them."""
     calls = observation.calls
-    played = play(calls, costs, flags)
-    figures = {"total": max(one.ended_s for one in played) - min(one.sent_s for one in played)}
-    figures |= _firsts(observation, [one.first_s - one.sent_s for one in played])
-    figures |= _gaps(observation, [one.ended_s - one.first_s for one in played])
+    replayed = replay(calls, costs, flags)
+    figures = {"total": max(one.ended_s for one in replayed) - min(one.sent_s for one in replayed)}
+    figures |= _first_token_figures(observation, [one.first_s - one.sent_s for one in replayed])
+    figures |= _itl_figures(observation, [one.ended_s - one.first_s for one in replayed])
     later = sum(call.output_tokens - 1 for call in calls)
     if later:
-        figures["engine_gap"] = sum(one.engine_ended_s - one.engine_first_s for one in played) / later
-    figures["engine_first"] = sum(one.engine_first_s - one.entered_s for one in played) / len(played)
+        figures["engine_itl"] = sum(one.engine_ended_s - one.engine_first_s for one in replayed) / later
+    figures["engine_first"] = sum(one.engine_first_s - one.entered_s for one in replayed) / len(replayed)
     return figures
 
 
-def _firsts(observation: Observation, firsts: Sequence[float]) -> Figures:
+def _first_token_figures(observation: Observation, firsts: Sequence[float]) -> Figures:
     """Of an inject probe, those of the prompts that came later; of a hit probe, those that could hit."""
     calls = observation.calls
     match observation.kind:
         case "inject":
-            begun = min(call.heard_s[0] for call in calls)
-            late = [first for call, first in zip(calls, firsts, strict=True) if call.sent_s > begun]
+            batch_started_s = min(call.heard_s[0] for call in calls)
+            late = [first for call, first in zip(calls, firsts, strict=True) if call.sent_s > batch_started_s]
             return {"first": statistics.fmean(late)} if late else {}
         case "hit":
             return {"first": firsts[0], "hit_first": statistics.fmean(firsts[1:])}
@@ -115,10 +117,10 @@ def _firsts(observation: Observation, firsts: Sequence[float]) -> Figures:
             return {"first": statistics.median(firsts)}
 
 
-def _gaps(observation: Observation, spans: Sequence[float]) -> Figures:
-    gaps = [
+def _itl_figures(observation: Observation, spans: Sequence[float]) -> Figures:
+    itls = [
         span / (call.output_tokens - 1)
         for call, span in zip(observation.calls, spans, strict=True)
         if call.output_tokens >= 4
     ]
-    return {"gap": statistics.median(gaps)} if gaps else {}
+    return {"itl": statistics.median(itls)} if itls else {}

@@ -15,11 +15,11 @@ from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow, RunRow
 from inferry.sim.costs import CostModel
 from inferry.sim.engine import Engine
-from inferry.sim.world import World
+from inferry.sim.simulation import Simulation
 
 HARBOR_TTFT_S = {Lane.P0: 0.5, Lane.P1: 2.0, Lane.P2: 90.0}
 
-Work = Callable[[CallRow], float]
+WorkFunction = Callable[[CallRow], float]
 """How much service a call asks for, in whatever unit."""
 
 
@@ -44,9 +44,9 @@ class LaneReport(Struct, frozen=True, kw_only=True):
     step_p50: float | None
     step_p95: float | None
     step_p99: float | None
-    gap_p50: float | None
-    gap_p95: float | None
-    gap_p99: float | None
+    itl_p50: float | None
+    itl_p95: float | None
+    itl_p99: float | None
     run_p50: float | None
     run_p95: float | None
     wait_p95: float | None
@@ -82,10 +82,10 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def quantile(values: Iterable[float], part: float) -> float | None:
     """The value with `part` of the others below it; the last one where there is no such."""
-    return _at(sorted(values), part)
+    return _quantile_of_sorted(sorted(values), part)
 
 
-def jain(shares: Sequence[float]) -> float:
+def jain_index(shares: Sequence[float]) -> float:
     """1 when all shares are equal, 1/n when one has everything."""
     squares = sum(x * x for x in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
@@ -96,11 +96,11 @@ def attains(row: CallRow, ttft_s: float | None) -> bool:
     return row.outcome == "done" and (ttft_s is None or (row.late_s is not None and row.late_s <= ttft_s))
 
 
-def tokens_asked(row: CallRow) -> float:
+def requested_tokens(row: CallRow) -> float:
     return row.prompt - row.cached + row.output
 
 
-def seconds_alone(costs: CostModel) -> Work:
+def unloaded_seconds(costs: CostModel) -> WorkFunction:
     """How long an idle engine would take for the call, with as much of its prompt cached as it really found."""
 
     def work(row: CallRow) -> float:
@@ -114,12 +114,12 @@ def seconds_alone(costs: CostModel) -> Work:
 class LaneTally:
     """The calls and runs of one lane so far, against its promise."""
 
-    def __init__(self, ttft_s: float | None, work: Work) -> None:
+    def __init__(self, ttft_s: float | None, work: WorkFunction) -> None:
         self._ttft_s = ttft_s
         self._work = work
         self.planned = self.runs = self.calls = self.attained = self.failed = self.cancelled = 0
-        self.good_tokens = 0
-        self._ttfts, self._ends, self._gaps, self._waits, self._latencies = (array("d") for _ in range(5))
+        self.goodput_tokens = 0
+        self._ttfts, self._ends, self._itls, self._waits, self._latencies = (array("d") for _ in range(5))
         # What each tenant asked for and how long it waited for that.
         self._served: dict[str, list[float]] = {}
 
@@ -132,11 +132,11 @@ class LaneTally:
         self.failed += row.outcome != "done"
         if attains(row, self._ttft_s):
             self.attained += 1
-            self.good_tokens += row.produced
+            self.goodput_tokens += row.produced
         if row.ttft_s is not None:
             self._ttfts.append(row.ttft_s)
             if row.produced > 1:
-                self._gaps.append((row.end_s - row.ttft_s) / (row.produced - 1))
+                self._itls.append((row.end_s - row.ttft_s) / (row.produced - 1))
         self._ends.append(row.end_s)
         served = self._served.get(row.tenant)
         if served is None:
@@ -154,7 +154,7 @@ class LaneTally:
             self._latencies.append(row.latency_s)
 
     def report(self, wall_s: float) -> LaneReport:
-        ttfts, ends, gaps = sorted(self._ttfts), sorted(self._ends), sorted(self._gaps)
+        ttfts, ends, itls = sorted(self._ttfts), sorted(self._ends), sorted(self._itls)
         latencies = sorted(self._latencies)
         return LaneReport(
             planned=self.planned,
@@ -163,27 +163,27 @@ class LaneTally:
             attainment=min(1.0, self.attained / max(1, self.planned)),
             failed=self.failed,
             cancelled=self.cancelled,
-            ttft_p50=_at(ttfts, 0.5),
-            ttft_p95=_at(ttfts, 0.95),
-            ttft_p99=_at(ttfts, 0.99),
-            step_p50=_at(ends, 0.5),
-            step_p95=_at(ends, 0.95),
-            step_p99=_at(ends, 0.99),
-            gap_p50=_at(gaps, 0.5),
-            gap_p95=_at(gaps, 0.95),
-            gap_p99=_at(gaps, 0.99),
-            run_p50=_at(latencies, 0.5),
-            run_p95=_at(latencies, 0.95),
+            ttft_p50=_quantile_of_sorted(ttfts, 0.5),
+            ttft_p95=_quantile_of_sorted(ttfts, 0.95),
+            ttft_p99=_quantile_of_sorted(ttfts, 0.99),
+            step_p50=_quantile_of_sorted(ends, 0.5),
+            step_p95=_quantile_of_sorted(ends, 0.95),
+            step_p99=_quantile_of_sorted(ends, 0.99),
+            itl_p50=_quantile_of_sorted(itls, 0.5),
+            itl_p95=_quantile_of_sorted(itls, 0.95),
+            itl_p99=_quantile_of_sorted(itls, 0.99),
+            run_p50=_quantile_of_sorted(latencies, 0.5),
+            run_p95=_quantile_of_sorted(latencies, 0.95),
             wait_p95=quantile(self._waits, 0.95),
-            goodput=self.good_tokens / max(wall_s, 1e-9),
-            fairness=jain([work / max(open_s, 1e-9) for work, open_s in self._served.values()]),
+            goodput=self.goodput_tokens / max(wall_s, 1e-9),
+            fairness=jain_index([work / max(open_s, 1e-9) for work, open_s in self._served.values()]),
         )
 
 
 class Tally:
     """Everything that was played so far, row by row. Give `call` and `run` to a world that keeps no rows."""
 
-    def __init__(self, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, work: Work = tokens_asked) -> None:
+    def __init__(self, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, work: WorkFunction = requested_tokens) -> None:
         self._lanes = {lane: LaneTally(ttft_s.get(lane), work) for lane in Lane}
         self._wall_s = self._live_done_s = 0.0
         self._produced = 0
@@ -214,7 +214,7 @@ class Tally:
             live_done_s=self._live_done_s,
             output_tokens=self._produced,
             output_rate=self._produced / span,
-            goodput=sum(tally.good_tokens for tally in tallies.values()) / span,
+            goodput=sum(tally.goodput_tokens for tally in tallies.values()) / span,
             utilisation=sum(engine.busy_s for engine in engines) / span / len(engines),
             server_utilisation=sum(engine.server.busy_s for engine in engines) / span / len(engines),
             cache_hit_share=sum(engine.pool.hit_tokens for engine in engines) / max(1, queried),
@@ -227,7 +227,7 @@ class Tally:
 
 
 def lane_report(
-    rows: Iterable[CallRow], runs: Iterable[RunRow], ttft_s: float | None, work: Work = tokens_asked
+    rows: Iterable[CallRow], runs: Iterable[RunRow], ttft_s: float | None, work: WorkFunction = requested_tokens
 ) -> LaneReport:
     """The rows and runs of one lane against its promise; no promise is always kept."""
     tally = LaneTally(ttft_s, work)
@@ -240,14 +240,16 @@ def lane_report(
     return tally.report(wall)
 
 
-def report(world: World, arm: str, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, *, seed: int | None = None) -> Report:
+def report(
+    simulation: Simulation, arm: str, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, *, seed: int | None = None
+) -> Report:
     """Everything that was played in the world so far."""
-    tally = Tally(ttft_s, seconds_alone(world.costs))
-    for row in world.rows:
+    tally = Tally(ttft_s, unloaded_seconds(simulation.costs))
+    for row in simulation.rows:
         tally.call(row)
-    for run in world.runs:
+    for run in simulation.runs:
         tally.run(run)
-    return tally.report(arm, world.engines, seed)
+    return tally.report(arm, simulation.engines, seed)
 
 
 def to_json(reports: Sequence[Report]) -> bytes:
@@ -255,17 +257,17 @@ def to_json(reports: Sequence[Report]) -> bytes:
 
 
 class Spread(Struct, frozen=True, gc=False):
-    """A figure over several seeds; `of` says how many had it."""
+    """A figure over several seeds; `count` says how many had it."""
 
     median: float
     low: float
     high: float
-    of: int
+    count: int
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    there = [value for value in values if value is not None]
-    return Spread(median(there), min(there), max(there), len(there)) if there else None
+    present = [value for value in values if value is not None]
+    return Spread(median(present), min(present), max(present), len(present)) if present else None
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -299,5 +301,5 @@ def _spreads(rows: Sequence[Struct]) -> dict[str, Spread]:
     return spreads
 
 
-def _at(ordered: Sequence[float], part: float) -> float | None:
+def _quantile_of_sorted(ordered: Sequence[float], part: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None

@@ -26,7 +26,7 @@ class Server:
             self._at = now
         return self._backlog_s
 
-    def flow(self, inflow: float, now: float) -> None:
+    def set_inflow(self, inflow: float, now: float) -> None:
         """From now on so much work comes per second."""
         self.delay_s(now)
         self._inflow = inflow

@@ -15,11 +15,11 @@ Simulate = Callable[[int, int], Report]
 """Workers, seed: what came of it."""
 
 
-class NoFleet(Exception):
+class NoFeasibleFleet(Exception):
     """Not even the largest fleet that was allowed meets the target; `probes` say by how much."""
 
-    def __init__(self, most: int, probes: "Sequence[Probe]") -> None:
-        super().__init__(f"{most} workers do not meet the target")
+    def __init__(self, max_workers: int, probes: "Sequence[Probe]") -> None:
+        super().__init__(f"{max_workers} workers do not meet the target")
         self.probes = probes
 
 
@@ -48,15 +48,15 @@ class Sizing(Struct, frozen=True, kw_only=True):
         return next(one for one in reversed(self.probes) if (one.workers, one.seeds) == (self.workers, self.seeds))
 
 
-def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, most: int) -> Sizing:
+def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, max_workers: int) -> Sizing:
     """Bracket by doubling and bisect with the first seed; then settle the neighbourhood with all of them."""
     search = _Search(simulate, tuple(seeds), target)
     high = 1
     low = 0
     while not search.meets(high, search.seeds[:1]):
-        if high == most:
-            raise NoFleet(most, search.probes)
-        low, high = high, min(2 * high, most)
+        if high == max_workers:
+            raise NoFeasibleFleet(max_workers, search.probes)
+        low, high = high, min(2 * high, max_workers)
     while high - low > 1:
         middle = (low + high) // 2
         if search.meets(middle, search.seeds[:1]):
@@ -64,11 +64,11 @@ def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, most
         else:
             low = middle
     workers = high
-    while not search.is_enough(workers, most):
+    while not search.is_enough(workers, max_workers):
         workers += 1
-        if workers > most:
-            raise NoFleet(most, search.probes)
-    while workers > 1 and search.is_enough(workers - 1, most):
+        if workers > max_workers:
+            raise NoFeasibleFleet(max_workers, search.probes)
+    while workers > 1 and search.is_enough(workers - 1, max_workers):
         workers -= 1
     return Sizing(workers=workers, target=target, seeds=search.seeds, probes=tuple(search.probes))
 
@@ -84,8 +84,8 @@ class _Search:
         self._reports: dict[tuple[int, int], Report] = {}
         self._known: dict[tuple[int, tuple[int, ...]], Probe] = {}
 
-    def is_enough(self, workers: int, most: int) -> bool:
-        return self.meets(workers, self.seeds) and (workers == most or self.meets(workers + 1, self.seeds))
+    def is_enough(self, workers: int, max_workers: int) -> bool:
+        return self.meets(workers, self.seeds) and (workers == max_workers or self.meets(workers + 1, self.seeds))
 
     def meets(self, workers: int, seeds: tuple[int, ...]) -> bool:
         key = (workers, seeds)
@@ -105,9 +105,11 @@ def _probe(workers: int, seeds: tuple[int, ...], reports: Sequence[Report], targ
     lanes = sorted({name for one in reports for name in one.lanes})
     attainment, ttft_p95 = {}, {}
     for lane in lanes:
-        there = [one.lanes[lane] for one in reports if lane in one.lanes]
-        attainment[lane] = min(1.0, sum(one.attained for one in there) / max(1, sum(one.planned for one in there)))
-        ttft_p95[lane] = max((one.ttft_p95 for one in there if one.ttft_p95 is not None), default=None)
+        lane_reports = [one.lanes[lane] for one in reports if lane in one.lanes]
+        attainment[lane] = min(
+            1.0, sum(one.attained for one in lane_reports) / max(1, sum(one.planned for one in lane_reports))
+        )
+        ttft_p95[lane] = max((one.ttft_p95 for one in lane_reports if one.ttft_p95 is not None), default=None)
     return Probe(
         workers=workers,
         seeds=seeds,

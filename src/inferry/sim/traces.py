@@ -88,7 +88,7 @@ def read_trace(path: Path, lane: Lane = Lane.P1, *, session_gap_s: float = 1.0) 
         if numbered is None:
             raise UnknownTrace(f"{path} is empty")
         first = numbered[1]
-        rows = _again(numbered, lines)
+        rows = _chain_rows(numbered, lines)
         if "hash_ids" in first:
             return _block_calls(_typed(path, rows, BlockCall), lane)
         if "think_ms" in first:
@@ -110,8 +110,8 @@ def read_trace(path: Path, lane: Lane = Lane.P1, *, session_gap_s: float = 1.0) 
 @contextmanager
 def _text(path: Path) -> Iterator[IO[str]]:
     with path.open("rb") as raw:
-        packed = raw.read(2) == _GZIP
-    with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        compressed = raw.read(2) == _GZIP
+    with gzip.open(path, "rt", encoding="utf-8") if compressed else path.open(encoding="utf-8") as file:
         yield file
 
 
@@ -150,7 +150,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _again(first: tuple[int, dict[str, Any]], rest: _Lines) -> _Lines:
+def _chain_rows(first: tuple[int, dict[str, Any]], rest: _Lines) -> _Lines:
     yield first
     yield from rest
 
@@ -189,7 +189,9 @@ def _block_calls(rows: Iterator[BlockCall], lane: Lane) -> list[Run]:
             tenant="trace",
             lane=lane,
             at=(row.t_ms if row.t_spread_ms is None else row.t_spread_ms) / 1000,
-            steps=(Step("call", _cover(row.hash_ids, _MOONCAKE_BLOCK, row.input_tokens), max(1, row.output_tokens)),),
+            steps=(
+                Step("call", _cover_tokens(row.hash_ids, _MOONCAKE_BLOCK, row.input_tokens), max(1, row.output_tokens)),
+            ),
         )
         for number, row in enumerate(rows)
     ]
@@ -205,10 +207,10 @@ def _coding_agents(rows: Iterator[CodingCall], lane: Lane, session_gap_s: float)
     runs = []
     for number, (name, calls) in enumerate(agents.items()):
         base = (number + 1) << 32  # blocks are local to the session
-        thinks = [(call.think_ms or 0.0) / 1000 for call in calls]
+        think_times_s = [(call.think_ms or 0.0) / 1000 for call in calls]
         steps = tuple(
             Step(call.kind, _blocks(call, base, _CODING_BLOCK), max(1, call.output_tokens), tool)
-            for call, tool in zip(calls, [*thinks[1:], 0.0], strict=True)
+            for call, tool in zip(calls, [*think_times_s[1:], 0.0], strict=True)
         )
         at = starts[calls[0].session] + (calls[0].t_ms or 0.0) / 1000
         runs.append(Run(run_id=name, tenant=calls[0].session, lane=lane, at=at, steps=steps))
@@ -235,10 +237,10 @@ def _sessions(rows: Iterator[SessionCall], lane: Lane, session_gap_s: float) -> 
 
 def _blocks(call: SessionCall | CodingCall, base: int, block_tokens: int) -> tuple[Piece, ...]:
     ids = [base + first + i for first, count in call.hash_runs for i in range(count)]
-    return _cover(ids, block_tokens, call.input_tokens)
+    return _cover_tokens(ids, block_tokens, call.input_tokens)
 
 
-def _cover(ids: Sequence[int], block_tokens: int, tokens: int) -> tuple[Piece, ...]:
+def _cover_tokens(ids: Sequence[int], block_tokens: int, tokens: int) -> tuple[Piece, ...]:
     """A prompt of so many tokens whose blocks have these names. What the names do not cover is nobody else's."""
     pieces: list[Piece] = []
     left = max(1, tokens)

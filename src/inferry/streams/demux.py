@@ -2,17 +2,17 @@
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import End
-from inferry.streams.mailbox import JobStream, MergeTally
+from inferry.streams.mailbox import JobStream, MergeCounter
 
 
 class Demux:
     """The open streams, by job. Opened before the job is offered, closed by its end."""
 
-    __slots__ = ("_streams", "tally")
+    __slots__ = ("_streams", "merge_counter")
 
     def __init__(self) -> None:
         self._streams: dict[str, JobStream] = {}
-        self.tally = MergeTally()
+        self.merge_counter = MergeCounter()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -21,7 +21,7 @@ class Demux:
         job_id = attempt.job.job_id
         if job_id in self._streams:
             raise ValueError(f"{job_id} has a stream already")
-        stream = self._streams[job_id] = JobStream(attempt, self.tally)
+        stream = self._streams[job_id] = JobStream(attempt, self.merge_counter)
         return stream
 
     def get(self, job_id: str) -> JobStream | None:

@@ -10,16 +10,16 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Delta, Done, End
 from inferry.domain.values import replace
 
-MERGED_AT = 64
+MERGE_THRESHOLD = 64
 """So many deltas that nobody has taken become one at once. Merged one by one they would cost the square of what a
 reader leaves; all together when it comes back, they would stop everybody on the event loop for that long."""
 
 
-class OutOfOrder(Exception):
+class StreamProtocolError(Exception):
     """A worker broke the law of its stream: a gap in the indexes, or something after the end."""
 
 
-class MergeTally:
+class MergeCounter:
     """How many deltas were merged into another because their reader was slow, over all streams."""
 
     __slots__ = ("deltas",)
@@ -32,8 +32,8 @@ class JobStream:
     """What one job has produced and its reader has not yet taken.
 
     `push` and `finish` are the producer's. At most one reader, in one of two ways: it waits in `take`, or it is called
-    through `listen` whenever there is news and helps itself with `take_now`. The second costs no task. `unread_bytes`
-    is what the reader is behind.
+    through `listen` whenever there is news and helps itself with `take_nowait`. The second costs no task.
+    `unread_bytes` is what the reader is behind.
 
     A job may have several attempts and has one stream: the deltas of each attempt begin with index 0 where they come
     in, and go on counting where they leave. What comes before the first token, such as the role alone, is kept back
@@ -46,28 +46,28 @@ class JobStream:
     is_replay: bool = False
 
     __slots__ = (
-        "_before",
         "_deltas",
         "_end",
+        "_index_offset",
         "_listener",
-        "_merged",
+        "_merge_counter",
+        "_merged_count",
         "_next_index",
         "_preamble",
-        "_tally",
         "_waiter",
         "attempt",
         "restarts",
         "unread_bytes",
     )
 
-    def __init__(self, attempt: Attempt, tally: MergeTally) -> None:
+    def __init__(self, attempt: Attempt, merge_counter: MergeCounter) -> None:
         self.attempt = attempt
-        self._tally = tally
+        self._merge_counter = merge_counter
         self._deltas: list[Delta] = []
-        self._merged = 0  # of these, the first so many were merged already
+        self._merged_count = 0  # of these, the first so many were merged already
         self._end: End | None = None
         self._next_index = 0
-        self._before = 0
+        self._index_offset = 0
         self._preamble: list[Delta] | None = []
         self.restarts = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -76,13 +76,13 @@ class JobStream:
 
     def push(self, delta: Delta) -> None:
         if delta.index != self._next_index or self._end is not None:
-            raise OutOfOrder(f"{delta.job_id}: delta {delta.index} where {self._next_index} was due")
+            raise StreamProtocolError(f"{delta.job_id}: delta {delta.index} where {self._next_index} was due")
         job = self.attempt.job
         if delta.run_id != job.run_id or delta.step_id != job.step_id:
-            raise OutOfOrder(f"{delta.job_id}: a delta of another run or step")
+            raise StreamProtocolError(f"{delta.job_id}: a delta of another run or step")
         self._next_index += 1
-        if self._before:
-            delta = replace(delta, index=delta.index + self._before)
+        if self._index_offset:
+            delta = replace(delta, index=delta.index + self._index_offset)
         if self._preamble is not None:
             if not delta.tokens:
                 self._preamble.append(delta)
@@ -92,29 +92,29 @@ class JobStream:
         deltas = self._deltas
         deltas.append(delta)
         self.unread_bytes += len(delta.raw) + len(delta.text)
-        if len(deltas) - self._merged >= MERGED_AT:
+        if len(deltas) - self._merged_count >= MERGE_THRESHOLD:
             self._merge_latest()
         if not delta.is_last:  # else the end wakes the reader, and both leave together
             self._wake()
 
-    def again(self, attempt: Attempt, *, from_start: bool) -> None:
+    def begin_attempt(self, attempt: Attempt, *, from_start: bool) -> None:
         """The attempt is over, the job is not: another goes on where it stopped, or begins anew."""
         if from_start:
-            self.restarts += self._before > 0 or self._preamble is None
+            self.restarts += self._index_offset > 0 or self._preamble is None
             self._deltas.clear()
-            self._merged = 0
+            self._merged_count = 0
             self.unread_bytes = 0
-            self._before = 0
+            self._index_offset = 0
         else:
-            self._before += self._next_index - len(self._preamble or ())
+            self._index_offset += self._next_index - len(self._preamble or ())
         self.attempt = attempt
         self._next_index = 0
         # Who goes on with a stream that has begun says nothing that would have to be kept back.
-        self._preamble = None if self._before else []
+        self._preamble = None if self._index_offset else []
 
     def finish(self, end: End) -> None:
         if self._end is not None:
-            raise OutOfOrder(f"{end.job_id}: ended twice")
+            raise StreamProtocolError(f"{end.job_id}: ended twice")
         if self._preamble and isinstance(end, Done):
             self._deltas += self._preamble  # an answer without a token; before an error it is nothing
         self._end = end
@@ -131,15 +131,15 @@ class JobStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self.take_now()
+        return self.take_nowait()
 
-    def listen(self, on_news: Callable[[], None]) -> None:
+    def listen(self, on_ready: Callable[[], None]) -> None:
         """Be called for every delta and for the end, from the producer's own call."""
-        self._listener = on_news
+        self._listener = on_ready
         if self._deltas or self._end is not None:
-            on_news()
+            on_ready()
 
-    def take_now(self) -> tuple[Delta | None, End | None]:
+    def take_nowait(self) -> tuple[Delta | None, End | None]:
         """What `take` gives, without waiting: both are None where nothing has come."""
         if self._end is not None:
             self._listener = None  # nothing more will come, and whoever listens holds this stream in turn
@@ -147,20 +147,20 @@ class JobStream:
         if not deltas:
             return None, self._end
         self._deltas = []
-        self._merged = 0
+        self._merged_count = 0
         self.unread_bytes = 0
         if len(deltas) == 1:
             return deltas[0], self._end
         # Merge instead of making the producer wait: its upstream is one batch, so blocking it would stall every
         # other job in it for the sake of this reader.
-        self._tally.deltas += len(deltas) - 1
+        self._merge_counter.deltas += len(deltas) - 1
         return merge(deltas), self._end
 
     def _merge_latest(self) -> None:
-        latest = self._deltas[self._merged :]
-        self._tally.deltas += len(latest) - 1
-        self._deltas[self._merged :] = [merge(latest)]
-        self._merged += 1
+        latest = self._deltas[self._merged_count :]
+        self._merge_counter.deltas += len(latest) - 1
+        self._deltas[self._merged_count :] = [merge(latest)]
+        self._merged_count += 1
 
     def _wake(self) -> None:
         if self._listener is not None:

@@ -1,0 +1,225 @@
+"""Tuning constants of the scheduler that the ablation changes, with what each means and what "removed" is for it.
+
+`removed` is a value that takes the rule away or makes it indistinguishable from a neighbouring one. `halved` and
+`doubled` are that, unless the constant is a part of something and twice of it would be more than all: then a value
+nearer to the bound stands for it. `defaults` name functions that bound the value when they were defined.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from inferry.domain.values import replace
+
+_CONTROLLER = "inferry.scheduling.capacity.controller"
+_STEP_COSTS = "inferry.scheduling.capacity.step_costs"
+_OVERLOAD = "inferry.scheduling.overload"
+_PREEMPTION = "inferry.scheduling.preemption"
+_SIBLING_WINDOW = "inferry.scheduling.batching.sibling_window"
+_SIM = "inferry.sim.controlled_gateway"
+_NEVER = 1e9
+
+
+class Constant(Struct, frozen=True, kw_only=True):
+    """One constant. `only` names the workloads that can reach it; None: all of them."""
+
+    module: str
+    name: str
+    meaning: str
+    removed: Any = None
+    halved: Any = None
+    doubled: Any = None
+    defaults: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.module.rpartition('.')[2]}.{self.name}"
+
+
+def _of(module: str, *rows: tuple[Any, ...], only: tuple[str, ...] | None = None) -> list[Constant]:
+    """Rows of name, meaning, removed, and where twice or half make no sense, halved and doubled."""
+    made = []
+    for name, meaning, removed, *other in rows:
+        halved, doubled = other or (None, None)
+        made.append(
+            Constant(
+                module=module, name=name, meaning=meaning, removed=removed, halved=halved, doubled=doubled, only=only
+            )
+        )
+    return made
+
+
+_BY_DEFAULT = {
+    "controller.SLACK_SPEND_S": (f"{_CONTROLLER}:_SloLaneActivity.target_itl_s",),
+    "quantum.QUANTUM_TOKENS": (
+        "inferry.scheduling.capacity.prefill_bucket:TickContext.__init__",
+        "inferry.scheduling.scheduler:Scheduler.__init__",
+    ),
+}
+
+_CONTROLLER_ROWS = _of(
+    _CONTROLLER,
+    ("LEARNING_INTERVAL_S", "Period in seconds after which costs are learned from an engine without metrics.", 0.0),
+    ("IDLE_AFTER_S", "Seconds without a job in flight after which a lane counts as quiet.", 0.0),
+    ("PREFILL_TTFT_FRACTION", "Part of the TTFT target that queued prefill may use.", 1.0, 0.25, 0.75),
+    ("PREFILL_TTFT_FRACTION_IDLE", "The same while every live lane is quiet.", 0.5, 0.75, 2.0),
+    ("SLACK_SPEND_S", "Seconds in which slack above the kept amount is spent.", _NEVER),
+    ("SLACK_RECOVERY_S", "Seconds in which slack below the kept amount is earned back.", _NEVER),
+    ("MIN_SPEND_FRACTION", "Lowest part of SLACK_SPEND_S, for live jobs that are almost due.", 1.0),
+    ("BATCH_SLACK_ITLS", "Slack, in inter-token intervals, that live streams keep from batch work.", 12),
+    ("PACED_SLACK_ITLS", "Slack that live streams keep from paced live prefill.", 14),
+    ("MIN_SLACK_ITLS", "Slack that live streams keep from live jobs that are almost due.", 0, 2.5, 10),
+    ("URGENT_FRACTION", "Part of the TTFT target below which the longest-waiting live job is urgent.", 1e-9, 0.35, 1.0),
+    ("MAX_SLOWDOWN", "Bound on how much longer than the ITL target steps may become.", 0.99, 0.4, 0.9),
+    ("MAX_SPEEDUP", "Bound on how much shorter than the ITL target steps are made.", _NEVER),
+    (
+        "DECODE_FRACTION",
+        "Part of an inter-token interval that decoding may use before batch jobs are held.",
+        1.0,
+        0.25,
+        0.75,
+    ),
+    ("MIN_PREFILL_FRACTION", "Least part of engine time that paced prefill gets.", 0.001),
+    ("COUNTS_VALID_S", "Age in seconds after which engine counters are no longer used.", _NEVER),
+    ("MIN_RATIO_TOKENS", "Prompt tokens after which believed and computed prefill are compared.", 1),
+    ("MAX_TOKEN_RATIO", "Bound on the ratio of believed to computed prefill tokens.", 1.0),
+    ("INITIAL_PREFILL_TOKENS", "Bound on prefill tokens in flight before costs are known.", 10**6),
+    ("KV_FRACTION", "Part of the KV capacity that is used.", 1.0, 0.9, 0.98),
+)
+_STEP_COSTS_ROWS = _of(
+    _STEP_COSTS,
+    ("SMOOTHING_S", "Smoothing of observed steps and tokens, in seconds.", 1e-6),
+    ("MEMORY_S", "Memory of the least-squares sums, in seconds.", _NEVER),
+    ("MIN_DROP_RATIO", "Lowest part to which a cost may fall in one update.", 0.0, 0.25, 0.75),
+    ("WARMUP_S", "Busy seconds during which costs count as first guesses.", 0.0),
+    (
+        "WARMUP_DROP_RATIOS",
+        "The same as MIN_DROP_RATIO while costs are first guesses.",
+        (0.0, 0.0, 0.0),
+        (0.0, 0.0, 0.175),
+        (0.5, 0.5, 0.5),
+    ),
+    ("FREE_PROMPT_PENALTY", "How much better a fit without prefill cost must be to be used.", 1.0, 1.25, 3.0),
+    ("MIN_VARIATION", "Variation of prefill tokens per step below which a fit is doubtful.", 0.0),
+    ("MIN_PROMPT_SHARE", "Part of the time that a doubtful fit must give to prefill.", 0.0, 0.225, 0.7),
+    ("TYPICAL_PROMPT_SHARE", "Part of the time to which prefill moves where the fit is doubtful.", 0.0, 0.5, 0.9),
+    ("PROMPT_SHARE_STEP", "Part of the time by which it moves in one update.", 0.0),
+    ("MIN_TOKEN_COST_RATIO", "Least cost of an output token, in prompt tokens.", 0.0),
+    ("PRIOR_WEIGHT", "Weight of the previous costs in the least-squares fit.", 0.0),
+    (
+        "_MIN_OBSERVED",
+        "Steps, output tokens and prompt tokens before a first guess.",
+        (1, 1, 1),
+        (1, 8, 256),
+        (4, 32, 1024),
+    ),
+    (
+        "_INITIAL_SHARES",
+        "Split of the first observed time into steps, output and prefill.",
+        (1 / 3, 1 / 3, 1 / 3),
+        (0.05, 0.05, 0.9),
+        (0.2, 0.2, 0.6),
+    ),
+)
+_OVERLOAD_ROWS = _of(
+    _OVERLOAD,
+    (
+        "LATE_FRACTION",
+        "Part of the TTFT target after which a queued job counts as missed; removed: no overload rule.",
+        _NEVER,
+        0.7,
+        1.0,
+    ),
+    ("MAX_PASSED_OVER_TTFTS", "TTFT targets after which a passed-over job has its place in fair order again.", _NEVER),
+    ("OVERLOAD_FRACTION", "Part of the TTFT target that the oldest job waits before jobs are passed over.", 0.0),
+    ("REVIEW_FRACTION", "Period of the selection, as a part of the TTFT target.", 0.0),
+    ("MAX_REVIEWED", "Jobs that one selection looks at.", 10**9),
+    ("RATE_WINDOW_S", "Memory, in seconds, of the observed prefill rate.", _NEVER),
+    ("MIN_RATE_WINDOW_S", "Seconds of observation before the prefill rate is used.", 0.0),
+)
+_OTHER_ROWS = [
+    *_of(
+        "inferry.scheduling.queues.quantum",
+        ("QUANTUM_TOKENS", "Burst of the prefill token bucket and grain of lane shares.", None),
+    ),
+    *_of(
+        "inferry.scheduling.queues.lane_queue",
+        ("PREPAID_TOKENS", "Service in order that counts against a lane's share.", 0),
+    ),
+    *_of(
+        "inferry.scheduling.capacity.prefill_bucket",
+        ("MAX_DEBT_S", "Debt, in seconds of the rate, that unpaced prefill may leave in the bucket.", 0.0),
+    ),
+    *_of(
+        _SIM,
+        ("CAPACITY_INTERVAL_S", "Period in seconds of the capacity computation.", 0.01),
+        ("ENGINE_COUNTS_INTERVAL_S", "Period in seconds of engine metrics.", 0.05),
+    ),
+    *_of(
+        _PREEMPTION,
+        ("MIN_PROGRESS_TOKENS", "Output tokens before a running job may be preempted.", 0),
+        ("MAX_PREEMPTIONS", "Times that one job may be preempted.", 10**9),
+        ("_MAX_EVICTIONS_PER_TICK", "Preemptions decided in one tick.", 10**6, 8, 256),
+        ("_MAX_JOBS_PER_WORKER", "Jobs of a worker that are considered for preemption.", 10**6),
+        ("_RETRY_ROUNDS", "Rounds that a queue waits after it found no job to preempt.", 0),
+        only=("small",),
+    ),
+    *_of(_PREEMPTION, ("_MAX_WORKERS", "Workers that are considered for preemption.", 10**6, 1, 8), only=("fleet",)),
+    *_of(
+        "inferry.scheduling.placement.backfill",
+        ("_LOOKAHEAD", "Jobs behind a blocked one that may be backfilled.", 0),
+        only=("fleet",),
+    ),
+    *_of(
+        "inferry.scheduling.batching.packing",
+        ("ALMOST_FULL", "Load of a worker that only lower lanes fill.", None, 0.5, 0.9999),
+        only=("fleet",),
+    ),
+    *_of(
+        _SIBLING_WINDOW,
+        ("EWMA_ALPHA", "Weight of the latest prefix group in what is expected of the next.", None),
+        ("RECOMPUTE_ALPHA", "Weight of the latest sibling in the observed recomputation.", None),
+        ("MIN_SIBLINGS", "Siblings seen before recomputation is believed.", 1),
+        ("MIN_BENEFIT_RATIO", "How much more a batching window must save than it costs.", 1.0, 1.5, 4.0),
+        ("REPROBE_INTERVAL", "Windows after which one prefix group is not held.", 10**9),
+        only=("fleet",),
+    ),
+    *_of(
+        "inferry.scheduling.placement.scorers",
+        ("PREFIX_TOKENS_PER_SEQUENCE", "Cached tokens that outweigh one sequence of load.", 1),
+        only=("fleet",),
+    ),
+    *_of(
+        "inferry.scheduling.placement.worker_groups",
+        ("LOAD_SLACK", "Load above the mean that affinity may give a worker.", 0.0),
+        only=("fleet",),
+    ),
+    *_of(
+        "inferry.scheduling.placement.rendezvous_hash",
+        ("_RANKED_WORKERS", "Workers that a prefix hashes to.", 1),
+        only=("fleet",),
+    ),
+    *_of(
+        "inferry.scheduling.placement.prefix_index",
+        ("_MAX_WORKERS", "Workers remembered for one prefix.", 1),
+        only=("fleet",),
+    ),
+]
+
+CONSTANTS = {
+    one.key: replace(one, defaults=_BY_DEFAULT.get(one.key, ()))
+    for one in (*_CONTROLLER_ROWS, *_STEP_COSTS_ROWS, *_OVERLOAD_ROWS, *_OTHER_ROWS)
+}
+
+NOT_PLAYED = {
+    "scheduling.batching.batching_window.PASS_FRACTION, MIN_EXPECTED_FOLLOWERS, "
+    "scheduling.batching.pass_window.EWMA_ALPHA": "workers that pad (`BENCH=windows`)",
+    "drain_rate._SPAN_S": "retry times without an admission model",
+    "capacity.MIN_RELATIVE_CHANGE": "the simulator tells the scheduler of every capacity",
+    "admission.queue_limiter.*": "no queue is full here (`BENCH=overload`)",
+    "prediction.wait_model.*, prediction.drain_rates.*, prediction.calibration.*": "predicted waits (`BENCH=waits`)",
+    "prediction.prefix_hits.*, prediction.token_ratio.*": "the simulator counts prompt tokens exactly",
+    "memory bounds and compaction (_MAX_*, MAX_*, *_THRESHOLD)": "bound memory, not latency",
+}
+"""Constants that the workloads do not reach, and why."""

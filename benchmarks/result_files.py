@@ -1,0 +1,58 @@
+"""Where results are kept: one JSON file per bench, with what it takes to repeat it."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from inferry.cli.checkout import ROOT, is_compiled
+
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers", "uvicorn", "uvloop")
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    """Write a result with its command, commit and versions beside it."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    record = {
+        "bench": name,
+        "command": f"make bench BENCH={name}",
+        "commit": _commit(),
+        "compiled": is_compiled(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
+        "versions": {package: _version(package) for package in PACKAGES},
+        "result": result,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "../src", "../pyproject.toml")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes" if changed else "")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,249 @@
+"""How long a run lives after its cancel.
+
+One gateway with the embedded engine in a process of its own, as `inferry serve` makes them. A run with sub-runs three
+deep fills the engine and has a thousand steps queued behind it; one DELETE ends it. Shown, over many such runs: the
+time until the answer that says that the engine has let everything go (`answer_ms` at the client that cancels, `took_ms`
+in the gateway), the time until the last of the thousand clients, all in one process, has its refusal, that
+the engine's own count agrees, that steps that never ran have nothing on their account, and that the calls of another
+run beside it end as if nothing had been.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from benchmarks.serving import run_gateway
+from inferry.ledger.stores.sqlite import open_sqlite_queries
+
+MODEL = "inferry-tiny"
+ROUNDS = 110
+RUNNING, QUEUED = 64, 1000
+CHILDREN, GRANDCHILDREN = 4, 5
+OTHER_RUNS = 2
+"""Calls of another run that go on beside the one that is cancelled."""
+OTHER_TOKENS = 64
+PROMPT_TOKENS = 32
+OUTPUT_TOKENS = 1000
+KV_TOKENS = 65_536
+MAX_CANCEL_MS = 250.0
+
+
+def measure(rounds: int = ROUNDS, running: int = RUNNING, queued: int = QUEUED) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        url = f"sqlite:///{Path(directory) / 'ledger.db'}"
+        # Room for all that is to run and for what P1 leaves to higher lanes, whatever the promises say.
+        worker_limits = {"max_sequences": running + 5, "kv_tokens": 2 * KV_TOKENS, "capacity": "fixed"}
+        worker = {"name": "local", "kind": "embedded", **worker_limits}
+        with run_gateway({"ledger": url, "workers": [worker]}) as (port, gateway):
+            found = asyncio.run(_measure(port, gateway.pid, rounds, running, queued))
+        return found | {"ledger": _ledger_check(url)}
+
+
+async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) -> dict[str, Any]:
+    timeout = aiohttp.ClientTimeout(total=None)
+    told: list[dict[str, Any]] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        _Canceller(port) as canceller,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, timeout=timeout) as http,
+    ):
+        for number in range(rounds):
+            told.append(await _round(http, canceller, pid, number, running, queued))
+            if number % 10 == 0:
+                print(f"run {number}: {told[-1]}", flush=True)
+    result = {
+        "rounds": rounds,
+        "asked_for": {"running": running, "queued": queued},
+        "running": statistics.median(one["running"] for one in told),
+        "queued": statistics.median(one["queued"] for one in told),
+        "answer_ms": _spread([one["answer_ms"] for one in told]),
+        "took_ms": _spread([one["took_ms"] for one in told]),
+        "gateway_worked_ms": _spread([one["gateway_worked_ms"] for one in told]),
+        "gateway_waited_for_a_core_ms": _spread([one["gateway_waited_for_a_core_ms"] for one in told]),
+        "last_client_told_ms": _spread([one["last_client_told_ms"] for one in told]),
+        "unconfirmed": sum(one["unconfirmed"] for one in told),
+        "not_cancelled": sum(one["not_cancelled"] for one in told),
+        "sequences_left_in_the_engine": sum(one["sequences_left"] for one in told),
+        "other_calls": sum(one["others"] for one in told),
+        "other_calls_disturbed": sum(one["others_disturbed"] for one in told),
+        "bound_ms": MAX_CANCEL_MS,
+        "each": told,
+    }
+    print({name: value for name, value in result.items() if name != "each"}, flush=True)
+    return result
+
+
+class _Canceller:
+    """A process that cancels: the one that holds a thousand calls is busy with their ends."""
+
+    SOURCE = """
+import http.client, json, sys, time
+for line in sys.stdin:
+    port, run = line.split()
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection.connect()
+    start = time.perf_counter()
+    connection.request("DELETE", f"/v1/runs/{run}?wait_ms=5000")
+    report = json.loads(connection.getresponse().read())
+    report["answer_ms"] = round((time.perf_counter() - start) * 1000, 2)
+    connection.close()
+    print(json.dumps(report), flush=True)
+"""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._process: asyncio.subprocess.Process
+
+    async def __aenter__(self) -> Self:
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(sys.executable, "-c", self.SOURCE, stdin=pipe, stdout=pipe)
+        os.nice(5)  # who holds the calls stands back behind gateway, engine and canceller
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+
+    async def cancel(self, run: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{self._port} {run}\n".encode())
+        reply: dict[str, Any] = json.loads(await self._process.stdout.readline())
+        return reply
+
+
+async def _round(
+    http: aiohttp.ClientSession, canceller: _Canceller, pid: int, number: int, running: int, queued: int
+) -> dict[str, Any]:
+    root = f"run-{number}"
+    others = [asyncio.create_task(_call(http, f"other-{number}", None, OTHER_TOKENS, "P0")) for _ in range(OTHER_RUNS)]
+    calls = [
+        asyncio.create_task(_call(http, *_run_of_step(root, step), OUTPUT_TOKENS, "P1"))
+        for step in range(running + queued)
+    ]
+    await _wait_until_full(http, root, running, running + queued)
+    start = time.perf_counter()
+    worked, waited = _scheduled(pid)
+    report = await canceller.cancel(root)
+    worked, waited = (now - then for now, then in zip(_scheduled(pid), (worked, waited), strict=True))
+    ends = await asyncio.gather(*calls)
+    beside = await asyncio.gather(*others)
+    left = await _still_running(http)
+    return {
+        "running": report["running"],
+        "queued": report["queued"],
+        "freed": report["freed"],
+        "unconfirmed": report["unconfirmed"],
+        "wasted_tokens": report["wasted_tokens"],
+        "answer_ms": report["answer_ms"],
+        "took_ms": report["took_ms"],
+        "gateway_worked_ms": round(worked, 1),
+        "gateway_waited_for_a_core_ms": round(waited, 1),
+        "last_client_told_ms": round((max(at for at, _, _ in ends) - start) * 1000, 2),
+        "not_cancelled": sum(code != "run_cancelled" for _, code, _ in ends),
+        "sequences_left": left,
+        "others": OTHER_RUNS,
+        "others_disturbed": sum(code is not None or tokens != OTHER_TOKENS for _, code, tokens in beside),
+    }
+
+
+def _scheduled(pid: int) -> tuple[float, float]:
+    """Milliseconds that the process has run, and that it could have run but waited for a core."""
+    ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+    return int(ran) / 1e6, int(waited) / 1e6
+
+
+def _run_of_step(root: str, step: int) -> tuple[str, str | None]:
+    """The run of a step, and its parent: some in the root, some in its children, most in theirs."""
+    if step % 10 == 0:
+        return root, None
+    child = f"{root}.{step // 10 % CHILDREN}"
+    if step % 10 == 1:
+        return child, root
+    return f"{child}.{step % 10 % GRANDCHILDREN}", child
+
+
+async def _call(
+    http: aiohttp.ClientSession, run: str, parent: str | None, tokens: int, lane: str
+) -> tuple[float, str | None, int]:
+    """When it ended, the error it ended with, and how much it wrote."""
+    body = {"model": MODEL, "prompt": [7] * PROMPT_TOKENS, "max_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
+    headers = {"x-inferry-run-id": run, "x-inferry-lane": lane}
+    if parent is not None:
+        headers["x-inferry-parent-run-id"] = parent
+    async with http.post("/v1/completions", json=body, headers=headers) as answer:
+        reply = await answer.json()
+        at = time.perf_counter()
+    if "error" in reply:
+        return at, reply["error"]["code"], 0
+    return at, None, reply["usage"]["completion_tokens"]
+
+
+async def _wait_until_full(http: aiohttp.ClientSession, root: str, running: int, calls: int) -> None:
+    """Until everything is in, and the engine has begun with as much as it takes."""
+    async with asyncio.timeout(120):
+        while True:
+            async with http.get(f"/v1/runs/{root}", params={"steps": "0"}) as answer:
+                page = await answer.json()
+            if answer.status == 200 and page["tree"]["in_flight"] == calls:
+                break
+            await asyncio.sleep(0.05)
+        while (await _gauges(http)).get("inferry_worker_running_sequences", 0.0) < running:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def _still_running(http: aiohttp.ClientSession) -> float:
+    """What the engine says that it runs when nothing is to run any more; it is heard of once in a while."""
+    left = 0.0
+    for _ in range(40):
+        left = (await _gauges(http)).get("inferry_worker_running_sequences", 0.0)
+        if not left:
+            break
+        await asyncio.sleep(0.05)
+    return left
+
+
+async def _gauges(http: aiohttp.ClientSession) -> dict[str, float]:
+    async with http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    found: dict[str, float] = {}
+    for line in lines:
+        if not line.startswith("#") and " " in line:
+            name, value = line.rsplit(" ", 1)
+            name = name.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def _ledger_check(url: str) -> dict[str, int]:
+    """What the ledger says of the steps of cancelled runs."""
+    with closing(open_sqlite_queries(url)) as ledger:
+        rows = [row for row in ledger.jobs(limit=10**9) if row.error_code == "run_cancelled"]
+    never_ran = [row for row in rows if row.queue_ms is None]
+    return {
+        "cancelled_steps": len(rows),
+        "never_ran": len(never_ran),
+        "never_ran_and_charged": sum(
+            bool(row.prompt_tokens or row.output_tokens or row.gpu_seconds or row.cost_nanos) for row in never_ran
+        ),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "p50": statistics.median(ordered),
+        "p90": ordered[int(0.9 * (len(ordered) - 1))],
+        "p99": ordered[-(-99 * len(ordered) // 100) - 1],
+        "max": ordered[-1],
+    }

@@ -1,0 +1,125 @@
+"""A gateway as a process of its own, for measurements from outside."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def run_process(
+    command: list[str],
+    *,
+    core: int | None = None,
+    cwd: Path | None = None,
+    extra_env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for as long as the block lasts, on one core if asked; `quiet` drops what it says of errors too."""
+    pinned = ["taskset", "-c", str(core), *command] if core is not None else command
+    errors = subprocess.DEVNULL if quiet else None
+    env = None if extra_env is None else {**os.environ, **extra_env}
+    process = subprocess.Popen(pinned, cwd=cwd, env=env, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def run_gateway(
+    config: dict[str, Any], *, core: int | None = None, package: Path | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """`inferry serve` with this configuration, ready: its port and its process. `package` is where to find the package,
+    if not where this one was found."""
+    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def run_gateway_with_key(
+    config: dict[str, Any], tenant: str, *, core: int | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes], str]]:
+    """The same, where calls need a key: and one of the tenant's."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "keys.yaml").write_text(json.dumps(config))
+        command = [sys.executable, "-m", "inferry", "keys", "create", "--tenant", tenant, "--config", "keys.yaml"]
+        created = subprocess.run([*command, "--quiet"], cwd=name, capture_output=True, text=True, check=True)
+        with _serving(config, Path(name), core) as (port, process):
+            yield port, process, created.stdout.strip()
+
+
+@contextlib.contextmanager
+def _serving(
+    config: dict[str, Any], directory: Path, core: int | None, package: Path | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    port = free_port()
+    (directory / "inferry.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
+    env = None if package is None else {"PYTHONPATH": str(package)}
+    with run_process([*command, "--log-level", "warning"], core=core, cwd=directory, extra_env=env) as process:
+        wait_for(f"http://127.0.0.1:{port}/ready", process)
+        yield port, process
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise RuntimeError(f"{url} did not answer within {seconds:g} s")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_and_run_queue_seconds(pid: int) -> tuple[float, float]:
+    """Seconds that the main thread of a process has run so far, and seconds it could have run and had no core."""
+    ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in use now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_until_idle(pid: int, seconds: float = 20.0) -> None:
+    """Until the process has finished what it was left with, as far as its processor time shows."""
+    end = time.monotonic() + seconds
+    before = cpu_seconds(pid)
+    while time.monotonic() < end:
+        time.sleep(0.1)
+        now = cpu_seconds(pid)
+        if now - before <= 0.02:
+            return
+        before = now

@@ -1,0 +1,125 @@
+"""Five thousand open streams through one gateway process, and one reader among them that hardly reads.
+
+Shown: what a stream takes of memory, that all of it is given back, and what a slow reader does to the gaps between
+everybody else's events. The last is a difference between pairs of windows in one run, with an interval: a slow reader
+of a flood against one who reads all of it, which is the slowness alone; and, to tell how much the measurement itself
+wanders, that reader against none. The same readers on the server itself, without a gateway, say how much of the gaps is
+not the gateway's. The gateway has one core; server and readers share the other.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from benchmarks.paired import paired
+from benchmarks.serving import free_port, resident_bytes, run_gateway, run_process, wait_for, wait_until_idle
+
+STREAMS = 5000
+BLOCKS = 12
+DIRECT_BLOCKS = 2
+GATEWAY_CORE, LOAD_CORE = 0, 1
+AFTER_S = 3.0
+FIGURES = ("p50", "p99", "mean_late", "server_ran")
+"""Of a window, all in milliseconds."""
+MEDIANS = (*FIGURES, "p999", "server_had_no_core")
+MAX_DELAY_MS = 5.0
+"""More than the machine's own noise in such a window, less than anybody would notice in a token gap."""
+
+
+def measure() -> dict[str, Any]:
+    with ExitStack() as stack:
+        source_port = free_port()
+        source = stack.enter_context(
+            run_process([sys.executable, "-m", "benchmarks.stream_source", str(source_port)], core=LOAD_CORE)
+        )
+        wait_for(f"http://127.0.0.1:{source_port}/v1/models", source)
+        worker = {"name": "source", "kind": "vllm", "url": f"http://127.0.0.1:{source_port}", "models": ["m"]}
+        port, gateway = stack.enter_context(
+            run_gateway({"workers": [worker | {"max_sequences": 2 * STREAMS, "capacity": "fixed"}]}, core=GATEWAY_CORE)
+        )
+        direct = _read(source_port, STREAMS, source.pid, DIRECT_BLOCKS)
+        _read(port, 100, gateway.pid, blocks=0)  # what is made once and kept
+        wait_until_idle(gateway.pid)
+        through = _read(port, STREAMS, gateway.pid, BLOCKS)
+        time.sleep(AFTER_S)
+        wait_until_idle(gateway.pid)
+        through["rss_after"] = resident_bytes(gateway.pid)
+        again = _read(port, STREAMS, gateway.pid, blocks=0)
+    grown = through["rss_open"] - through["rss_before"]
+    slow = _differences(through, "hardly_reads", "reads_all")
+    result = {
+        "streams": STREAMS,
+        "kB_per_stream": round(grown / STREAMS / 1000, 2),
+        "rss_MB": {
+            "before": _mb(through["rss_before"]),
+            "all_open": _mb(through["rss_open"]),
+            "beside_slow_reader": [_mb(block["hardly_reads"]["rss"]) for block in through["blocks"]],
+            "after": _mb(through["rss_after"]),
+            "all_open_again": _mb(again["rss_open"]),
+        },
+        "gaps_ms": {"gateway": _medians(through), "no_gateway": _medians(direct)},
+        "slow_reader_adds_ms": slow,
+        "flood_adds_ms": _differences(through, "reads_all", "nobody"),
+        "delays_nobody": {
+            "is": slow["p99"]["high"],
+            "target": f"p99, upper end of the interval <= {MAX_DELAY_MS:g}",
+            "met": slow["p99"]["high"] <= MAX_DELAY_MS,
+        },
+        "through": through,
+        "again": again,
+        "direct": direct,
+    }
+    print(f"{STREAMS} streams: {result['kB_per_stream']} kB each, RSS {result['rss_MB']}", flush=True)
+    print(f"gaps in ms: {result['gaps_ms']}; {through['streams_lost']} streams lost", flush=True)
+    for name in ("slow_reader_adds_ms", "flood_adds_ms"):
+        print(f"{name}: {_line(result[name])}", flush=True)
+    return result
+
+
+def _read(port: int, streams: int, pid: int, blocks: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.stream_readers", str(port), str(streams), str(pid)]
+    command.append(str(blocks))
+    done = subprocess.run(["taskset", "-c", str(LOAD_CORE), *command], stdout=subprocess.PIPE, text=True, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def _medians(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Over the blocks."""
+    return {
+        kind: {name: statistics.median(block[kind][name] for block in report["blocks"]) for name in MEDIANS}
+        for kind in report["blocks"][0]
+    }
+
+
+def _differences(report: dict[str, Any], kind: str, other: str) -> dict[str, dict[str, float]]:
+    """Window against window of the same block."""
+    blocks = report["blocks"]
+    found = {
+        name: paired([block[kind][name] for block in blocks], [block[other][name] for block in blocks])
+        for name in FIGURES
+    }
+    return {
+        name: {what: round(figure, 3) for what, figure in msgspec.structs.asdict(one).items()}
+        for name, one in found.items()
+    }
+
+
+def _line(differences: dict[str, dict[str, float]]) -> str:
+    return ", ".join(
+        f"{name} {one['median']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]" for name, one in differences.items()
+    )
+
+
+def _mb(size: int) -> float:
+    return round(size / 1e6, 1)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))

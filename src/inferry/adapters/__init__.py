@@ -1,1 +1,0 @@
-"""What imports somebody else's system."""

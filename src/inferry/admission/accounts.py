@@ -1,0 +1,214 @@
+"""What the gate keeps of one tenant, one key, and of runs: quotas, ceilings and accounts, by name.
+
+Accounts belong to names, not to the limits they are held against: who gets other limits keeps what was spent. An
+account begins when a ceiling first names it. Books are bounded: who calls without authentication may be anybody.
+"""
+
+from collections.abc import Callable
+
+from inferry.admission.budgets import UNBOUNDED, Account, Calendar, to_nanos
+from inferry.admission.quotas import MINUTE_S, Quotas
+from inferry.domain.tenants import Limits
+
+_TOUCH_INTERVAL_S = 10.0
+
+
+class OwnerAccounts:
+    """Those of one tenant, or of one key of it."""
+
+    __slots__ = (
+        "day",
+        "day_nanos",
+        "day_tokens",
+        "limits",
+        "limits_runs",
+        "month",
+        "month_nanos",
+        "month_tokens",
+        "name",
+        "quotas",
+        "run_nanos",
+        "run_tokens",
+        "tenant",
+        "uses_watermarks",
+    )
+
+    def __init__(self, tenant: str, owner_kind: str, key_id: str = "", *, uses_watermarks: bool = False) -> None:
+        self.tenant = tenant
+        self.name = (tenant, key_id)
+        self.uses_watermarks = uses_watermarks
+        self.quotas = Quotas(owner_kind)
+        self.limits: Limits | None = None
+        self.limits_runs = False
+        self.run_tokens = self.run_nanos = UNBOUNDED
+        self.day_tokens = self.day_nanos = UNBOUNDED
+        self.month_tokens = self.month_nanos = UNBOUNDED
+        self.day: Account | None = None
+        self.month: Account | None = None
+
+    def set_limits(self, limits: Limits, now: float) -> None:
+        """The limits from now on, for calls in flight too."""
+        self.limits = limits
+        self.quotas.set_limits(limits, now)
+        self.run_tokens, self.run_nanos = _ceiling_values(limits.run_token_ceiling, limits.run_money_ceiling)
+        self.limits_runs = limits.run_token_ceiling is not None or limits.run_money_ceiling is not None
+        self.day_tokens, self.day_nanos = _ceiling_values(limits.day_token_ceiling, limits.day_money_ceiling)
+        self.month_tokens, self.month_nanos = _ceiling_values(limits.month_token_ceiling, limits.month_money_ceiling)
+        if self.day is not None:
+            self.day.set_ceilings(self.day_tokens, self.day_nanos)
+        if self.month is not None:
+            self.month.set_ceilings(self.month_tokens, self.month_nanos)
+
+    def day_account(self, calendar: Calendar) -> Account | None:
+        """The account of the day, where it has a ceiling."""
+        account = self.day
+        if account is not None and account.period == calendar.day:
+            return account
+        if self.day_tokens == UNBOUNDED == self.day_nanos:
+            return None
+        return self.open_day_account(calendar.day)
+
+    def month_account(self, calendar: Calendar) -> Account | None:
+        """The account of the month, where it has a ceiling."""
+        account = self.month
+        if account is not None and account.period == calendar.month:
+            return account
+        if self.month_tokens == UNBOUNDED == self.month_nanos:
+            return None
+        return self.open_month_account(calendar.month)
+
+    def open_day_account(self, day: int) -> Account:
+        account = self.day = Account(
+            " a day", self.quotas.owner_kind, day, self.name, uses_watermarks=self.uses_watermarks
+        )
+        account.token_ceiling, account.nano_ceiling = self.day_tokens, self.day_nanos
+        return account
+
+    def open_month_account(self, month: int) -> Account:
+        account = self.month = Account(
+            " a month", self.quotas.owner_kind, month, self.name, uses_watermarks=self.uses_watermarks
+        )
+        account.token_ceiling, account.nano_ceiling = self.month_tokens, self.month_nanos
+        return account
+
+    def is_unused(self, calendar: Calendar, now: float) -> bool:
+        """Nothing would be lost with them: the buckets are full again, and nothing was spent in this day and month."""
+        if self.quotas.in_flight or now - self.quotas.last_change_at < MINUTE_S:
+            return False
+        day, month = self.day, self.month
+        return (day is None or day.period != calendar.day or not day.committed_tokens) and (
+            month is None or month.period != calendar.month or not month.committed_tokens
+        )
+
+
+class OwnerRegistry:
+    """Books by name, so many at most: where there are more, the blank ones go, then those longest unused."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._owners: dict[str, OwnerAccounts] = {}
+        self.get: Callable[[str], OwnerAccounts | None] = self._owners.get
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def all(self) -> list[OwnerAccounts]:
+        return list(self._owners.values())
+
+    def entries_of_tenant(self, tenant: str) -> list[tuple[str, OwnerAccounts]]:
+        return [(name, owner) for name, owner in self._owners.items() if owner.tenant == tenant]
+
+    def add(self, name: str, owner: OwnerAccounts, calendar: Calendar, now: float) -> OwnerAccounts:
+        if len(self._owners) >= self._max_entries:
+            self._evict(calendar, now)
+        self._owners[name] = owner
+        return owner
+
+    def _evict(self, calendar: Calendar, now: float) -> None:
+        """Make room for many at once, so that the search is paid for by all who come after it."""
+        owner = self._owners
+        for name in [name for name, one in owner.items() if one.is_unused(calendar, now)]:
+            del owner[name]
+        surplus = len(owner) - self._max_entries * 3 // 4
+        if surplus > 0:
+            idle = [(one.quotas.last_change_at, name) for name, one in owner.items() if not one.quotas.in_flight]
+            for _, name in sorted(idle)[:surplus]:
+                del owner[name]
+
+
+class RunAccounts:
+    """Accounts of runs, those longest unused first. One that nobody has used for `idle_s` is forgotten."""
+
+    def __init__(self, max_entries: int, idle_s: float, *, uses_watermarks: bool = False) -> None:
+        self._max_entries = max_entries
+        self._uses_watermarks = uses_watermarks
+        self._idle_s = idle_s
+        self._accounts: dict[tuple[str, str], Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def find(self, tenant: str, run_id: str) -> Account | None:
+        return self._accounts.get((tenant, run_id))
+
+    def get_or_new(self, tenant: str, run_id: str) -> Account:
+        """The run's account, or a new one that `set_limits` will keep."""
+        name = (tenant, run_id)
+        account = self._accounts.get(name)
+        if account is None:
+            account = Account("", "run", 0, name, uses_watermarks=self._uses_watermarks)
+        return account
+
+    def all(self) -> list[Account]:
+        return list(self._accounts.values())
+
+    def set_limits(self, account: Account, now: float) -> None:
+        """A job comes in that charges it. It is now among those used last."""
+        account.active_jobs += 1
+        account.is_ended = False
+        if now - account.last_used_at < _TOUCH_INTERVAL_S and account.name in self._accounts:
+            return
+        accounts, name = self._accounts, account.name
+        if accounts.pop(name, None) is None:
+            self.forget_idle(now, 2)
+        account.last_used_at = now
+        accounts[name] = account
+
+    def touch(self, tenant: str, run_id: str, now: float) -> Account:
+        """The run's account, without a job that charges it."""
+        account = self.get_or_new(tenant, run_id)
+        self.set_limits(account, now)
+        account.active_jobs -= 1
+        return account
+
+    def release(self, account: Account) -> None:
+        """A job that charged it is over."""
+        account.active_jobs -= 1
+        if account.is_ended and not account.active_jobs:
+            self._accounts.pop(account.name, None)
+
+    def end(self, tenant: str, run_id: str) -> None:
+        """The run is over: forget its account, once nobody holds leases on it."""
+        account = self._accounts.get((tenant, run_id))
+        if account is not None:
+            account.is_ended = True
+            if not account.active_jobs:
+                del self._accounts[account.name]
+
+    def forget_idle(self, now: float, limit: int) -> int:
+        """Forget up to so many that have been idle for long, or are too many; returns how many."""
+        accounts = self._accounts
+        found: list[tuple[str, str]] = []
+        for name, account in accounts.items():
+            is_due = len(accounts) - len(found) >= self._max_entries or now - account.last_used_at >= self._idle_s
+            if len(found) == limit or not (is_due or account.is_ended):
+                break
+            if not account.active_jobs:
+                found.append(name)
+        for name in found:
+            del accounts[name]
+        return len(found)
+
+
+def _ceiling_values(tokens: int | None, money: float | None) -> tuple[int, int]:
+    return UNBOUNDED if tokens is None else tokens, to_nanos(money)

@@ -1,0 +1,471 @@
+"""The gate: may a job come in, how much may it write, and what did it cost in the end.
+
+One gate serves one gateway and has one owner, who calls `admit` once for every job, `renew` while it writes, and
+`settle` once at its end, however it ends. All of a job's quotas and accounts are looked at before anything is taken
+from any, so a refusal leaves no trace. Nothing here looks at a clock: `now` is the gateway's, `wall` is Unix time.
+
+Callers without any limit share one permit per model, and nothing is counted for them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from inferry.admission.account_restorer import AccountRestorer
+from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
+from inferry.admission.budgets import (
+    NO_THRESHOLD,
+    UNBOUNDED,
+    Account,
+    Calendar,
+    Tariff,
+    account_report,
+    headroom,
+    lease_size,
+)
+from inferry.admission.permits import Permit
+from inferry.admission.rate_limit_status import rate_limit_status
+from inferry.admission.refusals import Refusal
+from inferry.admission.reports import AccountReport, RateLimitStatus
+from inferry.admission.watermarks import WatermarkTracker
+from inferry.domain.callers import Caller
+from inferry.domain.errors import GatewayError, LedgerUnavailable
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.spending import Spending, Watermark
+from inferry.domain.streams import Usage
+from inferry.domain.tenants import Limits, Price
+
+LEASE_TOKENS = 256
+MAX_OWNERS = 10_000
+MAX_RUNS = 100_000
+RUN_IDLE_TIMEOUT_S = 86_400.0
+"""A run that nobody has called for so long is taken to be over: its account is forgotten."""
+
+_counted = attrgetter(
+    "requests_per_minute", "tokens_per_minute", "max_concurrent", "run_token_ceiling", "run_money_ceiling",
+    "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
+)  # fmt: skip
+_NOTHING_COUNTED = _counted(Limits())
+
+
+class QuotaGate:
+    """Quotas and budgets of everybody. `refused` counts refusals by the name of the limit, `shadow_refused` those of
+    tenants whose limits are only reported. `overrun_tokens` and `overrun_nanos` are what engines used beyond every
+    lease where no room was left to charge it."""
+
+    def __init__(
+        self,
+        prices: Mapping[str, Price],
+        *,
+        lease_tokens: int = LEASE_TOKENS,
+        max_owners: int = MAX_OWNERS,
+        max_runs: int = MAX_RUNS,
+        run_idle_s: float = RUN_IDLE_TIMEOUT_S,
+        watermarks: WatermarkTracker | None = None,
+    ) -> None:
+        self.watermarks = watermarks
+        self._uses_watermarks = watermarks is not None
+        self.lease_tokens = lease_tokens
+        self.refused: dict[str, int] = {}
+        self.shadow_refused: dict[str, int] = {}
+        self.overrun_tokens = 0
+        self.overrun_nanos = 0
+        self._calendar = Calendar()
+        self._tenants = OwnerRegistry(max_owners)
+        self._keys = OwnerRegistry(max_owners)
+        self._runs = RunAccounts(max_runs, run_idle_s, uses_watermarks=self._uses_watermarks)
+        self._account_restorer = AccountRestorer(
+            self._tenants, self._keys, self._runs, self._calendar, run_idle_s, uses_watermarks=self._uses_watermarks
+        )
+        self._tariffs = {model: Tariff(price) for model, price in prices.items()}
+        self._default_tariff = Tariff(prices.get("*"))
+        self._unlimited_permits = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
+        self._unlimited_default_permit = Permit(self._default_tariff)
+
+    # -- a job's way -------------------------------------------------------------------------------------------------
+
+    def admit(self, job: InferenceJob, caller: Caller, lineage: Sequence[str], now: float, wall: float) -> Permit:
+        """Let the job in. `lineage` is its run, that run's parent, and so on up to the root.
+
+        Raises RateLimited, TenantConcurrency, RunBudgetExhausted or TenantBudgetExhausted.
+        """
+        tenant, key = caller.tenant, caller.key
+        if not has_limits(tenant.limits) and (key is None or not has_limits(key.limits)):
+            return self._unlimited_permits.get(job.route.model, self._unlimited_default_permit)
+        if not self._calendar.day_starts_at <= wall < self._calendar.day_ends_at:
+            self._calendar.advance_to(wall)
+        permit = Permit(self._tariffs.get(job.route.model, self._default_tariff))
+        owner = self._tenants.get(tenant.name)
+        if owner is None:
+            owner = OwnerAccounts(tenant.name, "tenant", uses_watermarks=self._uses_watermarks)
+            self._tenants.add(tenant.name, owner, self._calendar, now)
+        if owner.limits is not tenant.limits:
+            owner.set_limits(tenant.limits, now)
+        permit.tenant = owner
+        if key is not None:
+            owner = self._keys.get(key.key_id)
+            if owner is None:
+                owner = OwnerAccounts(tenant.name, "key", key.key_id, uses_watermarks=self._uses_watermarks)
+                self._keys.add(key.key_id, owner, self._calendar, now)
+            if owner.limits is not key.limits:
+                owner.set_limits(key.limits, now)
+            permit.key = owner
+        self._find_accounts(permit, tenant.name, lineage or (job.run_id,))
+        refusal = self._evaluate(permit, job, now)
+        if tenant.shadow:
+            self._admit_in_shadow(permit, refusal, now)
+        elif refusal is not None:
+            self.refused[refusal.limit] = self.refused.get(refusal.limit, 0) + 1
+            raise refusal.error()
+        else:
+            if len(permit.runs) == 1 and job.run_id == job.job_id:
+                # A call that names no run is one of its own: after a crash it is not called again.
+                permit.runs[0].token_threshold = permit.runs[0].nano_threshold = NO_THRESHOLD
+            for account in permit.leased_accounts:
+                account.committed_tokens += permit.leased_tokens
+                account.committed_nanos += permit.leased_nanos
+                if (
+                    account.committed_tokens > account.token_threshold
+                    or account.committed_nanos > account.nano_threshold
+                ):
+                    self._request_watermark(permit, account)
+            self._commit(permit, now, charges_quotas=True)
+        if permit.runs and job.run_id == job.job_id:
+            permit.runs[0].is_ended = True  # a call that names no run is one of its own, and no other will name it
+        return permit
+
+    def renew(self, permit: Permit, written: int) -> int:
+        """A job has written so much: lease it a further piece, and say how much it may write in all from now on.
+
+        What it gets is a small part of what is left, so that calls side by side share the rest.
+        """
+        leased_accounts, granted_tokens = permit.leased_accounts, permit.granted_tokens
+        if not leased_accounts or permit.is_settled:
+            return granted_tokens
+        # An engine may go beyond what a client asked for by a little; beyond what is left of a budget nobody goes.
+        max_output = permit.max_output if permit.is_capped or written < permit.max_output else written
+        wanted = max_output - granted_tokens
+        if wanted <= 0:
+            return granted_tokens
+        overrun = min(written - granted_tokens, wanted)
+        _apply_run_ceilings(permit)
+        left, account, in_money = headroom(leased_accounts, permit.tariff)
+        if left < wanted:
+            permit.binding_account, permit.bound_in_money = account, in_money
+            permit.is_watermark_blocked = False
+            if left <= 0:
+                return granted_tokens
+        if overrun > 0:
+            granted = overrun if overrun < left else left
+            granted += lease_size(left - granted, min(self.lease_tokens, wanted - granted))
+        else:
+            granted = lease_size(left, self.lease_tokens if self.lease_tokens < wanted else wanted)
+        nanos = permit.tariff.output(granted)
+        uses_watermarks = True
+        for account in leased_accounts:
+            account.committed_tokens += granted
+            account.committed_nanos += nanos
+            if account.committed_tokens > account.token_threshold or account.committed_nanos > account.nano_threshold:
+                uses_watermarks = False
+        if not uses_watermarks:
+            assert self.watermarks is not None, "without marks there are no alarms"
+            granted, nanos = self.watermarks.trim_to_watermarks(permit, granted, nanos)
+        permit.leased_tokens += granted
+        permit.leased_nanos += nanos
+        permit.granted_tokens = granted_tokens = granted_tokens + granted
+        return granted_tokens
+
+    def settle(self, permit: Permit, usage: Usage | None, now: float, wall: float) -> int | None:
+        """The job is over, and used so much in all: charge that and give the rest back. None: it never ran.
+
+        Returns what it cost, in billionths; None where the model has no price. It is charged to the day and month in
+        which it was leased, whatever `wall` says now. A second time changes nothing.
+        """
+        tariff = permit.tariff
+        if usage is None:
+            cost = None if tariff.price is None else 0
+            tokens = 0
+        else:
+            cost = tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.gpu_seconds)
+            tokens = usage.prompt_tokens + usage.output_tokens
+        tenant, key = permit.tenant, permit.key
+        if tenant is None:
+            return cost  # it is everybody's, and nothing is counted
+        if permit.is_settled:
+            return permit.cost_nanos
+        permit.is_settled = True
+        permit.cost_nanos = cost
+        nanos = cost or 0
+        if tokens <= permit.leased_tokens and nanos <= permit.leased_nanos:
+            rest_tokens, rest_nanos = permit.leased_tokens - tokens, permit.leased_nanos - nanos
+            for account in permit.leased_accounts:
+                account.spent_tokens += tokens
+                account.spent_nanos += nanos
+                account.committed_tokens -= rest_tokens
+                account.committed_nanos -= rest_nanos
+        elif permit.leased_accounts:
+            self._charge_overrun(permit, tokens, nanos)
+        for account in permit.charge_only_accounts:
+            account.record_spending(tokens, nanos)
+        if permit.runs:
+            if permit.runs[-1].parent is not None:
+                _charge_ancestors(permit.runs, tokens, nanos)
+            for account in permit.runs:
+                self._runs.release(account)
+        for bucket in permit.tokens:
+            bucket.settle(permit.reserved - tokens, now)
+        if usage is None:
+            for bucket in permit.requests:
+                bucket.settle(1, now)
+        tenant.quotas.release(now)
+        if key is not None:
+            key.quotas.release(now)
+        return cost
+
+    def exhausted_error(self, permit: Permit) -> GatewayError:
+        """Why the job gets no more."""
+        if permit.is_watermark_blocked:
+            return LedgerUnavailable("the budget watermark could not be written to the ledger")
+        account, in_money = permit.binding_account, permit.bound_in_money
+        if account is None:
+            _, account, in_money = headroom(permit.leased_accounts, permit.tariff)
+        assert account is not None, "who holds no leases is never stopped"
+        return Refusal(account=account, in_money=in_money).error()
+
+    # -- what people ask ---------------------------------------------------------------------------------------------
+
+    def rate_limit_status(self, caller: Caller, now: float) -> RateLimitStatus | None:
+        """What is left of the requests and tokens per minute; None where neither is limited. Changes nothing."""
+        limited = [(caller.tenant.limits, self._tenants.get(caller.tenant.name))]
+        if caller.key is not None:
+            limited.append((caller.key.limits, self._keys.get(caller.key.key_id)))
+        return rate_limit_status(limited, now)
+
+    def report(self, tenant: str) -> list[AccountReport]:
+        """The tenant's accounts of day and month, then those of its keys."""
+        owner = self._tenants.get(tenant)
+        found = [(None, owner)] if owner is not None else []
+        return [
+            account_report(account, key_id=key_id)
+            for key_id, one in [*found, *self._keys.entries_of_tenant(tenant)]
+            for account, period in ((one.day, self._calendar.day), (one.month, self._calendar.month))
+            if account is not None and account.period == period
+        ]
+
+    def run_report(self, tenant: str, run_id: str) -> AccountReport | None:
+        """What a run and all below it spent and hold; None where it has no ceiling, or nobody has heard of it."""
+        account = self._runs.find(tenant, run_id)
+        return None if account is None else account_report(account, run_id=run_id)
+
+    def unpriced_models(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
+        """The models that have no price per token while somebody's money has a ceiling: they cost it nothing."""
+        if all(
+            one.run_money_ceiling is None and one.day_money_ceiling is None and one.month_money_ceiling is None
+            for one in limits
+        ):
+            return []
+        return [model for model in models if not self._tariffs.get(model, self._default_tariff).is_per_token]
+
+    @property
+    def owner_count(self) -> int:
+        """Of how many tenants and keys books are kept."""
+        return len(self._tenants) + len(self._keys)
+
+    @property
+    def accounts(self) -> int:
+        """How many runs have accounts."""
+        return len(self._runs)
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """Forget the account of a run that is over, once the last of its jobs is."""
+        self._runs.end(tenant, run_id)
+
+    def forget_idle(self, now: float, limit: int = 1000) -> int:
+        """Forget accounts of runs that nobody has used for long; returns how many."""
+        return self._runs.forget_idle(now, limit)
+
+    def restore(self, spent: Iterable[Spending], now: float = 0.0) -> None:
+        """What the ledger says was spent. What is counted already is not counted again, so it may come at any time."""
+        for one in spent:
+            self._account_restorer.restore_spending(one, now)
+
+    def restore_watermarks(self, watermarks: Iterable[Watermark], now: float, wall: float) -> int:
+        """What a process that was killed may have used at most counts as spent. Returns how many accounts that was.
+
+        Comes after `restore`, which says what the ledger has.
+        """
+        counted = 0
+        if self.watermarks is None:
+            return 0
+        for watermark in watermarks:
+            account = self._account_restorer.account_for(watermark, now, wall)
+            if account is None:
+                self.watermarks.discard(watermark)
+            else:
+                counted += 1
+                self.watermarks.restore_account(account, watermark, now)
+        return counted
+
+    def rewrite_watermarks(self) -> None:
+        """The database is another one: it is to have the marks of all accounts."""
+        if self.watermarks is not None:
+            self.watermarks.rewrite_all(self._account_restorer.all_accounts())
+
+    def _request_watermark(self, permit: Permit, account: Account) -> None:
+        """The account's mark is to be raised, and the job waits for it where it does not cover what was taken."""
+        assert self.watermarks is not None, "without marks there are no alarms"
+        watermark_batch = self.watermarks.request_raise(account)
+        if watermark_batch > permit.watermark_batch:
+            permit.watermark_batch = watermark_batch
+
+    def _charge_overrun(self, permit: Permit, tokens: int, nanos: int) -> None:
+        """The job used more than it had leased: charge as far as there is room, and count the rest."""
+        _apply_run_ceilings(permit)
+        unpaid = [
+            account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos)
+            for account in permit.leased_accounts
+        ]
+        self.overrun_tokens += max(tokens for tokens, _ in unpaid)
+        self.overrun_nanos += max(nanos for _, nanos in unpaid)
+        for account in permit.leased_accounts:
+            if account.committed_tokens > account.token_threshold or account.committed_nanos > account.nano_threshold:
+                self._request_watermark(permit, account)
+
+    # -- parts of admitting ------------------------------------------------------------------------------------------
+
+    def _find_accounts(self, permit: Permit, tenant: str, lineage: Sequence[str]) -> None:
+        """The accounts the job is held to, and those it only charges."""
+        owner, key, leased_accounts = permit.tenant, permit.key, permit.leased_accounts
+        assert owner is not None
+        calendar = self._calendar
+        if owner.limits_runs or (key is not None and key.limits_runs):
+            get_or_new = self._runs.get_or_new
+            if len(lineage) > 1:
+                permit.runs = [get_or_new(tenant, run_id) for run_id in lineage]
+                permit.charge_only_accounts = permit.runs[:-1]
+            else:
+                permit.runs = [get_or_new(tenant, lineage[0])]
+            permit.root = permit.runs[-1]
+            leased_accounts.append(permit.root)
+            _apply_run_ceilings(permit)
+        if (account := owner.day_account(calendar)) is not None:
+            leased_accounts.append(account)
+        if (account := owner.month_account(calendar)) is not None:
+            leased_accounts.append(account)
+        if key is not None:
+            if (account := key.day_account(calendar)) is not None:
+                leased_accounts.append(account)
+            if (account := key.month_account(calendar)) is not None:
+                leased_accounts.append(account)
+
+    def _evaluate(self, permit: Permit, job: InferenceJob, now: float) -> Refusal | None:
+        """Why the job may not come in, or what it is to lease and reserve. Takes nothing."""
+        payload, prompt = job.payload, job.footprint.prompt
+        choices, cap = payload.choices, job.token_budget
+        limit = payload.output_limit
+        is_explicit_limit = limit is None or limit <= cap * choices
+        if permit.leased_accounts:
+            tariff = permit.tariff
+            prompt_nanos = tariff.prompt(prompt.high)
+            left, account, in_money = headroom(permit.leased_accounts, tariff, prompt.high, prompt_nanos)
+            min_output = choices if cap else 0  # who shares another's answer writes nothing
+            if left < min_output:
+                assert account is not None
+                return Refusal(account=account, in_money=in_money)
+            max_output = cap * choices if limit is None or is_explicit_limit or not cap else limit
+            if left < cap * choices:
+                cap = left // choices
+                max_output = cap * choices
+                permit.is_capped = True
+                permit.binding_account, permit.bound_in_money = account, in_money
+            granted = lease_size(left, self.lease_tokens if self.lease_tokens < max_output else max_output)
+            if granted < min_output:
+                granted = min_output
+            permit.granted_tokens = granted
+            permit.max_output = max_output
+            permit.leased_tokens = prompt.high + granted
+            permit.leased_nanos = prompt_nanos + tariff.output(granted)
+        permit.output_cap = cap
+        if not is_explicit_limit and not permit.is_capped:
+            cap = min(cap, job.footprint.output.high)
+        permit.reserved = reserved = prompt.expected + cap * choices
+        tenant, key = permit.tenant, permit.key
+        assert tenant is not None
+        wait = tenant.quotas.wait(reserved, now)
+        owner = tenant
+        if key is not None:
+            other = key.quotas.wait(reserved, now)
+            if other is not None and (wait is None or other > wait):
+                wait, owner = other, key
+        return None if wait is None else Refusal(wait_s=wait[0], quota=wait[1], owner=owner)
+
+    def _commit(self, permit: Permit, now: float, *, charges_quotas: bool) -> None:
+        """Count the job in, and take from its buckets what was looked at."""
+        if permit.runs:
+            self._commit_runs(permit.runs, now)
+        for owner in (permit.tenant, permit.key):
+            if owner is None:
+                continue
+            quotas = owner.quotas
+            quotas.acquire(now)
+            if charges_quotas:
+                if quotas.requests is not None:
+                    quotas.requests.take(1)
+                    permit.requests.append(quotas.requests)
+                if quotas.tokens is not None:
+                    quotas.tokens.take(permit.reserved)
+                    permit.tokens.append(quotas.tokens)
+
+    def _commit_runs(self, runs: list[Account], now: float) -> None:
+        """Count the job in the accounts of its run and of all above it."""
+        for account in runs:
+            self._runs.set_limits(account, now)
+        for level in range(len(runs) - 1, 0, -1):
+            child, account = runs[level - 1], runs[level]
+            if child.parent is not account:
+                # It got a parent only now: what it spent by itself is part of what all above have spent from here on.
+                child.parent = account
+                for one in runs[level:]:
+                    self.overrun_tokens += one.charge(child.spent_tokens, child.spent_nanos, 0, 0)[0]
+
+    def _admit_in_shadow(self, permit: Permit, refusal: Refusal | None, now: float) -> None:
+        """A tenant whose limits are only reported. Who would have been refused takes nothing from those who come."""
+        if refusal is not None:
+            self.shadow_refused[refusal.limit] = self.shadow_refused.get(refusal.limit, 0) + 1
+        permit.charge_only_accounts = permit.charge_only_accounts + permit.leased_accounts
+        permit.leased_accounts = []
+        permit.root = None
+        permit.granted_tokens = permit.max_output = permit.output_cap = UNBOUNDED
+        permit.leased_tokens = permit.leased_nanos = 0
+        permit.is_capped = False
+        self._commit(permit, now, charges_quotas=refusal is None)
+
+
+def has_limits(limits: Limits) -> bool:
+    """Whether there is anything to count for whoever has them."""
+    return _counted(limits) != _NOTHING_COUNTED
+
+
+def _apply_run_ceilings(permit: Permit) -> None:
+    """Several keys may have calls in one run: each is held to its own, as they are now."""
+    root, tenant, key = permit.root, permit.tenant, permit.key
+    if root is None or tenant is None:
+        return
+    tokens, nanos = tenant.run_tokens, tenant.run_nanos
+    if key is not None:
+        if key.run_tokens < tokens:
+            tokens = key.run_tokens
+        if key.run_nanos < nanos:
+            nanos = key.run_nanos
+    root.set_ceilings(tokens, nanos)
+
+
+def _charge_ancestors(runs: list[Account], tokens: int, nanos: int) -> None:
+    """The run became part of another one while the job was in flight."""
+    seen = list(runs)
+    ancestor = runs[-1].parent
+    while ancestor is not None and ancestor not in seen:  # who is forgotten and comes again may make a circle
+        ancestor.charge(tokens, nanos, 0, 0)
+        seen.append(ancestor)
+        ancestor = ancestor.parent

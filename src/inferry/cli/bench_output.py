@@ -1,0 +1,133 @@
+"""What `inferry bench` shows in a terminal: a bar, tables, and words of caution."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table as RichTable
+
+from inferry.cli.simulate_output import console
+from inferry.loadgen.load_test import Progress as BenchProgress
+from inferry.loadgen.result import Result
+from inferry.loadgen.tables import Table, cost_table, failure_table, lane_table
+
+USAGE_ERROR = 2
+MAX_LAG_MS, MAX_CLIENT_CPU = 20.0, 0.85
+
+
+def make_progress_bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[said]}", markup=False),
+    )
+    # Drawn by the loop itself: a thread that draws would take turns with what is measured.
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+
+
+class ProgressBar:
+    """Moves the bar: how far arrivals are, and what the calls do."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._tokens = 0
+        self._at = 0.0
+
+    def __call__(self, now: BenchProgress) -> None:
+        counters = now.counters
+        rate = (counters.tokens - self._tokens) / max(now.elapsed_s - self._at, 1e-3)
+        self._tokens, self._at = counters.tokens, now.elapsed_s
+        said = (
+            f"{max(0.0, now.elapsed_s):.0f} s  sent {counters.sent:,}  in flight {counters.in_flight:,}  "
+            f"done {counters.done:,}  failed {counters.failed:,}  {max(0.0, rate):,.0f} tokens/s"
+        )
+        ended = counters.done + counters.failed
+        self._bar.update(self._task, total=max(now.calls, 1), completed=ended, said=said)
+        self._bar.refresh()
+
+
+def comparison_warnings(results: Sequence[Result]) -> list[str]:
+    """What makes results hard to compare."""
+    said = []
+    if len({one.workload for one in results}) > 1 or len({one.seconds for one in results}) > 1:
+        said.append(f"the workloads differ: {'; '.join(one.workload for one in results)}")
+    if len({repr(one.slo_targets) for one in results}) > 1:
+        said.append("the results were measured against different promises")
+    if len({one.model for one in results}) > 1:
+        said.append(f"the models differ: {', '.join(one.model for one in results)}")
+    said += [f"{one.label} was stopped before its end" for one in results if one.partial]
+    return said
+
+
+def show_result(result: Result) -> None:
+    out = console(160)
+    out.print(rich_table(lane_table([result])))
+    out.print()
+    out.print(rich_table(cost_table([result])))
+    failures = failure_table([result])
+    if failures.rows:
+        out.print()
+        out.print(rich_table(failures))
+    out.print(
+        f"\n{result.workload} on {result.model} at {result.url}: {result.done:,} calls done, {result.failed:,} failed; "
+        f"the generator was {result.generator.lag_p99_ms:.1f} ms late at p99 "
+        f"and used {result.generator.cpu:.0%} of a core",
+        soft_wrap=True,
+        markup=False,
+    )
+    for warning in warnings(result):
+        warn(warning)
+
+
+def warnings(result: Result) -> list[str]:
+    """Why the figures should be taken with care."""
+    said = []
+    generator = result.generator
+    if generator.lag_p99_ms > MAX_LAG_MS:
+        said.append(f"the generator was {generator.lag_p99_ms:.0f} ms late at p99: this machine is too busy for it")
+    if generator.cpu > MAX_CLIENT_CPU:
+        said.append(f"the generator used {generator.cpu:.0%} of a core: times may be its own and not the server's")
+    if result.shortened:
+        said.append(f"{result.shortened:,} prompts were cut to fit the model's context")
+    if result.partial:
+        said.append("stopped before its end: calls under way were dropped and do not count")
+    return said
+
+
+def rich_table(table: Table) -> RichTable:
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    words = {"arm", "lane", "failure", "what was said", ""}
+    for heading in table.headings:
+        drawn.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading != "what was said")
+    for row in table.rows:
+        drawn.add_row(*row)
+    return drawn
+
+
+def write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        fail(f"cannot write {path}: {error.strerror}", USAGE_ERROR)
+
+
+def note(message: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
+
+
+def warn(message: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False, highlight=False)
+
+
+def fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(status)

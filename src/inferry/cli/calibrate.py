@@ -1,0 +1,250 @@
+"""`inferry calibrate`: measure a live engine, and write the model of it that `inferry simulate` plays."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from inferry.sim.costs import EngineModel
+from inferry.sim.fit import EVALUATED_FIGURES, Fit, fit
+from inferry.sim.observations import Conditions, Flag, Observation, ObservationFormatError, from_lines, to_lines
+from inferry.sim.regression import COSTS, CannotFit
+
+if TYPE_CHECKING:
+    from inferry.loadgen.calibration import CalibrationOptions
+
+QUICK_S = 15.0
+USAGE_ERROR, PROBE_FAILED, FIT_FAILED, INTERRUPTED = 2, 3, 4, 130
+_FIGURES = {"first": "first token", "itl": "inter-token latency", "total": "batch total"}
+
+
+class Probes(msgspec.Struct, frozen=True):
+    """How many probes a model rests on."""
+
+    fitted: int
+    held_out: int
+    left_out: int
+
+
+class CalibratedModel(EngineModel, frozen=True, kw_only=True):
+    """An engine model with the circumstances of its calibration; whoever loads it as an engine model skips them."""
+
+    flag_sources: dict[str, str]
+    probes: Probes
+    conditions: Conditions
+
+
+def calibrate(
+    url: Annotated[str | None, typer.Option(help="The engine's address, such as http://host:8000.")] = None,
+    model: Annotated[str | None, typer.Option(help="Which model; none: the only one served.", metavar="NAME")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write it (engine-model.json).", metavar="MODEL.json")] = Path(
+        "engine-model.json"
+    ),
+    seconds: Annotated[float, typer.Option(min=2, help="How long to probe.")] = 60.0,
+    quick: Annotated[bool, typer.Option("--quick", help=f"Probe for {QUICK_S:g} s: fewer and coarser probes.")] = False,
+    name: Annotated[str | None, typer.Option(help="What the engine model is called.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences the engine runs at once.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens the engine computes in a step.")
+    ] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the engine's KV cache holds.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in a block of that cache.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the API key.", metavar="VAR")
+    ] = None,
+    raw: Annotated[
+        Path | None, typer.Option(help="Also keep what was observed, as JSON lines.", metavar="FILE")
+    ] = None,
+    from_raw: Annotated[
+        Path | None, typer.Option(help="Fit again what was kept with --raw, without an engine.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the engine model instead of tables.")] = False,
+) -> None:
+    """Measure what a live engine costs, for `inferry simulate --engine`. Nobody else should use it meanwhile."""
+    if (url is None) == (from_raw is None):
+        _fail("name either the engine's --url or a file with --from-raw", USAGE_ERROR)
+    for path in (out, raw):
+        if path is not None and not path.absolute().parent.is_dir():
+            _fail(f"there is no directory {path.absolute().parent}", USAGE_ERROR)
+    given = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_tokens": kv_tokens,
+        "block_tokens": block_tokens,
+    }
+    if from_raw is not None:
+        conditions, observations = _load_observations(from_raw, given)
+    else:
+        assert url is not None
+        if not url.startswith(("http://", "https://")):
+            _fail(f"--url must begin with http:// or https://, got {url}", USAGE_ERROR)
+        conditions, observations = _collect_observations(
+            url, model, QUICK_S if quick else seconds, given, _key(api_key_env)
+        )
+        if raw is not None:
+            _write(raw, to_lines(conditions, observations))
+    try:
+        fitted = fit(observations, conditions.flags)
+    except CannotFit as error:
+        _fail(str(error), FIT_FAILED)
+    calibrated = _model(name, fitted, conditions, observations)
+    encoded = msgspec.json.format(msgspec.json.encode(calibrated), indent=2) + b"\n"
+    _write(out, encoded)
+    if as_json:
+        typer.echo(encoded.decode(), nl=False)
+    else:
+        _show(calibrated, fitted, out)
+
+
+# -- where observations come from --------------------------------------------------------------------------------------
+
+
+def _load_observations(path: Path, given: dict[str, int | None]) -> tuple[Conditions, list[Observation]]:
+    try:
+        conditions, observations = from_lines(path.read_bytes())
+    except OSError as error:
+        _fail(f"cannot read {path}: {error.strerror}", USAGE_ERROR)
+    except ObservationFormatError as error:
+        _fail(f"{path} was not written by --raw: {error}", USAGE_ERROR)
+    if not observations:
+        _fail(f"{path} holds no observations", FIT_FAILED)
+    overrides = {name: Flag(value, "given") for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(conditions, flags=conditions.flags | overrides), list(observations)
+
+
+def _collect_observations(
+    url: str, model: str | None, seconds: float, given: dict[str, int | None], key: str | None
+) -> tuple[Conditions, list[Observation]]:
+    from inferry.loadgen.calibration import CalibrationOptions
+    from inferry.loadgen.server import ProbeError
+
+    options = CalibrationOptions(model=model, seconds=seconds, **given)
+    try:
+        return _probe(url, options, key)
+    except ProbeError as error:
+        _fail(str(error), PROBE_FAILED)
+    except KeyboardInterrupt:
+        _fail("stopped; nothing was written", INTERRUPTED)
+
+
+def _probe(url: str, options: "CalibrationOptions", key: str | None) -> tuple[Conditions, list[Observation]]:
+    from inferry.loadgen.calibration import observe
+    from inferry.loadgen.server import Server
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):  # there is none for Windows
+        import uvloop
+
+        new_loop = uvloop.new_event_loop
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+
+        async def main() -> tuple[Conditions, list[Observation]]:
+            server = Server(url, key)
+            try:
+                return await observe(
+                    server, options, lambda words, used: progress.update(task, description=words, completed=used)
+                )
+            finally:
+                server.close()
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(main())
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        _fail(f"the environment variable {variable} is not set", USAGE_ERROR)
+    return key
+
+
+# -- what comes of it --------------------------------------------------------------------------------------------------
+
+
+def _model(name: str | None, fitted: Fit, conditions: Conditions, observations: list[Observation]) -> CalibratedModel:
+    return CalibratedModel(
+        name=name or f"{conditions.model} on {conditions.server}",
+        costs=fitted.costs,
+        flags=fitted.flags,
+        fitted_on=tuple(sorted({_probe_label(one) for one in observations if not one.held_out})),
+        residuals=fitted.residuals,
+        flag_sources={flag: known.source for flag, known in fitted.known_flags.items()},
+        probes=Probes(fitted.fitted, fitted.evaluated, conditions.left_out),
+        conditions=conditions,
+    )
+
+
+def _probe_label(one: Observation) -> str:
+    """What kind of probe, how many calls, how long their prompts."""
+    longest = max(call.prompt_tokens for call in one.calls)
+    return f"{one.kind} {len(one.calls)} x {longest}"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        _fail(f"cannot write {path}: {error.strerror}", USAGE_ERROR)
+
+
+def _show(model: CalibratedModel, fitted: Fit, out: Path) -> None:
+    console = Console(highlight=False)
+    costs = _table("cost", "value")
+    for name in COSTS:
+        costs.add_row(name.removesuffix("_s").replace("_", " "), _format_duration(getattr(model.costs, name)))
+    console.print(costs)
+    flags = _table("flag", "value", "how it is known")
+    for name, flag in fitted.known_flags.items():
+        flags.add_row(name, f"{flag.value:,}", flag.source)
+    console.print(flags)
+    errors = _table(f"error on {model.probes.held_out} held-out probes", "median", "p95")
+    for name in EVALUATED_FIGURES:
+        if name in model.residuals:
+            found = model.residuals[name]
+            errors.add_row(_FIGURES[name], f"{found['median']:.1%}", f"{found['p95']:.1%}")
+    console.print(errors)
+    for warning in model.conditions.warnings:
+        Console(stderr=True, soft_wrap=True).print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+    console.print(f"{model.probes.fitted} probes fitted; written to {out}", soft_wrap=True, markup=False)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number in (0, 2) and heading != "p95" else "right", no_wrap=True)
+    return table
+
+
+def _format_duration(seconds: float) -> str:
+    size = abs(seconds)
+    for unit, factor in (("ms", 1e3), ("µs", 1e6), ("ns", 1e9)):
+        if size * factor >= 0.1:
+            return f"{seconds * factor:,.2f} {unit}"
+    return f"{seconds * 1e12:,.1f} ps" if seconds else "0"
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    typer.run(calibrate)

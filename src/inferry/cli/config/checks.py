@@ -1,0 +1,149 @@
+"""Checks that hold for every value of a configuration, and for addresses: sentences that name the path."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from inferry.cli.config.workers import EmbeddedWorkerConfig, HttpWorkerConfig, OpenAIWorkerConfig, WorkerConfig
+from inferry.domain.keys import is_valid_tenant_name
+from inferry.domain.lanes import Lane, LanePolicy
+
+MIN_KV_TOKENS = 64
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MAX_INT = 2**63 - 1
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def check_values(value: Any, path: str = "") -> Iterator[str]:
+    """NaN, infinite and oversized numbers, and control characters in keys and texts, anywhere below `path`.
+
+    Values are not repeated: one may be a secret.
+    """
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            name = str(key)
+            if _CONTROL.search(name):
+                yield f"{path or 'the configuration'}: a key has control characters ({name!r})"
+            else:
+                yield from check_values(below, f"{path}.{name}" if path else name)
+    elif isinstance(value, list | tuple):
+        for index, below in enumerate(value):
+            yield from check_values(below, f"{path}[{index}]")
+    elif isinstance(value, str):
+        if _CONTROL.search(value):
+            yield f"{path} has control characters (line breaks among them)"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"{path} must be a finite number"
+    elif isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
+        yield f"{path} must be below 2^63"
+
+
+def check_url(url: str) -> str | None:
+    """Why a worker cannot be reached at this URL; None where it can be tried."""
+    if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
+        return "has spaces, control or non-ASCII characters"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "is not a URL: its host or port cannot be read"
+    if parts.scheme not in ("http", "https"):
+        has = f"has scheme `{parts.scheme}` and " if parts.scheme and parts.netloc else ""
+        return f"{has}must be of the form http://HOST:PORT or https://HOST"
+    if "@" in parts.netloc:
+        return "has a user name or password in it; a server's key belongs in api_key"
+    if not parts.hostname:
+        return "has no host and must be of the form http://HOST:PORT or https://HOST"
+    if port == 0:
+        return "has port 0, which no server listens on"
+    if parts.query or parts.fragment or "?" in url or "#" in url:
+        return "has a query or a fragment and must be of the form http://HOST:PORT or https://HOST"
+    return None
+
+
+def check_host(host: str) -> str | None:
+    """Why nothing can listen there, as far as the name alone says."""
+    if not host:
+        return "is empty; 127.0.0.1 is this machine alone, 0.0.0.0 every address of it"
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return "is not the name or address of a host"
+    if any(char <= " " or char in "/@[]" for char in host):
+        return "is not the name or address of a host: no spaces, brackets, slashes or user names"
+    return None
+
+
+def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
+    """What lanes cannot be, as sentences."""
+    shares = math.fsum(policy.share for policy in policies.values())
+    if shares > 1 + 1e-9:
+        names = ", ".join(f"lanes.{lane.name}.share" for lane, policy in policies.items() if policy.share)
+        yield f"{names} add up to {shares:g}: lanes cannot be owed more than all there is (1)"
+    for lane, policy in policies.items():
+        where = f"lanes.{lane.name}"
+        yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
+        yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit")
+        yield from check_positive(where, policy, "ttft_ms", "itl_ms")
+        if policy.coalesce_ms > policy.max_wait_ms:
+            yield (
+                f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
+                f"({policy.max_wait_ms:g}), which bounds it"
+            )
+        for lower in policy.may_preempt:
+            if lower <= lane:
+                yield f"{where}.may_preempt names {lower.name}, which is not a lower lane"
+        if not 0 < policy.high_watermark <= 1:
+            yield f"{where}.high_watermark must be above 0 and at most 1"
+        for name in ("share", "reserve"):
+            if not 0 <= getattr(policy, name) < 1:
+                yield f"{where}.{name} must be at least 0 and below 1"
+
+
+def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
+    """What workers cannot be, as sentences."""
+    seen: set[str] = set()
+    for index, worker in enumerate(workers):
+        where = f"workers[{index}]"
+        if worker.name in seen:
+            yield f"{where}.name `{worker.name}` is taken by an earlier worker"
+        seen.add(worker.name)
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < MIN_KV_TOKENS:
+            yield f"{where}.kv_tokens must be at least {MIN_KV_TOKENS}"
+        if worker.pool is not None and not is_valid_tenant_name(worker.pool):
+            yield f"{where}.pool must be a tenant's name"
+        if not _NAME.fullmatch(worker.name):
+            yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
+        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
+        yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
+        yield from check_range(where, worker, 1, math.inf, *counts)
+        yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
+        if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
+            yield f"{where}.api_key and {where}.api_keys exclude each other"
+        if isinstance(worker, HttpWorkerConfig) and (problem := check_url(worker.url)) is not None:
+            yield f"{where}.url {problem}"
+        if not all(worker.models):
+            yield f"{where}.models names a model without a name"
+        if not worker.group:
+            yield f"{where}.group must have a name"
+
+
+def check_range(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+            yield f"{where}.{name} must be {limit}"
+
+
+def check_positive(where: str, struct: Struct, *names: str) -> Iterator[str]:
+    for name in names:
+        value = getattr(struct, name, None)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield f"{where}.{name} must be above 0"

@@ -1,0 +1,39 @@
+"""YAML as a configuration may be written: a key that stands twice in one mapping is an error, not a silent override."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+
+class DuplicateKey(yaml.YAMLError):
+    """A mapping has a key twice; the message names the key and both lines."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        # Before merge keys (`<<`) are resolved: overriding a merged key is what merging is for.
+        first: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                name = (key.tag, key.value)
+                if name in first:
+                    raise DuplicateKey(f"key `{key.value}` in line {line} was set before, in line {first[name]}")
+                first[name] = line
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """What the document holds. Raises yaml.YAMLError."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # dates and numbers that there are not
+        raise yaml.YAMLError(str(error)) from None
+
+
+def one_line_error(error: yaml.YAMLError) -> str:
+    """The error in one line."""
+    return " ".join(str(error).split())

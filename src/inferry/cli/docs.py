@@ -1,0 +1,387 @@
+"""The generated reference pages: `python -m inferry.cli.docs` writes them, `--check` says which are stale.
+
+Each page is a pure function of the code it describes, so that the two cannot disagree.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import typer.main
+from msgspec import Struct, UnsetType
+
+from inferry.cli import main as cli
+from inferry.cli.checkout import ROOT
+from inferry.cli.config import schema, single_flight, tenants, workers
+from inferry.domain import errors, lanes, ledger, settings
+from inferry.domain.errors import GatewayError
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.ingress.errors import error_body
+from inferry.ingress.openapi import document
+from inferry.observe.metric_table import METRIC_TABLE
+
+REFERENCE = ROOT / "docs" / "reference"
+
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null"}
+_EXAMPLE_WORKERS = [
+    {"kind": "embedded"},
+    {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"},
+    {"kind": "vllm-inprocess", "name": "gpu-c", "model": "./models/llama"},
+]
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its file name."""
+    return {
+        "config.md": config_page(),
+        "metrics.md": metrics_page(),
+        "errors.md": errors_page(),
+        "cli.md": cli_page(),
+        "openapi.json": document.render_page(),
+    }
+
+
+def stale(directory: Path) -> list[str]:
+    """The pages that do not say what the code says."""
+    return [name for name, text in pages().items() if _read(directory / name) != text]
+
+
+def write(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------
+
+
+def config_page() -> str:
+    docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
+    docs |= attribute_docs(single_flight)
+    for (struct, name), text in attribute_docs(settings).items():
+        docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
+    return _page(
+        "Configuration",
+        "src/inferry/cli/config/, domain/settings.py and domain/jobs.py",
+        "One YAML file, given with `--config`. Everything but an HTTP worker's name and URL has a default, so an empty "
+        "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
+        "path. "
+        "`inferry check-config --config FILE` prints what was understood, defaults included and secrets left out.",
+        f"An environment variable sets one key: `{schema.ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
+        f"`{schema.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{schema.ENV_PREFIX}LEDGER` is `ledger`, "
+        f"`{schema.ENV_PREFIX}WORKERS_FILE` is `workers_file`, `{schema.ADMIN_KEY}` is `server.admin_key`. "
+        "Values are read as YAML and win over the file. Entries of `workers` cannot be set this way.",
+        *_section("Top level", "", schema.Config, docs),
+        *_section("`server`", "server.", schema.ServerConfig, docs),
+        *_section("`health`", "health.", schema.HealthConfig, docs),
+        *_section("`single_flight`", "single_flight.", schema.SingleFlightConfig, docs),
+        *_section("`auth`", "auth.", schema.AuthConfig, docs),
+        *_section("`tenants`", "tenants.<name>.", schema.TenantConfig, docs),
+        *_section("`prices`", "prices.<model>.", schema.PriceConfig, docs),
+        *_lanes_section(docs),
+        *_section("`workers[]` of `kind: embedded`", "", schema.EmbeddedWorkerConfig, docs),
+        *_section("`workers[]` of every kind over HTTP", "", schema.HttpWorkerConfig, docs),
+        *(
+            part
+            for kind in schema.HTTP_KINDS
+            for part in _section(
+                f"`workers[]` of `kind: {kind.__struct_config__.tag}`", "", kind, docs, schema.HttpWorkerConfig
+            )
+        ),
+        *_section("`workers[]` of `kind: vllm-inprocess`", "", schema.VllmInProcessWorkerConfig, docs),
+        "## Everything at once",
+        "Every key with its default, and a worker of each kind. A configuration needs only the keys it changes.",
+        f"```yaml\n{example_config()}```",
+    )
+
+
+def example_config() -> str:
+    """A configuration that names every key."""
+    return schema.dump(schema.parse({"workers": _EXAMPLE_WORKERS}))
+
+
+def _section(
+    title: str, prefix: str, struct: type[Struct], docs: dict[tuple[str, str], str], base: type[Struct] | None = None
+) -> Iterator[str]:
+    """The keys of a Struct; those it has from `base` only where it has something else to say of them."""
+    yield f"## {title}"
+    yield inspect.cleandoc(struct.__doc__ or "")
+    rows = [
+        (
+            f"`{prefix}{field.encode_name}`",
+            type_name(field.type),
+            default_name(field),
+            docs[struct.__name__, field.name],
+        )
+        for field in msgspec.structs.fields(struct)
+        if base is None or (struct.__name__, field.name) in docs
+    ]
+    if rows:
+        yield _table(("key", "type", "default", "meaning"), rows)
+
+
+def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
+    lanes = [lane.name for lane in Lane]
+    yield "## `lanes`"
+    named = [f"`{name}` is {docs['LanesConfig', name].rstrip('.').lower()}" for name in lanes]
+    yield f"The three lanes: {', '.join(named)}. What is left out of a lane keeps that lane's default."
+    rows = []
+    for field in msgspec.structs.fields(schema.LaneConfig):
+        defaults = [shown(getattr(DEFAULT_LANES[lane], field.name)) for lane in Lane]
+        key = f"`lanes.<lane>.{field.encode_name}`"
+        rows.append((key, type_name(field.type), *defaults, docs["LaneConfig", field.name]))
+    yield _table(("key", "type", *(f"default {name}" for name in lanes), "meaning"), rows)
+
+
+def attribute_docs(module: types.ModuleType) -> dict[tuple[str, str], str]:
+    """The text that stands under each attribute of each class of the module: Python keeps it only in the source."""
+    found: dict[tuple[str, str], str] = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            for before, after in zip(node.body, node.body[1:], strict=False):
+                name, text = _assigned_name(before), _text(after)
+                if name is not None and text is not None:
+                    found[node.name, name] = " ".join(text.split())
+    return found
+
+
+def _assigned_name(node: ast.stmt) -> str | None:
+    target = (
+        node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+    )
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _text(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return None
+
+
+def type_name(kind: Any) -> str:
+    """A type in words: what a person may write there."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return " or ".join(f"`{one}`" for one in arguments)
+    if typing.get_origin(kind) is dict:
+        return "mapping"
+    if typing.get_origin(kind) is tuple:
+        return f"list of {type_name(arguments[0])}"
+    if arguments:
+        return " or ".join(dict.fromkeys(type_name(one) for one in arguments if one is not UnsetType))
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return "worker" if kind.__struct_config__.tag is not None else "section"
+    return _TYPES[kind]
+
+
+def default_name(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if isinstance(value, Struct):
+        return "see below"
+    if isinstance(value, tuple) and value:
+        return "one embedded worker"
+    return shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value).strip(chr(34))}`"
+
+
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), one.help) for one in METRIC_TABLE]
+    buckets = [
+        (f"`{one.name}`", ", ".join(f"{bound:g}" for bound in one.buckets)) for one in METRIC_TABLE if one.buckets
+    ]
+    return _page(
+        "Metrics",
+        "src/inferry/observe/metric_table.py",
+        "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers "
+        "them, those of the process (`process_*`). Which to look at: [Watch it](../howto/watch-it.md).",
+        _table(("name", "kind", "labels", "meaning"), rows),
+        "## Labels",
+        "Their values are bounded. Models and workers come from the configuration; whatever else turns up is `other`.",
+        _table(("label", "values"), _label_values()),
+        "## Release reasons",
+        _table(("reason", "meaning"), _release_reasons()),
+        "## Histogram buckets",
+        _table(("name", "upper bounds, and +Inf"), buckets),
+    )
+
+
+def _label_values() -> Iterator[tuple[str, str]]:
+    yield "`lane`", _codes(lane.name for lane in Lane)
+    yield "`outcome`", _codes(outcome.value for outcome in ledger.Outcome)
+    yield "`kind`", _codes(("prompt", "cached", "output"))
+    yield "`attained`", _codes(("true", "false"))
+    yield "`reason`", "the release reasons below"
+    yield "`code`", "the codes of [Errors](errors.md)"
+    yield "`model`, `worker`", "names from the configuration"
+
+
+def _release_reasons() -> Iterator[tuple[str, str]]:
+    docs = attribute_docs(lanes)
+    for reason in lanes.ReleaseReason:
+        yield f"`{reason.value}`", docs["ReleaseReason", reason.name]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    rows = [
+        (str(kind.status), f"`{kind.code}`", f"`{_wire_type(kind)}`", _yes(kind.retryable), _summary(kind))
+        for kind in sorted(_error_kinds(), key=lambda kind: (kind.status, kind.code, kind.__name__))
+    ]
+    return _page(
+        "Errors",
+        "src/inferry/domain/errors.py",
+        "Every refusal and failure has this body; `param` names the field or header it is about, or is null:",
+        '```json\n{"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_full"}}\n```',
+        "Answers with status 429 and 503 carry `Retry-After` in seconds. Retryable: the same call may succeed later "
+        "without a change. After the first byte of a stream the same object comes in-band, see [HTTP](http.md). "
+        "Messages never hold prompts or outputs.",
+        _table(("status", "code", "type", "retryable", "meaning"), rows),
+    )
+
+
+def _error_kinds() -> list[type[GatewayError]]:
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
+    # A kind without a code of its own is the same to clients as the one it is a case of.
+    cases = {kind for kind in kinds for base in kind.__bases__ if base is not GatewayError and base in kinds}
+    return [kind for kind in kinds if kind is not GatewayError and kind not in cases]
+
+
+def _wire_type(kind: type[GatewayError]) -> str:
+    named: str = json.loads(error_body(kind("")))["error"]["type"]
+    return named
+
+
+def _summary(kind: type[GatewayError]) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+# -- command line ----------------------------------------------------------------------------------------------------
+
+
+def cli_page() -> str:
+    sections = [part for path, command in commands() for part in _command_section(path, command)]
+    return _page(
+        "Command line",
+        "src/inferry/cli/main.py and src/inferry/cli/ledger.py",
+        "Exit status: 0 when it went well, 2 when the command line, the configuration or the ledger cannot be used. "
+        "Every command takes `--help`.",
+        *sections,
+    )
+
+
+def commands() -> list[tuple[str, Any]]:
+    """All commands with their full names, groups before what is in them."""
+    # Read by attribute: recent releases of typer carry click inside them, so there is no one class to import.
+    return list(_walk("inferry", typer.main.get_command(cli.app)))
+
+
+def options(command: Any) -> list[tuple[list[str], Any]]:
+    """The options of a command with all their spellings."""
+    return [
+        ([*one.opts, *one.secondary_opts], one)
+        for one in command.params
+        if one.param_type_name == "option" and not getattr(one, "hidden", False)
+    ]
+
+
+def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _walk(f"{path} {name}", inner)
+
+
+def _command_section(path: str, command: Any) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    yield f"## `{path}`"
+    yield " ".join((command.help or "").split())
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    named = "".join(f" {_argument(one)}" for one in arguments)
+    yield f"```\n{path} [OPTIONS]{named}{' COMMAND [ARGS]...' if inner else ''}\n```"
+    if inner:
+        yield f"Commands: {_codes(f'{path} {name}' for name in inner)}."
+    rows = [(f"`{_argument(one)}`", _default(one), one.help or "") for one in arguments]
+    rows += [(_spelling(names, one), _default(one), one.help or "") for names, one in options(command)]
+    if rows:
+        yield _table(("option", "default", "meaning"), rows)
+
+
+def _argument(argument: Any) -> str:
+    name = f"{argument.metavar or argument.name.upper()}{'...' if argument.nargs != 1 else ''}"
+    return name if argument.required else f"[{name}]"
+
+
+def _spelling(names: list[str], option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.name.upper()}"
+    return ", ".join(f"`{name}{value}`" for name in names)
+
+
+def _default(option: Any) -> str:
+    is_value = isinstance(option.default, str | int | float) and not isinstance(option.default, bool)
+    return shown(option.default) if is_value else ""
+
+
+# -- markdown --------------------------------------------------------------------------------------------------------
+
+
+def _page(title: str, source: str, *parts: str) -> str:
+    note = f"<!-- Made by `make docs` from {source}: change it there. -->"
+    return "\n\n".join([note, f"# {title}", *(part for part in parts if part)]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([_row(head), _row(["---"] * len(head)), *map(_row, rows)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m inferry.cli.docs", description="Write the generated reference pages."
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    parser.add_argument("--directory", type=Path, default=REFERENCE, help="where the pages are")
+    arguments_given = parser.parse_args(arguments)
+    if not arguments_given.check:
+        write(arguments_given.directory)
+        return 0
+    old = stale(arguments_given.directory)
+    if old:
+        sys.stdout.write(f"stale, run `make docs`: {', '.join(old)}\n")
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

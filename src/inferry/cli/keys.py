@@ -1,0 +1,324 @@
+"""`inferry keys` and `inferry tenants`: who may call and what each may use, in the ledger's database.
+
+No gateway has to run. One that does sees a change within a second.
+"""
+
+import difflib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from inferry.cli.config.schema import Config, ConfigError, load, load_workers
+from inferry.cli.config.tenants import unpriced_models
+from inferry.cli.ledger import parse_duration
+from inferry.dispatch.tenants import TenantManager
+from inferry.domain.errors import GatewayError
+from inferry.domain.keys import NewKey, key_as_dict
+from inferry.domain.settings import LimitSettings, TenantSettings
+from inferry.ledger.stores.sqlite import LedgerUnusable, require_existing, require_file
+from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+
+keys_app = typer.Typer(help="API keys: create, list, revoke, rotate.", no_args_is_help=True)
+tenants_app = typer.Typer(help="Tenants in the database: list, show, set, remove.", no_args_is_help=True)
+
+_LIMITS = ", ".join(LimitSettings.__struct_fields__)
+_SETTINGS = ", ".join(TenantSettings.__struct_fields__)
+MIN_WIDTH = 160
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The gateway's configuration.")]
+Ledger = Annotated[
+    str | None, typer.Option("--ledger", metavar="URL", help="The database; else the configuration's `ledger`.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the key and nothing else, for scripts.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id: what is between its two underscores.")]
+Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
+KeyLimits = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="LIMIT=VALUE",
+        help=f"What this key may use, within what its tenant may: {_LIMITS}.",
+    ),
+]
+Settings = Annotated[
+    list[str],
+    typer.Argument(metavar="SETTING=VALUE", help=f"Settings to change; null takes one away: {_SETTINGS}."),
+]
+
+SettingsT = TypeVar("SettingsT", bound=LimitSettings)
+
+
+@keys_app.command("create")
+def create_key(
+    limits: KeyLimits = None,
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose key it is; made where it is new.")] = "default",
+    label: Annotated[str, typer.Option(help="What it is for; shown in lists.")] = "",
+    expires: Annotated[
+        float | None, typer.Option(metavar="DURATION", parser=parse_duration, help="Valid for so long: 12h, 90d …")
+    ] = None,
+    config_file: ConfigFile = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a key and print it: this once, since only a hash of it is kept."""
+    with _tenant_manager(config_file, ledger, may_create=True) as (manager, config):
+        overrides = _merged_settings(LimitSettings, {}, limits or ())
+        before = manager.snapshot()
+        now = time.time()
+        new_key = manager.create_key(
+            tenant,
+            now=now,
+            label=label,
+            limits=overrides.limits(),
+            expires_at=None if expires is None else now + expires,
+        )
+    notes = [*unpriced_models({"the key": overrides}, config.prices, config.workers)]
+    if all(one.name != tenant for one in before.tenants):
+        notes.append(f"The tenant {tenant} is new and has no limits; `inferry tenants set {tenant} …` sets them.")
+    if not before.keys:
+        notes.append(
+            "It is the first key: gateways with this database ask for one from now on, unless auth.mode is off."
+        )
+    _show_new(new_key, notes, as_json=as_json, quiet=quiet)
+
+
+@keys_app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only those that are valid, expired or revoked.")] = None,
+    config_file: ConfigFile = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """All keys, the oldest first. Nothing of their secrets is known any more."""
+    if status not in (None, "valid", "expired", "revoked"):
+        raise typer.BadParameter("it must be valid, expired or revoked", param_hint="--status")
+    with _tenant_manager(config_file, ledger) as (manager, _):
+        found = manager.keys(time.time())
+    found = [key for key in found if tenant in (None, key["tenant"]) and status in (None, key["status"])]
+    _show(found, ("id", "tenant", "label", "status", "created_at", "expires_at", "limits"), "key", as_json=as_json)
+
+
+@keys_app.command("revoke")
+def revoke_key(key_id: KeyId, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
+    """End a key now. Within a second, running gateways refuse it and end its calls in flight."""
+    with _tenant_manager(config_file, ledger) as (manager, _):
+        now = time.time()
+        key = key_as_dict(manager.revoke_key(key_id, now), now)
+    if as_json:
+        typer.echo(msgspec.json.encode(key))
+    else:
+        typer.echo(f"{key_id} of {key['tenant']} is revoked.")
+
+
+@keys_app.command("rotate")
+def rotate_key(
+    key_id: KeyId,
+    grace: Annotated[
+        float, typer.Option(metavar="DURATION", parser=parse_duration, help="How long the old key stays valid.")
+    ] = "24h",  # type: ignore[assignment]  # typer runs defaults through the parser
+    config_file: ConfigFile = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a new key with the rights of an old one, which ends after a while."""
+    with _tenant_manager(config_file, ledger) as (manager, _):
+        new_key = manager.rotate_key(key_id, time.time(), grace)
+    note = f"The old one, {key_id}, ends at {_format_time(time.time() + grace)} at the latest."
+    _show_new(new_key, [note], as_json=as_json, quiet=quiet)
+
+
+@tenants_app.command("list")
+def list_tenants(config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
+    """All tenants, those of the configuration first."""
+    with _tenant_manager(config_file, ledger, may_create=True) as (manager, _):
+        found = manager.tenants(time.time())
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    rows = [{**one, "settings": _only_settings(one), "keys": one["valid_keys"]} for one in found]
+    _show(rows, ("name", "source", "keys", "settings"), "tenant", as_json=False)
+
+
+@tenants_app.command("show")
+def show_tenant(name: Name, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
+    """One tenant, with all its settings."""
+    with _tenant_manager(config_file, ledger, may_create=True) as (manager, _):
+        found = manager.tenant(name, time.time())
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        typer.echo(yaml.safe_dump(_to_builtins(found), sort_keys=False), nl=False)
+
+
+@tenants_app.command("set")
+def set_tenant(
+    name: Name, settings: Settings, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False
+) -> None:
+    """Change settings of a tenant, or make one; those that are not named stay as they are."""
+    with _tenant_manager(config_file, ledger, may_create=True) as (manager, config):
+        now = time.time()
+        known = [_only_settings(one) for one in manager.tenants(now) if one["name"] == name]
+        wanted = _merged_settings(TenantSettings, known[0] if known else {}, settings)
+        if wanted.isolation == "pool" and name not in _pools(config):
+            _fail(f"no worker of the configuration has `pool: {name}`: none of the tenant's calls could run")
+        manager.put_tenant(wanted.tenant(name))
+        found = manager.tenant(name, now)
+    for note in unpriced_models({name: wanted}, config.prices, config.workers):
+        _note(note)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        typer.echo(yaml.safe_dump(_to_builtins(found), sort_keys=False), nl=False)
+
+
+@tenants_app.command("remove")
+def remove_tenant(name: Name, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
+    """Take a tenant out of the database and revoke its keys. What it has used stays in the ledger."""
+    with _tenant_manager(config_file, ledger) as (manager, _):
+        revoked = manager.remove_tenant(name, time.time())
+    if as_json:
+        typer.echo(msgspec.json.encode({"name": name, "revoked_keys": revoked}))
+    else:
+        typer.echo(f"{name} is removed, {revoked} key{'' if revoked == 1 else 's'} of it revoked.")
+
+
+@contextmanager
+def _tenant_manager(
+    config_file: Path | None, ledger: str | None, *, may_create: bool = False
+) -> Iterator[tuple[TenantManager, Config]]:
+    """The book of the configuration's tenants and the database's; what goes wrong with it is told in a sentence."""
+    try:
+        config = load(config_file)
+        url = ledger or config.ledger
+        (require_file if may_create else require_existing)(url)
+        manager = TenantManager(SqliteTenantStore(url), config.configured_tenants())
+    except (ConfigError, LedgerUnusable) as error:
+        _fail(str(error), status=2)
+    try:
+        yield manager, config
+    except (GatewayError, LedgerUnusable) as error:
+        _fail(str(error))
+    finally:
+        manager.close()
+
+
+def _pools(config: Config) -> set[str | None]:
+    workers = config.workers
+    if config.workers_file is not None:
+        try:
+            workers = (*workers, *load_workers(Path(config.workers_file)))
+        except ConfigError as error:
+            _fail(str(error), status=2)
+    return {worker.pool for worker in workers}
+
+
+def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: Sequence[str]) -> SettingsT:
+    """Settings after NAME=VALUE ones were laid over those before. Values are YAML, as in a
+    configuration; models are names with commas between them.
+    """
+    raw = dict(before)
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals:
+            _fail(f"{text!r} is not of the form NAME=VALUE", status=2)
+        if name not in kind.__struct_fields__:
+            close_match = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.5)
+            hint = (
+                f"did you mean {close_match[0]}?" if close_match else f"there are {', '.join(kind.__struct_fields__)}"
+            )
+            _fail(f"there is no {name}; {hint}", status=2)
+        raw.pop(name, None)
+        if name == "models" and value != "null":
+            raw[name] = [model.strip() for model in value.strip("[]").split(",")]
+        elif (read := _value(name, value)) is not None:
+            raw[name] = read
+    try:
+        settings = msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        _fail(f"{where.strip('`').removeprefix('$.')}: {what}", status=2)
+    problems = list(settings.validation_errors())
+    if problems:
+        _fail("; ".join(problems), status=2)
+    return settings
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        _fail(f"the value of {name} cannot be read", status=2)
+
+
+def _only_settings(tenant: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tenant.items() if name in TenantSettings.__struct_fields__}
+
+
+def _to_builtins(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _show_new(new_key: NewKey, notes: Sequence[str], *, as_json: bool, quiet: bool) -> None:
+    if quiet:
+        typer.echo(new_key.text)
+        return
+    if as_json:
+        typer.echo(msgspec.json.encode({**key_as_dict(new_key.key, new_key.key.created_at), "key": new_key.text}))
+        return
+    typer.echo(new_key.text)
+    ends = "" if new_key.key.expires_at is None else f", valid until {_format_time(new_key.key.expires_at)}"
+    # Beside the key and not below it, so that a redirected key is the key alone.
+    _note(f"Key {new_key.key.key_id} of {new_key.key.tenant}{ends}. It is shown this once: keep it now.")
+    for note in notes:
+        _note(note)
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _show(rows: list[dict[str, Any]], columns: Sequence[str], what: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(rows))
+        return
+    if not rows:
+        typer.echo(f"There is no {what}.")
+        return
+    table = Table(*(name.removesuffix("_at") for name in columns))
+    for row in rows:
+        table.add_row(*(Text(_cell(row[name], is_time=name.endswith("_at"))) for name in columns))
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, MIN_WIDTH)  # whoever reads it there wants the words whole
+    console.print(table)
+
+
+def _cell(value: Any, *, is_time: bool) -> str:
+    if is_time:
+        return "never" if value is None else _format_time(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_cell(one, is_time=False)}" for name, one in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _format_time(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))
+
+
+def _fail(message: str, *, status: int = 1) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(status)

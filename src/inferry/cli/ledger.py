@@ -1,0 +1,271 @@
+"""`inferry ledger`: what was spent, by run, by tenant and by job."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.ledger.queries import LedgerQueries
+from inferry.ledger.reports import RunSummary, TenantSummary
+from inferry.ledger.stores.sqlite import LedgerUnusable, open_sqlite_queries
+
+DefaultUrl = Callable[[Path | None], str]
+Row = TypeVar("Row")
+
+_EMPTY = "–"  # noqa: RUF001 - what a person reads where there is no number
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def url_from_environment(config: Path | None) -> str:
+    """Where the ledger is when nobody says: INFERRY_LEDGER, or inferry.db in the working directory."""
+    if config is not None:
+        raise typer.BadParameter("this build reads no configuration file; name the ledger with --db")
+    return os.environ.get("INFERRY_LEDGER") or "sqlite:///inferry.db"
+
+
+def parse_duration(text: str) -> float:
+    """A span of time as people write it: 90s, 15m, 2h, 7d, 1w."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a span of time such as 90s, 15m, 2h or 7d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+Db = Annotated[
+    str | None,
+    typer.Option("--db", metavar="URL", help="The ledger; else the configuration's, INFERRY_LEDGER or ./inferry.db."),
+]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Take the ledger from this file.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most this many rows.")]
+Since = Annotated[
+    float | None,
+    typer.Option("--since", metavar="DURATION", parser=parse_duration, help="Only the last 15m, 2h, 7d …"),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")]
+
+
+def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
+    """The commands, with `default_url(config file or None)` to find the ledger where --db does not name it."""
+    app = typer.Typer(help="What was spent: by run, by tenant, by job.", no_args_is_help=True)
+
+    def open_queries(db: str | None, config: Path | None) -> LedgerQueries:
+        try:
+            return open_sqlite_queries(db or default_url(config))
+        except LedgerUnusable as error:
+            typer.echo(f"inferry ledger: {error}", err=True)
+            raise typer.Exit(2) from error
+
+    @app.command()
+    def runs(
+        db: Db = None,
+        config: Config = None,
+        tenant: Tenant = None,
+        run: Run = None,
+        limit: Limit = 20,
+        since: Since = None,
+        as_json: Json = False,
+    ) -> None:
+        """Runs, the latest first: steps, tokens, GPU time, cost, waits, the part of their time that they waited for the
+        model, and how they ended."""
+        with open_queries(db, config) as ledger:
+            rows = ledger.runs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
+        _show(rows, _runs_table, as_json=as_json, filtered=bool(tenant or run or since))
+
+    @app.command()
+    def tenants(
+        db: Db = None,
+        config: Config = None,
+        tenant: Tenant = None,
+        since: Since = None,
+        as_json: Json = False,
+    ) -> None:
+        """Tenants, the largest first: runs, jobs, tokens and what they got for a GPU-second."""
+        with open_queries(db, config) as ledger:
+            rows = ledger.tenants(tenant=tenant, since=_start_time(since))
+        _show(rows, _tenants_table, as_json=as_json, filtered=bool(tenant or since))
+
+    @app.command()
+    def jobs(
+        db: Db = None,
+        config: Config = None,
+        tenant: Tenant = None,
+        run: Run = None,
+        limit: Limit = 20,
+        since: Since = None,
+        as_json: Json = False,
+    ) -> None:
+        """Attempts at jobs, the latest first."""
+        with open_queries(db, config) as ledger:
+            rows = ledger.jobs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
+        _show(rows, _jobs_table, as_json=as_json, filtered=bool(tenant or run or since))
+
+    return app
+
+
+def _start_time(duration_s: float | None) -> float | None:
+    return None if duration_s is None else time.time() - duration_s
+
+
+def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_json: bool, filtered: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+    elif not rows:
+        typer.echo("Nothing in the ledger matches." if filtered else "The ledger is empty.")
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console = Console(highlight=False, width=100)
+        console.print(table(rows))
+
+
+# --- tables: names fold, so that they can be copied whole; numbers never wrap
+
+
+def _table(names: Sequence[str], numbers: Sequence[str], last: str | None = None) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    if last is not None:
+        table.add_column(last, overflow="fold")
+    return table
+
+
+def _runs_table(rows: Sequence[RunSummary]) -> Table:
+    costs = ("cost",) if any(row.cost_nanos is not None for row in rows) else ()
+    numbers = ("steps", "tries", "in", "cached", "out", "GPU", *costs, "wait", "took", "model", "ended")
+    table = _table(("tenant", "run", "lane"), numbers, "result")
+    now = time.time()
+    for row in rows:
+        table.add_row(
+            _safe_text(row.tenant),
+            _safe_text(row.run_id),
+            " ".join(row.lanes),
+            _format_count(row.steps),
+            _format_count(row.attempts),
+            _format_count(row.prompt_tokens),
+            _format_count(row.cached_tokens),
+            _format_count(row.output_tokens),
+            _format_seconds(row.gpu_seconds),
+            *(() if not costs else (_EMPTY if row.cost_nanos is None else f"{row.cost_nanos / NANOS_PER_UNIT:.4g}",)),
+            _format_ms(row.queue_ms_p50),
+            _format_seconds(row.ended_at - row.started_at),
+            _EMPTY if row.active_ratio is None else f"{row.active_ratio:.0%}",
+            _format_age(row.ended_at, now),
+            _result(row),
+        )
+    return table
+
+
+def _tenants_table(rows: Sequence[TenantSummary]) -> Table:
+    numbers = ("runs", "jobs", "in", "cached", "out", "GPU", "tokens/GPU-s", "wait", "batch", "failed", "cancelled")
+    table = _table(("tenant",), numbers)
+    for row in rows:
+        table.add_row(
+            _safe_text(row.tenant),
+            _format_count(row.runs),
+            _format_count(row.jobs),
+            _format_count(row.prompt_tokens),
+            _format_count(row.cached_tokens),
+            _format_count(row.output_tokens),
+            _format_seconds(row.gpu_seconds),
+            _format_count(row.tokens_per_gpu_second),
+            _format_ms(row.queue_ms_mean),
+            _EMPTY if row.batch_size_mean is None else f"{row.batch_size_mean:.1f}",
+            _format_count(row.failed + row.expired),
+            _format_count(row.cancelled),
+        )
+    return table
+
+
+def _jobs_table(rows: Sequence[LedgerEntry]) -> Table:
+    numbers = ("try", "in", "cached", "out", "wait", "first", "total", "ended")
+    table = _table(("tenant", "run", "step", "job", "lane"), numbers, "result")
+    now = time.time()
+    for row in rows:
+        table.add_row(
+            _safe_text(row.tenant),
+            _safe_text(row.run_id),
+            _safe_text(row.step_id),
+            _safe_text(row.job_id),
+            row.lane,
+            str(row.attempt),
+            _format_count(row.prompt_tokens),
+            _format_count(row.cached_tokens),
+            _format_count(row.output_tokens),
+            _format_ms(row.queue_ms),
+            _format_ms(row.first_token_ms),
+            _format_ms(row.total_ms),
+            _format_age(row.ended_at, now),
+            _safe_text(
+                (row.finish or "done") if row.outcome is Outcome.DONE else (row.error_code or row.outcome.value)
+            ),
+        )
+    return table
+
+
+def _safe_text(text: str) -> Text:
+    # Clients choose these names: neither markup nor escape sequences in them may reach the terminal.
+    return Text("".join(char if char.isprintable() else "·" for char in text))
+
+
+def _result(row: RunSummary) -> str:
+    parts = [f"{count} {name}" for name in ("failed", "cancelled", "expired") if (count := getattr(row, name))]
+    return ", ".join(parts) or "done"
+
+
+def _format_count(number: float | None) -> str:
+    if number is None:
+        return _EMPTY
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # 999 950 would round to 1000.0k.
+        if number >= size * 0.99995 and number >= 1000:
+            scaled = number / size
+            return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def _format_ms(ms: float | None) -> str:
+    return _EMPTY if ms is None else _format_seconds(ms / 1000)
+
+
+def _format_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return _EMPTY
+    ms = seconds * 1000
+    if ms < 0.05:
+        return "0"
+    if ms < 9.95:
+        return f"{ms:.1f}ms"
+    if ms < 999.5:
+        return f"{ms:.0f}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    if (whole := round(seconds)) < 3600:
+        return f"{whole // 60}m{whole % 60:02}"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}"
+
+
+def _format_age(then: float, now: float) -> str:
+    seconds = max(0.0, now - then)
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit} ago"
+    return f"{seconds:.0f}s ago"
+
+
+if __name__ == "__main__":
+    ledger_app()()

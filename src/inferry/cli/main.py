@@ -1,0 +1,214 @@
+"""The command line: parse, call wiring, print."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.highlighter import NullHighlighter
+from rich.logging import RichHandler
+
+from inferry._version import __version__
+from inferry.cli.bench import bench
+from inferry.cli.calibrate import calibrate
+from inferry.cli.checkout import is_compiled
+from inferry.cli.config import schema as configuration
+from inferry.cli.config.checks import check_host
+from inferry.cli.config.secrets import unset_secrets
+from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
+from inferry.cli.keys import keys_app, tenants_app
+from inferry.cli.ledger import ledger_app
+from inferry.cli.plan import plan_app
+from inferry.cli.simulate import simulate
+from inferry.cli.workers import workers_app
+from inferry.domain.ledger_urls import IN_MEMORY
+
+app = typer.Typer(
+    name="inferry",
+    help="The inference gateway and scheduler for fleets of LLM agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+log = logging.getLogger("inferry")
+
+
+def _ledger_url(path: Path | None) -> str:
+    """The ledger of a configuration, for the commands that read it."""
+    return _load(path).ledger
+
+
+app.add_typer(ledger_app(_ledger_url), name="ledger")
+app.add_typer(keys_app, name="keys")
+app.add_typer(tenants_app, name="tenants")
+app.add_typer(plan_app, name="plan")
+app.add_typer(workers_app, name="workers")
+app.command()(simulate)
+app.command()(calibrate)
+app.command()(bench)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")
+]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"inferry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = (
+        False
+    ),
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    config_file: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (config: server.host).")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port to listen on (config: server.port); 0 takes a free one.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Ask nobody for a key, wherever it listens (config: auth).")
+    ] = False,
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C, then drain."""
+    _configure_logging(log_level)
+    config = _load(config_file)
+    if no_auth:
+        config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", allow_remote=True))
+    try:
+        _run_server(config, config.server.host if host is None else host, config.server.port if port is None else port)
+    except configuration.ConfigError as error:
+        _fail(str(error))
+
+
+@app.command("check-config")
+def check_config(
+    config_file: ConfigFile = None,
+    query: Annotated[
+        bool, typer.Option("--ask", help="Ask the HTTP workers what they can do and how they are set.")
+    ] = (False),
+) -> None:
+    """Check a configuration and print it whole, defaults included, with what stands in the way of its promises."""
+    from inferry.cli import wiring
+
+    config = _load(config_file)
+    typer.echo(configuration.dump(config), nl=False)
+    missing = [*unset_secrets(config.workers, "workers", os.environ)]
+    if query and missing:
+        _fail("; ".join(missing))
+    try:
+        for message in asyncio.run(wiring.query_engines(config)) if query else wiring.advise(config):
+            typer.echo(f"# {message}")
+    except configuration.ConfigError as error:
+        _fail(str(error))
+    for message in advise_on_tenants(config.tenants, config.prices, config.workers):
+        typer.echo(f"# {message}")
+    if config.workers_file is not None:
+        try:
+            watched = configuration.load_workers(Path(config.workers_file))
+        except configuration.ConfigError as error:
+            _fail(str(error))
+        duplicates = configuration.duplicate_names(config, watched)
+        if duplicates:
+            _fail(f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}")
+        names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
+        typer.echo(f"# workers_file has {names or 'no workers'}")
+        missing = [*missing, *unset_secrets(watched, config.workers_file, os.environ)]
+        missing = [*missing, *check_pools(config.tenants, (*config.workers, *watched))]
+    if missing:
+        _fail("; ".join(missing))
+
+
+def _run_server(config: configuration.Config, host: str, port: int) -> None:
+    import uvloop
+
+    from inferry.cli import wiring
+    from inferry.ingress.http import lifecycle
+
+    lifecycle.raise_file_limit()
+    if (problem := check_host(host)) is not None:
+        raise configuration.ConfigError(f"--host {problem}")
+    try:
+        sock = lifecycle.bind(host, port)
+    except OSError as error:
+        raise configuration.ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
+    if config.ledger == IN_MEMORY:
+        log.warning("the ledger is in memory: rows, keys and what was spent of budgets are lost with this process")
+
+    async def main() -> None:
+        service = wiring.build(config)
+        count = len(service.pool.names())
+        build_kind = "compiled" if is_compiled() else "plain Python"
+        log.info("starting %d worker%s; the path of a call is %s", count, "" if count == 1 else "s", build_kind)
+        try:
+            refusal = exposure_error(config.auth, host, service.tenants.is_auth_required)
+            if refusal is not None:
+                raise configuration.ConfigError(refusal)
+            service.start()
+            address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+            log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
+            lifecycle.tune_gc()
+            stop = lifecycle.StopSignals()
+            with stop.installed():
+                await lifecycle.serve(
+                    service.app,
+                    service.gateway,
+                    sock,
+                    stop,
+                    idle_timeout_s=config.server.idle_timeout_s,
+                    drain_timeout_s=config.server.drain_timeout_s,
+                )
+        finally:
+            await service.close()
+        log.info("stopped")
+
+    try:
+        with wiring.exclusive_use(config), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    finally:
+        sock.close()
+
+
+def _load(path: Path | None) -> configuration.Config:
+    try:
+        return configuration.load(path)
+    except configuration.ConfigError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(2)
+
+
+def _configure_logging(level: str) -> None:
+    known = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    if level not in known:
+        _fail(f"--log-level must be one of {', '.join(known)}")
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(
+            console=Console(stderr=True, soft_wrap=True), show_path=False, highlighter=NullHighlighter()
+        )
+        logging.basicConfig(level=known[level], handlers=[handler], format="%(message)s")
+    else:
+        logging.basicConfig(level=known[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    app()

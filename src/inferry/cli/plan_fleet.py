@@ -1,0 +1,229 @@
+"""`inferry plan fleet`: how many workers a workload and the lanes' promises need, by simulation."""
+
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec import Struct
+from rich.table import Table
+
+from inferry.cli.simulate import (
+    Digests,
+    LaneParts,
+    ModelFile,
+    Scale,
+    Scenario,
+    Seconds,
+    SessionGap,
+    SloOptions,
+    TraceFile,
+)
+from inferry.cli.simulate_output import NONE, console, fail, progress, slo_line
+from inferry.cli.simulate_setup import drop_oversized, gateway_arm, load_config, load_model, simulated_workers
+from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.sim.arrivals import busiest_window
+from inferry.sim.calls import Run
+from inferry.sim.html_report import show
+from inferry.sim.report import Report, report
+from inferry.sim.simulation import Simulation
+from inferry.sim.sizing import NoFeasibleFleet, Probe, Sizing, smallest_fleet
+from inferry.sim.workload import (
+    SimulationSetupError,
+    SloTarget,
+    Workload,
+    check,
+    parse_lanes,
+    runs_by_seed,
+    slo_targets_for,
+)
+
+HOURS_A_MONTH = 730
+_SEEDS = (7, 8, 9)
+
+
+class Slice(Struct, frozen=True):
+    """What every probe plays: so many of all calls, and how long their arrivals last."""
+
+    calls: int
+    of_calls: int
+    seconds: float
+    left_out: int
+
+
+class Cost(Struct, frozen=True):
+    """In whatever currency the price was given."""
+
+    per_hour: float
+    per_month: float
+    per_million_output_tokens: float | None
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """What `--json` prints."""
+
+    workload: str
+    model: str
+    slo_targets: dict[str, SloTarget]
+    slice: Slice
+    sizing: Sizing
+    cost: Cost | None = None
+
+
+def fleet(
+    trace: TraceFile = None,
+    scenario: Scenario = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="Lanes and workers; the workers are repeated to the number tried.", metavar="FILE"
+        ),
+    ] = None,
+    model_file: ModelFile = None,
+    target: Annotated[float, typer.Option("--target", help="Promises to keep in every lane, in percent.")] = 99.0,
+    max_workers: Annotated[int, typer.Option("--max-workers", min=1, help="Try no more.")] = 256,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="Seeds the answer is confirmed with.  [default: 7, 8, 9; one for a plain trace]"),
+    ] = None,
+    calls: Annotated[
+        int, typer.Option("--calls", min=1, help="Play the busiest stretch of this many calls, if there are more.")
+    ] = 20_000,
+    seconds: Seconds = None,
+    scale: Scale = 1.0,
+    digests: Digests = 300,
+    lane: LaneParts = "P1",
+    session_gap_s: SessionGap = 1.0,
+    slo: SloOptions = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", help="Of one worker; the answer then says what it costs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """How many workers a trace or scenario and the lanes' promises need: the smallest fleet, by simulation."""
+    if not 0 < target <= 100:
+        fail(f"--target must be above 0 and at most 100, got {target:g}")
+    if price_per_hour is not None and not 0 < price_per_hour < inf:
+        fail(f"--price-per-hour must be above 0, got {price_per_hour:g}")
+    try:
+        workload = check(
+            Workload(
+                trace=trace,
+                scenario=scenario,
+                seconds=seconds,
+                scale=scale,
+                digests=digests,
+                lanes=parse_lanes(lane),
+                session_gap_s=session_gap_s,
+            )
+        )
+        config = None if config_file is None else load_config(config_file)
+        policies = DEFAULT_LANES if config is None else config.lane_policies()
+        slo_targets = slo_targets_for(policies, slo or ())
+        model = load_model(model_file)
+        tried = tuple(dict.fromkeys(seeds or (_SEEDS if workload.has_seeds else _SEEDS[:1])))
+        every = runs_by_seed(workload, tried)
+    except SimulationSetupError as error:
+        fail(str(error))
+    kinds = gateway_arm("", policies, simulated_workers(config, model))
+    played = {seed: busiest_window(drop_oversized(runs, [kinds]), calls) for seed, runs in every.items()}
+    if not played[tried[0]]:
+        fail("no run fits the KV of every engine")
+    itl_s = {lane: one.itl_s for lane, one in slo_targets.items()}
+    ttft_s = {lane: one.ttft_s for lane, one in slo_targets.items()}
+
+    with progress(0, "probe") as play:
+
+        def simulate(workers: int, seed: int) -> Report:
+            name = f"{workers} worker{'' if workers == 1 else 's'}"
+            arm = gateway_arm(name, policies, simulated_workers(config, model, workers))
+            simulation = Simulation(arm.frontend(), model.costs, arm.flags, itl_s=itl_s)
+            play(simulation, played[seed], f"{name}, seed {seed}")
+            return report(simulation, name, ttft_s, seed=seed)
+
+        try:
+            sizing = smallest_fleet(simulate, tried, target / 100, max_workers)
+        except NoFeasibleFleet as nothing:
+            if not as_json:
+                console().print(_table(nothing.probes))
+            fail(
+                f"{max_workers} workers do not keep {target:g} % of the SLO targets in every lane. Lanes that more "
+                "workers do not help need another promise, or an engine with shorter steps"
+            )
+    plan = FleetPlan(
+        workload=workload.name,
+        model=model.name,
+        slo_targets={lane.name: one for lane, one in slo_targets.items()},
+        slice=_slice(every[tried[0]], played[tried[0]], drop_oversized(every[tried[0]], [kinds])),
+        sizing=sizing,
+        cost=None if price_per_hour is None else _cost(sizing, price_per_hour),
+    )
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode() + "\n")
+    else:
+        _print(plan, slo_targets)
+
+
+def _slice(every: Sequence[Run], played: Sequence[Run], fitting: Sequence[Run]) -> Slice:
+    return Slice(
+        calls=sum(len(run.steps) for run in played),
+        of_calls=sum(len(run.steps) for run in every),
+        seconds=max(run.at for run in played),
+        left_out=len(every) - len(fitting),
+    )
+
+
+def _cost(sizing: Sizing, price_per_hour: float) -> Cost:
+    per_hour = sizing.workers * price_per_hour
+    tokens_an_hour = sizing.chosen.output_rate * 3600
+    return Cost(per_hour, per_hour * HOURS_A_MONTH, per_hour / tokens_an_hour * 1e6 if tokens_an_hour else None)
+
+
+def _print(plan: FleetPlan, slo_targets: dict[Lane, SloTarget]) -> None:
+    out = console(100)
+    sizing, part = plan.sizing, plan.slice
+    out.print(_table(sizing.probes, sizing.workers))
+    lane_label = "1 worker keeps" if sizing.workers == 1 else f"{sizing.workers} workers keep"
+    out.print(
+        f"{lane_label} at least {sizing.target * 100:g} % of the SLO targets in every lane",
+        style="bold",
+        soft_wrap=True,
+    )
+    whole = part.calls == part.of_calls
+    which = f"all {part.calls:,} calls" if whole else f"the busiest {part.calls:,} of {part.of_calls:,} calls"
+    out.print(f"sized for {which} of {plan.workload}, in {part.seconds:,.0f} s, on {plan.model}", soft_wrap=True)
+    out.print(slo_line(slo_targets, list(sizing.chosen.attainment)), soft_wrap=True)
+    if part.left_out:
+        out.print(f"{part.left_out:,} runs were left out: they have calls that do not fit the KV of every engine")
+    if plan.cost is not None:
+        cost = plan.cost
+        tokens = (
+            ""
+            if cost.per_million_output_tokens is None
+            else (f", {cost.per_million_output_tokens:,.2f} per million output tokens at this load")
+        )
+        out.print(f"cost: {cost.per_hour:,.2f} an hour, {cost.per_month:,.0f} a month{tokens}", soft_wrap=True)
+
+
+def _table(probes: Sequence[Probe], chosen: int | None = None) -> Table:
+    lanes = sorted({name for one in probes for name in one.attainment})
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("workers", "seeds", *[f"{lane} kept" for lane in lanes], *[f"{lane} p95" for lane in lanes]):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("busy", justify="right", no_wrap=True)
+    table.add_column("enough", no_wrap=True)
+    for one in probes:
+        ttfts = [one.ttft_p95.get(lane) for lane in lanes]
+        table.add_row(
+            f"{one.workers}",
+            f"{len(one.seeds)}",
+            *[f"{one.attainment[lane]:.2%}" if lane in one.attainment else NONE for lane in lanes],
+            *[NONE if value is None else show("ttft_p95", value) for value in ttfts],
+            f"{one.utilisation:.0%}",
+            "yes" if one.meets else "no",
+            style="bold" if one.workers == chosen else None,
+        )
+    return table

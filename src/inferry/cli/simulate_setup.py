@@ -1,0 +1,140 @@
+"""From options to what is played: the runs, the promises they are measured against, and the arms that serve them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from inferry.cli.config import schema as configuration
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.values import replace
+from inferry.domain.workers import Capacity
+from inferry.sim import costs as engines
+from inferry.sim.baselines import Direct
+from inferry.sim.calls import Run
+from inferry.sim.controlled_gateway import ControlledFrontend, PrefixAwareEstimator
+from inferry.sim.gateway import GatewayFrontend
+from inferry.sim.prompts import length
+from inferry.sim.simulation import Frontend
+from inferry.sim.workload import SimulationSetupError
+
+# Who serves it.
+
+
+class SimulatedWorker(Struct, frozen=True):
+    """An engine, and what the gateway may use of it: always all of `capacity`, or `adaptive`, what promises leave of
+    it."""
+
+    flags: engines.EngineFlags
+    capacity: Capacity
+    group: str = "default"
+    adaptive: bool = True
+
+
+class Arm(Struct, frozen=True):
+    """One way to serve the work. Every simulation gets a door of its own, since doors remember."""
+
+    name: str
+    flags: tuple[engines.EngineFlags, ...]
+    frontend: Callable[[], Frontend]
+
+
+def load_config(file: Path | None) -> configuration.Config:
+    try:
+        return configuration.load(file)
+    except configuration.ConfigError as error:
+        raise SimulationSetupError(str(error) if file is None else f"{file}: {error}") from None
+
+
+def load_model(path: Path | None) -> engines.EngineModel:
+    try:
+        return engines.load_model(path or engines.DEFAULT_MODEL)
+    except OSError as error:
+        raise SimulationSetupError(f"cannot read the engine model {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise SimulationSetupError(f"{path} is no engine model: {error}") from None
+
+
+def simulated_workers(
+    config: configuration.Config | None, model: engines.EngineModel, count: int | None = None
+) -> tuple[SimulatedWorker, ...]:
+    """The workers of a configuration in order, over and over until there are `count`.
+
+    An HTTP worker is an engine as the model has it, and the gateway keeps inside what the configuration says. An
+    embedded worker is an engine with the configured sequences, KV and chunk at the model's speed. Without a
+    configuration there is one HTTP worker with the default room.
+    """
+    kinds: Sequence[configuration.WorkerConfig] = (
+        [configuration.VllmWorkerConfig(name="default", url="")] if config is None else config.workers
+    )
+    made = [_simulated_worker(one, model.flags) for one in kinds]
+    return tuple(made[number % len(made)] for number in range(count or len(made)))
+
+
+def _simulated_worker(worker: configuration.WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
+    if isinstance(worker, configuration.HttpWorkerConfig):
+        if worker.chunk_tokens is not None:
+            sequences = min(flags.max_num_seqs, worker.chunk_tokens)
+            flags = replace(flags, max_num_seqs=sequences, max_num_batched_tokens=worker.chunk_tokens)
+        capacity = Capacity(
+            min(worker.max_sequences, flags.max_num_seqs), worker.kv_tokens or flags.kv_tokens, worker.prefill_tokens
+        )
+        return SimulatedWorker(flags, capacity, worker.group, worker.capacity == "adaptive")
+    if isinstance(worker, configuration.VllmInProcessWorkerConfig):
+        own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
+        return SimulatedWorker(
+            own, Capacity(worker.max_sequences, own.kv_tokens), worker.group, worker.capacity == "adaptive"
+        )
+    own = replace(
+        flags,
+        max_num_seqs=worker.max_sequences,
+        kv_tokens=worker.kv_tokens,
+        max_num_batched_tokens=worker.max_sequences + worker.chunk_tokens,
+    )
+    return SimulatedWorker(
+        own, Capacity(worker.max_sequences, worker.kv_tokens), worker.group, worker.capacity == "adaptive"
+    )
+
+
+def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:
+    """The gateway as `inferry serve` would run it. It expects of prompts what a tenant has sent before to be cached."""
+    capacities, groups = [one.capacity for one in workers], [one.group for one in workers]
+    fixed = [number for number, one in enumerate(workers) if not one.adaptive]
+
+    def frontend() -> Frontend:
+        if len(fixed) == len(workers):
+            return GatewayFrontend(lanes, capacities, groups=groups, estimate=PrefixAwareEstimator())
+        return ControlledFrontend(lanes, limits=capacities, fixed=fixed, groups=groups)
+
+    return Arm(name, tuple(one.flags for one in workers), frontend)
+
+
+def direct_arms(model: engines.EngineModel, workers: int) -> list[Arm]:
+    """Without a gateway: every call goes straight to an engine and waits in its queue."""
+    fcfs, priority = replace(model.flags, policy="fcfs"), replace(model.flags, policy="priority")
+    return [
+        Arm("direct, fcfs", (fcfs,) * workers, Direct),
+        Arm("direct, priority", (priority,) * workers, Direct),
+    ]
+
+
+def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int | None, direct: bool) -> list[Arm]:
+    """One arm per configuration, or one with the defaults; before them, if asked for, those without a gateway."""
+    loaded = [(file, load_config(file)) for file in files]
+    stems = [file.stem for file in files]
+    arms = [
+        gateway_arm(
+            file.stem if stems.count(file.stem) == 1 else str(file),
+            config.lane_policies(),
+            simulated_workers(config, model, workers),
+        )
+        for file, config in loaded
+    ] or [gateway_arm("defaults", DEFAULT_LANES, simulated_workers(None, model, workers))]
+    return [*(direct_arms(model, len(arms[0].flags)) if direct else []), *arms]
+
+
+def drop_oversized(runs: Sequence[Run], arms: Sequence[Arm]) -> list[Run]:
+    """Those whose every call fits the KV of every engine; the gateway would refuse the others."""
+    limit = min(flags.blocks * flags.block_tokens for arm in arms for flags in arm.flags)
+    return [run for run in runs if all(length(step.prompt) + step.output <= limit for step in run.steps)]

@@ -1,0 +1,1 @@
+"""Identical calls share one execution."""

@@ -1,0 +1,43 @@
+"""Ceilings that come while the gateway runs count what was spent before them, as the ledger has it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from inferry.admission.quota_gate import QuotaGate
+from inferry.domain.clock import Clock
+from inferry.domain.spending import Spending
+
+log = logging.getLogger(__name__)
+
+
+class SpendingSync:
+    """Brings the gate's accounts up to what the ledger says, off the event loop. Nothing is counted twice."""
+
+    def __init__(self, gate: QuotaGate, clock: Clock, spent: Callable[[], list[Spending]]) -> None:
+        self._gate = gate
+        self._clock = clock
+        self._spent = spent
+        self._sync_requested = False
+        self._task: asyncio.Task[None] | None = None
+
+    def request_sync(self) -> None:
+        """Soon: several changes at once are one reading, and one that comes while it is read makes another."""
+        self._sync_requested = True
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._read())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            while self._sync_requested:
+                self._sync_requested = False
+                self._gate.restore(await asyncio.to_thread(self._spent), self._clock.now())
+        except Exception:
+            log.exception("cannot read past spending: new ceilings count from now on")
+        finally:
+            self._task = None

@@ -1,0 +1,134 @@
+"""Keeps the high-water marks of budgets in the database, off the event loop.
+
+Belongs to the loop it is started on. One batch is written at a time, by a thread of its own; what is asked for while it
+is written goes into the next. A batch that cannot be written is tried again until it can: jobs that wait for it fail
+after a while, and jobs without ceilings never wait.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from inferry.admission.quota_gate import QuotaGate
+from inferry.admission.watermarks import RELEASE_BATCH, WATERMARK_IDLE_S
+from inferry.domain.clock import Clock
+from inferry.domain.spending import Watermark, WatermarkBatch
+from inferry.ledger.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""How often marks that nobody needs are given up."""
+INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 1.0
+CLOSE_TIMEOUT_S = 5.0
+"""How long the end waits for the last batch. A mark that stays costs its account some of its ceiling, nothing else."""
+
+
+class WatermarkStore(Protocol):
+    """Where marks are kept. Methods wait for a disk."""
+
+    def read(self) -> list[Watermark]: ...
+    def write(self, batch: WatermarkBatch) -> None: ...
+    def close(self) -> None: ...
+
+
+class WatermarkWriter:
+    """Writes what the gate wants written. Making it reads the store, and counts what a killed process left."""
+
+    def __init__(
+        self,
+        gate: QuotaGate,
+        store: WatermarkStore,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        sweep_s: float = SWEEP_S,
+        idle_s: float = WATERMARK_IDLE_S,
+    ) -> None:
+        assert gate.watermarks is not None, "there is a store for marks and no gate that sets any"
+        self._gate = gate
+        self._watermarks = gate.watermarks
+        self._store = store
+        self._recorder = recorder
+        self._clock = clock
+        self._sweep_s = sweep_s
+        self._idle_s = idle_s
+        self._writer = ThreadPoolExecutor(1, "inferry-watermarks")
+        self._task: asyncio.Task[None] | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        counted = gate.restore_watermarks(store.read(), clock.now(), clock.wall())
+        if counted:
+            log.warning(
+                "the gateway was not stopped cleanly: for %d accounts of budgets, what may have been used counts as "
+                "spent (at most one block more than was used)",
+                counted,
+            )
+
+    def start(self) -> None:
+        self._sweep()
+
+    def wake(self) -> None:
+        """Write what is due, soon: what is asked for in the same burst goes into one batch."""
+        if self._task is None and self._watermarks.is_due:
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    def on_batch_written(self, batch: int, callback: Callable[[], None]) -> None:
+        if batch <= self._watermarks.written:
+            callback()
+        else:
+            self._waiting.setdefault(batch, []).append(callback)
+
+    def rewrite_all(self) -> None:
+        """The database is another file, and the store writes to that one: write all that is known."""
+        self._gate.rewrite_watermarks()
+        self.wake()
+
+    async def close(self) -> None:
+        """Give up all marks, since the ledger has every row by now; then close the store."""
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        self._release_idle(0.0, len(self._watermarks))
+        self.wake()
+        task = self._task
+        if task is not None:
+            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+            task.cancel()
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._store.close()
+
+    def _sweep(self) -> None:
+        self._release_idle(self._idle_s)
+        self.wake()
+        self._sweep_timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+
+    def _release_idle(self, idle_s: float, limit: int = RELEASE_BATCH) -> None:
+        if self._recorder.dropped:
+            self._watermarks.retain_all()
+        self._watermarks.release_idle(self._clock.now(), self._recorder.accepted, self._recorder.settled, idle_s, limit)
+
+    async def _write(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            while self._watermarks.is_due:
+                batch = self._watermarks.take_batch(self._clock.wall())
+                await self._write_with_retry(batch)
+                self._watermarks.batch_written(batch.number, self._clock.now())
+                for callback in self._waiting.pop(batch.number, ()):
+                    callback()
+        finally:
+            self._task = None
+
+    async def _write_with_retry(self, batch: WatermarkBatch) -> None:
+        delay_s = INITIAL_RETRY_S
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
+            except Exception as error:
+                log.error("cannot write budget watermarks (retry in %.2f s): %s", delay_s, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_RETRY_S)
+            else:
+                return

@@ -1,0 +1,50 @@
+"""How a server writes its answers in one piece: which fields there are, in which order, and which are null.
+
+Events of a stream leave out what is null, so an answer that is put together from them lacks those fields. What a server
+has shown in one whole answer is enough to add them.
+"""
+
+from typing import Any
+
+_PRESENT = ...  # no JSON is decoded to this
+_OPT_IN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
+"""Null unless a call asks for them, whatever the answer says that was seen."""
+
+
+def shape_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """The shape of a whole answer: every field in its place, null or not, and nothing of what it says."""
+    return {key: None if key in _OPT_IN_FIELDS else _kind(value) for key, value in answer.items()}
+
+
+def with_null_fields(answer: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+    """The answer with the fields of the shape that are null, each in its place; what it does not name is last."""
+    found: dict[str, Any] = {}
+    named = 0
+    for key, kind in shape.items():
+        value = answer.get(key, _PRESENT)
+        if value is not _PRESENT:
+            named += 1
+            found[key] = value if kind is None or kind is _PRESENT else _with_null_fields(value, kind)
+        elif kind is None:
+            found[key] = None
+    if named != len(answer):
+        for key, value in answer.items():
+            if key not in shape:
+                found[key] = value
+    return found
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        return shape_of(value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [shape_of(value[0])]
+    return None if value is None else _PRESENT
+
+
+def _with_null_fields(value: Any, kind: Any) -> Any:
+    if isinstance(value, dict) and isinstance(kind, dict):
+        return with_null_fields(value, kind)
+    if isinstance(value, list) and isinstance(kind, list):
+        return [with_null_fields(one, kind[0]) if isinstance(one, dict) else one for one in value]
+    return value

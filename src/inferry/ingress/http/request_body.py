@@ -1,0 +1,89 @@
+"""The body of one request while it comes: kept up to a limit, read past it for a while, and never copied twice."""
+
+from inferry.ingress.http.chunked_body import ChunkedDecoder
+from inferry.ingress.http.request_head import CHUNKED
+
+MAX_PARTS = 1024
+"""A body that comes in more pieces than this is put together as it comes: small pieces cost more than they hold."""
+ZERO_COPY_MIN_BYTES = 65_536
+"""A piece of a body that is larger than this is kept as it came, instead of being copied."""
+MAX_DISCARD_FACTOR = 8
+"""A body this many times over the limit is not read to its end before it is refused."""
+MAX_DISCARD_BYTES = 65_536
+"""A body that is not wanted (its sender is not authenticated, or the path takes none) is read and dropped up to this
+size, so that the connection goes on. A longer one, or one in chunks, is not read: the answer ends the connection."""
+
+
+class RequestBody:
+    """A body of `length` bytes, or in chunks, of which up to `max_bytes` bytes are kept."""
+
+    __slots__ = (
+        "_chunked",
+        "_length",
+        "_parts",
+        "_read_limit",
+        "exceeds_discard_limit",
+        "is_complete",
+        "max_bytes",
+        "size",
+    )
+
+    def __init__(self, length: int, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.size = 0
+        self.is_complete = False
+        self._length = length
+        self._read_limit = max_bytes * MAX_DISCARD_FACTOR or MAX_DISCARD_BYTES
+        self.exceeds_discard_limit = length > self._read_limit  # it is so long that its end is not waited for
+        self._chunked = ChunkedDecoder() if length == CHUNKED else None
+        self._parts: list[bytes | bytearray | memoryview] = []
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.size > self.max_bytes or self._length > self.max_bytes
+
+    def content(self) -> bytes:
+        """All of it that is kept; nothing where it is too large."""
+        first = self._parts[0] if len(self._parts) == 1 else None
+        return first if isinstance(first, bytes) else b"".join(self._parts)
+
+    def feed(self, data: bytes, at: int) -> int:
+        """Take what belongs to it from `data`, beginning at `at`; where that ends. Raises Refused."""
+        chunked = self._chunked
+        if chunked is None:
+            end = min(len(data), at + self._length - self.size)
+            self._add(data, at, end)
+            self.is_complete = self.size == self._length
+            return end
+        while at < len(data):
+            if chunked.remaining:
+                end = min(len(data), at + chunked.remaining)
+                chunked.advance(end - at)
+                self._add(data, at, end)
+                at = end
+                continue
+            at = chunked.read_framing(data, at)
+            if chunked.is_over:
+                self.is_complete = True
+                break
+            if self.size + chunked.remaining > self._read_limit:
+                self.exceeds_discard_limit = True
+                break
+        return at
+
+    def _add(self, data: bytes, at: int, end: int) -> None:
+        self.size += end - at
+        parts = self._parts
+        if self.size > self.max_bytes:
+            # Keep reading for a while, without keeping it: a client that is still sending when its connection closes
+            # would see a reset instead of the answer.
+            parts.clear()
+            return
+        # What is kept as it came keeps all of `data`, so it has to be most of it.
+        parts.append(memoryview(data)[at:end] if end - at > max(ZERO_COPY_MIN_BYTES, len(data) // 2) else data[at:end])
+        if len(parts) > MAX_PARTS:
+            joined = parts[0]
+            if not isinstance(joined, bytearray):
+                joined = parts[0] = bytearray(joined)
+            joined += b"".join(parts[1:])
+            del parts[1:]

@@ -1,0 +1,29 @@
+"""What is asked of the socket under a connection, past the event loop."""
+
+import asyncio
+import socket
+import struct
+
+_RESET = struct.pack("ii", 1, 0)
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_TCP_CLOSE = 7
+_TCP_CLOSE_WAIT = 8
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Reset the connection: the client cannot mistake that for a complete answer, whatever its framing."""
+    if not transport.is_closing():
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
+
+
+def peer_has_closed(transport: asyncio.Transport) -> bool | None:
+    """Whether the peer has closed its sending side, though not all of it has been read; None if the peer has reset.
+
+    Linux only (TCP_INFO); False elsewhere.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or _TCP_INFO is None or transport.is_closing():
+        return False
+    state = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0]
+    return None if state == _TCP_CLOSE else state == _TCP_CLOSE_WAIT

@@ -1,0 +1,1 @@
+"""The OpenAI API: requests to jobs, items to responses."""

@@ -1,0 +1,195 @@
+"""Upstream events folded into one whole answer, for clients that do not stream.
+
+Jobs are always streamed upstream, because the first token is the signal the scheduler lives on. What the client gets is
+what the engine would have said in one piece: per choice the texts joined, tool calls assembled, log probabilities
+concatenated, everything else as last seen.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from inferry.domain.errors import WorkerLost
+from inferry.domain.response_shapes import with_null_fields
+from inferry.domain.streams import Done
+
+_decode = msgspec.json.decode
+_encode = msgspec.json.encode
+
+# An event that says one more piece of text and nothing else that comes in pieces: around the text stand names, numbers
+# and nulls alone. Another event with the same bytes around its text differs from it in that text only.
+_TEXT_ONLY_EVENT = re.compile(
+    rb"(?P<before>"
+    rb'data: ?\{[^\[\]\n]*"choices":\[\{"index":\d+,(?:"[a-z_]+":null,)*'
+    rb'(?:(?P<chat>"delta":\{"content":)|"text":)")'
+    rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
+    rb'(?P<after>"(?(chat)\})[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*)(?=\n\n)'
+)
+
+
+def _load_c_function() -> Callable[[bytes, int, int, int, int], bytes] | None:
+    try:
+        from inferry.ingress.openai import _text_join
+    except ImportError:
+        return None
+    return _text_join.join_texts
+
+
+_join_texts = _load_c_function()
+_FULL_OBJECT_NAMES = {"chat.completion.chunk": "chat.completion"}
+
+
+def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> bytes:
+    """One JSON body from complete server-sent events, with the fields that the server's own would have."""
+    try:
+        answer = _collect(raw, usage_event)
+        return _encode(answer if shape is None else with_null_fields(answer, shape))
+    except (AttributeError, TypeError, KeyError, ValueError):
+        raise WorkerLost("the worker sent events that do not make an answer") from None
+
+
+def pass_through_body(body: bytes, end: Done) -> bytes:
+    """An answer that came in one piece: as it is, but for a usage that was corrected and the budget that ended it."""
+    if not end.raw and end.stopped is None:
+        return body
+    answer: dict[str, Any] = _decode(body)
+    if end.raw:
+        answer["usage"] = _decode(end.raw[5:])["usage"]
+    if end.stopped is not None:
+        answer["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
+    return _encode(answer)
+
+
+def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    previous: dict[str, Any] = {}
+    for line in (_join_text_events(raw) + usage_event).split(b"\n"):
+        if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
+            continue
+        try:
+            event = _decode(line[5:])
+        except msgspec.DecodeError:
+            raise WorkerLost("the worker sent an event that is not JSON") from None
+        for chunk in event.pop("choices", ()):
+            index = chunk.get("index", 0)
+            choice = choices.get(index)
+            if choice is None:
+                choice = choices[index] = {"index": index}
+            _fold(choice, chunk)
+        if event != previous:  # most say the same about themselves as the one before
+            previous = event
+            for key, value in event.items():
+                if value is not None or key not in answer:
+                    answer[key] = value
+    answer["object"] = _FULL_OBJECT_NAMES.get(answer.get("object", ""), answer.get("object"))
+    answer["choices"] = [_finish_choice(choices[index]) for index in sorted(choices)]
+    return answer
+
+
+def _join_text_events(raw: bytes) -> bytes:
+    """The same events, with those that differ in their text alone as one event, where they follow each other.
+
+    Between two such texts stand the end of one event and the beginning of the next, the same bytes every time. To cut
+    those out takes a fraction of the time that decoding every event would, and what makes an answer long are they.
+    """
+    at = 0
+    for _ in range(2):  # the first event often says the role alone
+        found = _TEXT_ONLY_EVENT.match(raw, at)
+        if found is not None:
+            break
+        at = raw.find(b"\n\n", at) + 2
+    else:
+        return raw
+    if _join_texts is not None:
+        return _join_texts(raw, at, found.end("before"), found.start("after"), found.end("after"))
+    return join_texts_in_python(raw, at, found)
+
+
+def join_texts_in_python(raw: bytes, at: int, found: re.Match[bytes]) -> bytes:
+    """The same where the first such event stands at `at`, in Python. `_joining.c` goes from one text to the next."""
+    texts = raw[at:].split(found["after"] + b"\n\n" + found["before"])
+    last = texts.pop()
+    joined = b"".join(texts)
+    # An event of another kind in between has a newline, and an event with more than its text has a quote.
+    if b"\n" in joined or joined.count(b'"', found.end("before") - at) != joined.count(b'\\"'):
+        return raw
+    return raw[:at] + joined + last
+
+
+def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
+    for key, value in chunk.items():
+        match key:
+            case "index":
+                pass
+            case "delta":
+                _fold_message(choice.setdefault("message", {}), value or {})
+            case "text":
+                # Pieces are kept as a list until the end: adding to a growing text would cost its square.
+                choice.setdefault("text", []).append(value or "")
+            case "logprobs" if value is not None:
+                _extend_lists(choice, "logprobs", value)
+            case "token_ids" if value is not None:
+                if not isinstance(choice.get("token_ids"), list):
+                    choice["token_ids"] = []
+                choice["token_ids"].extend(value)
+            case _ if value is not None or key not in choice:
+                choice[key] = value
+
+
+def _fold_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for call in value or ():
+                _fold_call(message.setdefault("tool_calls", {}), call)
+        elif key == "role" or not isinstance(value, str):
+            message.setdefault(key, value)
+        else:  # content, reasoning, refusal: whatever comes in pieces of text
+            if not isinstance(message.get(key), list):
+                message[key] = []
+            message[key].append(value)
+
+
+def _fold_call(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    call = calls.setdefault(piece.get("index", 0), {})
+    for key, value in piece.items():
+        if key == "function":
+            function = call.setdefault("function", {"name": [], "arguments": []})
+            for name, text in (value or {}).items():
+                function.setdefault(name, []).append(text or "")
+        elif key != "index" and value is not None:
+            call[key] = value
+
+
+def _extend_lists(choice: dict[str, Any], key: str, value: dict[str, Any]) -> None:
+    known = choice.get(key)
+    if not isinstance(known, dict):
+        choice[key] = value
+        return
+    for name, items in value.items():
+        if isinstance(items, list) and isinstance(known.get(name), list):
+            known[name].extend(items)
+        elif known.get(name) is None:
+            known[name] = items
+
+
+def _finish_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    if "text" in choice:
+        choice["text"] = "".join(choice["text"])
+    message = choice.get("message")
+    if message is not None:
+        calls = message.get("tool_calls")
+        for key, value in message.items():
+            if key != "tool_calls" and isinstance(value, list):
+                message[key] = "".join(value)
+        if isinstance(calls, dict):
+            for call in calls.values():
+                call["function"] = {name: "".join(texts) for name, texts in call.get("function", {}).items()}
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+            message["content"] = message.get("content") or None
+        message.setdefault("role", "assistant")
+        message.setdefault("content", None)
+    choice.setdefault("finish_reason", None)
+    return choice

@@ -1,0 +1,83 @@
+"""What a call asks for that not every worker can do."""
+
+from operator import attrgetter
+
+from msgspec import UNSET, Raw, UnsetType
+
+from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
+
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""How engines are told what an answer must look like, besides `response_format`."""
+_NO_TOOL = (b'"none"', b'"auto"')
+_COMMON = (
+    "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
+    "prompt_logprobs", "echo", "use_beam_search", "response_format", "logprobs", *_GRAMMARS,
+)  # fmt: skip
+_CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio")
+# Most calls ask for none of it: that is one comparison.
+_of_chat = attrgetter(*_COMMON, *_CHAT)
+_of_completion = attrgetter(*_COMMON, "suffix", "best_of")
+_NO_CHAT_FEATURES = _of_chat(ChatCompletionRequest(model="", messages=[]))
+_NO_COMPLETION_FEATURES = _of_completion(CompletionRequest(model="", prompt=Raw()))
+
+
+def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[str, str]]:
+    """(feature, parameter) for everything the request asks for that not every worker can do."""
+    found: list[tuple[str, str]] = []
+    if isinstance(wire, ChatCompletionRequest):
+        if _of_chat(wire) == _NO_CHAT_FEATURES:
+            return found
+    elif _of_completion(wire) == _NO_COMPLETION_FEATURES:
+        return found
+    if wire.n is not None and wire.n > 1:
+        found.append(("n", "n"))
+    if wire.logit_bias is not UNSET and is_given(wire.logit_bias):
+        found.append(("logit_bias", "logit_bias"))
+    if wire.presence_penalty:
+        found.append(("penalties", "presence_penalty"))
+    if wire.frequency_penalty:
+        found.append(("penalties", "frequency_penalty"))
+    if wire.repetition_penalty is not None and wire.repetition_penalty != 1:
+        found.append(("penalties", "repetition_penalty"))
+    if wire.min_p:
+        found.append(("min_p", "min_p"))
+    if wire.min_tokens:
+        found.append(("min_tokens", "min_tokens"))
+    if wire.prompt_logprobs is not None:
+        found.append(("prompt_logprobs", "prompt_logprobs"))
+    if wire.echo:
+        found.append(("echo", "echo"))
+    if wire.use_beam_search:
+        found.append(("beam_search", "use_beam_search"))
+    if wire.response_format is not None and wire.response_format.type != "text":
+        found.append(("structured_outputs", "response_format"))
+    for param in _GRAMMARS:
+        raw: Raw | UnsetType = getattr(wire, param)
+        if raw is not UNSET and is_given(raw):
+            found.append(("structured_outputs", param))
+    if isinstance(wire, ChatCompletionRequest):
+        if wire.logprobs:
+            found.append(("logprobs", "logprobs"))
+        if wire.top_logprobs is not None and not wire.logprobs:
+            found.append(("logprobs", "top_logprobs"))
+        if wire.tools is not UNSET and is_given(wire.tools):
+            found.append(("tools", "tools"))
+        elif (choice := wire.tool_choice) is not UNSET and is_given(choice) and bytes(choice) not in _NO_TOOL:
+            found.append(("tools", "tool_choice"))
+        if wire.functions is not UNSET and is_given(wire.functions):
+            found.append(("tools", "functions"))
+        for param, raw in (("modalities", wire.modalities), ("audio", wire.audio)):
+            if raw is not UNSET and is_given(raw) and bytes(raw) != b'["text"]':
+                found.append(("audio", param))
+    else:
+        if wire.logprobs is not None:
+            found.append(("logprobs", "logprobs"))
+        if wire.suffix:
+            found.append(("suffix", "suffix"))
+        if wire.best_of is not None and wire.best_of > 1:
+            found.append(("n", "best_of"))
+    return found
+
+
+def is_given(raw: Raw | UnsetType) -> bool:
+    return raw is not UNSET and bytes(raw) not in (b"null", b"[]", b"{}")

@@ -1,0 +1,99 @@
+"""The shapes clients send, as far as the gateway reads them.
+
+What a client wrote stays bytes: message contents and prompts are `Raw`, so a long prompt is scanned once and copied
+never. Fields nobody reads here travel with the body to engines that know them.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Struct):
+    type: str
+
+
+MISSING_RAW = Raw(b"null")
+"""The content of a message that names none."""
+
+
+class MessageSchema(Struct):
+    """A chat message: its role is checked, and that it says something where it must; its content is left alone."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Raw = field(default_factory=lambda: MISSING_RAW)
+
+
+class TextPart(Struct):
+    type: str
+    text: str | UnsetType = UNSET
+
+
+class Message(Struct):
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: Raw | UnsetType = UNSET
+
+
+class RawMessages(Struct):
+    messages: Raw
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What the chat and the completions API have in common."""
+
+    model: str
+    stream: bool | UnsetType | None = UNSET
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    # Read only to say that a worker cannot do it.
+    logit_bias: Raw | UnsetType = UNSET
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Raw | UnsetType = UNSET
+    guided_json: Raw | UnsetType = UNSET
+    guided_regex: Raw | UnsetType = UNSET
+    guided_choice: Raw | UnsetType = UNSET
+    guided_grammar: Raw | UnsetType = UNSET
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    messages: list[MessageSchema]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Raw | UnsetType = UNSET
+    parallel_tool_calls: bool | None = None
+    functions: Raw | UnsetType = UNSET
+    modalities: Raw | UnsetType = UNSET
+    audio: Raw | UnsetType = UNSET
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Raw
+    logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None

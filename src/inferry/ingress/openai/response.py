@@ -1,0 +1,284 @@
+"""Items to HTTP: the two ways an answer leaves, in pieces and whole.
+
+No answer has a task of its own. It listens to the job's stream and is called from where the worker's items come in; it
+writes what there is, or leaves it in the stream while its client is slow, where it merges. Response headers go out with
+the first delta, because only then is it known where the job ran and how long it waited. A client that leaves cancels
+its own job, and nobody else is disturbed.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+
+from inferry.dispatch.gateway import Gateway, JobStream
+from inferry.domain.callers import Caller
+from inferry.domain.errors import ClientClosed, GatewayError
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
+from inferry.domain.streams import Done, Failed
+from inferry.ingress.errors import error_body, error_event, error_headers
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.openai.collect import collect_events, pass_through_body
+from inferry.ingress.openai.rate_limit_headers import rate_limit_headers
+from inferry.ingress.openai.render import (
+    ChunkWriter,
+    ContinuationWriter,
+    EventWriter,
+    PassThrough,
+    full_response,
+    set_service_tier,
+    set_service_tier_in_body,
+)
+
+log = logging.getLogger(__name__)
+
+_SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_JSON = b"content-type: application/json\r\n"
+_HEARTBEAT = b": waiting\n\n"
+_CHECKS_PER_HEARTBEAT = 4
+_LANE_NAMES = {lane: lane.name.encode() for lane in Lane}
+
+_pass_through = PassThrough()
+
+
+class _Response(ABC):
+    """One accepted job's answer, until its end or until the client is gone."""
+
+    __slots__ = ("_gateway", "_job", "_rate_limited_caller", "_reply", "_stream")
+
+    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
+        self._rate_limited_caller: Caller | None = None
+        self._stream = stream
+        self._job = job
+        self._gateway = gateway
+        self._reply = reply
+
+    def include_rate_limits(self, caller: Caller) -> None:
+        """Say in the headers where the caller stands with its limits per minute."""
+        self._rate_limited_caller = caller
+
+    def start(self) -> None:
+        self._reply.on_disconnect = self.on_disconnect
+        self._stream.listen(self.on_news)
+
+    def on_disconnect(self) -> None:
+        self._gateway.cancel(self._job.job_id)
+
+    def on_news(self) -> None:
+        # The caller is the worker's side: what goes wrong here is no fault of it, and nobody else's concern.
+        try:
+            self._flush()
+        except GatewayError as error:
+            self._refuse(error)
+        except Exception:
+            log.exception("an answer failed")
+            self._reply.abort()
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Take what the stream has and write it, as far as it is to be written now."""
+
+    def _refuse(self, error: GatewayError) -> None:
+        if isinstance(error, ClientClosed):
+            self._reply.abort()  # nobody is there to read it
+            return
+        headers = b"%bx-request-id: %b\r\n" % (error_headers(error, self._job.job_id), self._job.request_id.encode())
+        if self._rate_limited_caller is not None:
+            headers += rate_limit_headers(self._gateway, self._rate_limited_caller)
+        self._reply.respond(error.status, headers, error_body(error))
+
+    def _open_choices(self, end: Done) -> int:
+        """How many choices are still to be told their end: none, where the engine's own events have done that."""
+        engine_sent_end = end.stopped_by_engine and self._stream.attempt.job.resume_point is None
+        return 0 if engine_sent_end else self._job.payload.choices
+
+    def _job_headers(self) -> bytes:
+        job, stream = self._job, self._stream
+        plan, sent_at = stream.attempt.plan, stream.attempt.sent_at
+        headers = b"x-request-id: %b\r\nx-inferry-lane: %b\r\n" % (job.request_id.encode(), _LANE_NAMES[job.lane])
+        if plan is not None and sent_at is not None:
+            headers += b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
+                max(0.0, sent_at - job.arrived_at) * 1000,
+                len(plan.jobs),
+                plan.worker.encode(),
+            )
+        if stream.shared_with is not None:
+            headers += b"x-inferry-shared-with: %b\r\n" % stream.shared_with.encode()
+            if stream.is_replay:
+                headers += b"x-inferry-replayed: true\r\n"
+        return (
+            headers
+            if self._rate_limited_caller is None
+            else headers + rate_limit_headers(self._gateway, self._rate_limited_caller)
+        )
+
+
+class FullResponse(_Response):
+    """One JSON body, once everything is there."""
+
+    __slots__ = ("_raws", "_restarts", "_texts")
+
+    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
+        super().__init__(stream, job, gateway, reply)
+        self._texts: list[str] = []
+        self._raws: list[bytes] = []
+        self._restarts = 0
+
+    def _flush(self) -> None:
+        delta, end = self._stream.take_nowait()
+        if self._restarts != self._stream.restarts:
+            self._restarts = self._stream.restarts
+            self._texts.clear()
+            self._raws.clear()
+        if delta is not None:
+            self._texts.append(delta.text)
+            self._raws.append(delta.raw)
+        if end is None:
+            return
+        if isinstance(end, Failed):
+            self._refuse(end.error)
+            return
+        raw = b"".join(self._raws)
+        text = "".join(self._texts)
+        payload = self._job.payload
+        if raw.startswith(b"{"):
+            body = pass_through_body(raw, end)
+        elif not raw:
+            body = full_response(self._job, text, end, self._gateway.clock.wall())
+        elif end.stopped is not None or self._stream.attempt.job.resume_point is not None:
+            # It began with one engine's events, and went on elsewhere or was stopped.
+            writer = ContinuationWriter(raw, self._open_choices(end))
+            body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end), end.shape)
+        else:
+            body = collect_events(raw, end.raw, end.shape)
+        if payload.service_tier is not None:
+            body = set_service_tier_in_body(body, payload.service_tier)
+        headers = _JSON + self._job_headers()
+        if end.stopped is not None:
+            headers += b"x-inferry-stop-reason: %b\r\n" % end.stopped.code.encode()
+        self._reply.respond(200, headers, body)
+
+
+class StreamingResponse(_Response):
+    """Server-sent events, as they come."""
+
+    __slots__ = ("_first_raw", "_has_begun", "_heartbeats", "_max_unread_bytes", "_quiet_checks", "_tier", "_writer")
+
+    def __init__(
+        self,
+        stream: JobStream,
+        job: InferenceJob,
+        gateway: Gateway,
+        reply: Reply,
+        heartbeats: "HeartbeatTimer",
+        max_unread_bytes: int,
+    ) -> None:
+        super().__init__(stream, job, gateway, reply)
+        self._writer: EventWriter | None = None
+        self._first_raw = b""
+        self._tier = job.payload.service_tier
+        self._has_begun = False
+        self._max_unread_bytes = max_unread_bytes
+        self._heartbeats = heartbeats
+        self._quiet_checks = 0
+
+    def start(self) -> None:
+        self._reply.heartbeat = _HEARTBEAT
+        self._reply.on_writable = self.on_news
+        self._heartbeats.add(self)
+        super().start()
+
+    def on_disconnect(self) -> None:
+        self._heartbeats.discard(self)
+        super().on_disconnect()
+
+    def check_heartbeat(self) -> None:
+        """Called regularly: a stream that was quiet for as many looks as make a heartbeat gets one."""
+        self._quiet_checks += 1
+        if self._quiet_checks >= _CHECKS_PER_HEARTBEAT and not self._reply.is_paused:
+            self._begin()
+            self._write(_HEARTBEAT)
+
+    def _flush(self) -> None:
+        reply = self._reply
+        if reply.is_paused and not reply.is_disconnected:
+            if self._stream.unread_bytes > self._max_unread_bytes and reply.on_disconnect is not None:
+                self._cut_off()
+            return
+        delta, end = self._stream.take_nowait()
+        body = b""
+        if delta is not None:
+            writer = self._writer
+            if writer is None:
+                writer = self._writer = _pass_through if delta.raw else self._chunk_writer()
+                self._first_raw = delta.raw
+            if writer is _pass_through and self._stream.attempt.job.resume_point is not None:
+                writer = self._writer = ContinuationWriter(self._first_raw)
+            body = writer.piece(delta)
+            if self._tier is not None:
+                body = set_service_tier(body, self._tier)
+            self._begin()
+        if end is None:
+            self._write(body)
+            return
+        self._heartbeats.discard(self)
+        if isinstance(end, Failed):
+            if not self._has_begun:
+                self._refuse(end.error)
+            elif isinstance(end.error, ClientClosed):
+                reply.abort()
+            else:
+                reply.end(body + error_event(end.error))
+            return
+        self._begin()
+        writer = self._writer or self._chunk_writer()
+        if writer is _pass_through and (end.stopped is not None or self._stream.attempt.job.resume_point is not None):
+            writer = ContinuationWriter(self._first_raw, self._open_choices(end))
+        last = writer.last(end, include_usage=self._job.payload.include_usage)
+        reply.end(body + (last if self._tier is None else set_service_tier(last, self._tier)))
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._reply.begin(_SSE + self._job_headers())
+
+    def _write(self, body: bytes) -> None:
+        self._quiet_checks = 0
+        self._reply.write(body)
+
+    def _chunk_writer(self) -> ChunkWriter:
+        return ChunkWriter(self._job, self._gateway.clock.wall())
+
+    def _cut_off(self) -> None:
+        """Merging has a limit too: what one client does not read must not fill the memory of all."""
+        self._heartbeats.discard(self)
+        self._reply.on_disconnect = None
+        self._reply.abort()
+        self._gateway.cancel(
+            self._job.job_id, ClientClosed(f"the client left more than {self._max_unread_bytes} bytes unread")
+        )
+
+
+class HeartbeatTimer:
+    """Looks at every open stream a few times per heartbeat. One timer for all, and none where nothing streams."""
+
+    def __init__(self, heartbeat_interval_s: float) -> None:
+        self._interval_s = heartbeat_interval_s / _CHECKS_PER_HEARTBEAT
+        self._loop = asyncio.get_running_loop()
+        self._streams: set[StreamingResponse] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, response: StreamingResponse) -> None:
+        self._streams.add(response)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._interval_s, self._check_all)
+
+    def discard(self, response: StreamingResponse) -> None:
+        self._streams.discard(response)
+
+    def _check_all(self) -> None:
+        self._timer = None
+        for response in list(self._streams):
+            response.check_heartbeat()
+        if self._streams:
+            self._timer = self._loop.call_later(self._interval_s, self._check_all)

@@ -1,0 +1,102 @@
+"""The shapes of bodies and answers, for the OpenAPI document: as decoders have them, with the bounds they leave out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
+from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
+from inferry.ingress.openai import request_schema
+from inferry.ingress.openai.parse import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
+from inferry.ingress.openapi import responses
+
+Json = dict[str, Any]
+
+TENANT_NAME = r"^[A-Za-z0-9_.\-]{1,64}$"
+_REF = "#/components/schemas/{name}"
+
+
+def ref(kind: type[Struct]) -> Json:
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+_OBJECT: Json = {"type": "object"}
+_PART: Json = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+_OR_NULL: Json = {"type": "null"}
+_TOKEN_IDS: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
+_FUNCTION: Json = {
+    "type": "object",
+    "properties": {"type": {"type": "string"}, "function": {"type": "object"}},
+    "required": ["type"],
+}
+_RANGES: dict[str, Json] = {
+    "max_tokens": {"minimum": 1, "maximum": MAX_TOKEN_ID},
+    "max_completion_tokens": {"minimum": 1, "maximum": MAX_TOKEN_ID},
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": MAX_TOKEN_ID},
+    "n": {"minimum": 1, "maximum": 128},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "stop_token_ids": {"maxItems": MAX_STOP_TOKEN_IDS},
+    "service_tier": {"enum": ["auto", "default", "priority", "flex"]},
+}
+"""What `parse` refuses of the right type, by field."""
+_POSITIVE: Json = {"exclusiveMinimum": 0, "exclusiveMaximum": 2**63}
+_ADMIN_RANGES: dict[str, Json] = {
+    **dict.fromkeys(NUMERIC_LIMITS, _POSITIVE),
+    "expires_in_s": {"minimum": 1, "maximum": MAX_DURATION_S},
+    "grace_s": {"minimum": 0, "maximum": MAX_DURATION_S},
+    "tenant": {"pattern": TENANT_NAME},
+    "label": {"maxLength": 200},
+}
+_STOP: Json = {"type": "string", "maxLength": MAX_STOP_CHARS}
+_FIELD_SCHEMAS: dict[str, Json] = {
+    # What is left as it came is checked later, or by the worker.
+    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _OR_NULL]},
+    "prompt": {"anyOf": [{"type": "string", "minLength": 1}, _TOKEN_IDS]},
+    "stop": {
+        "anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": {**_STOP, "minLength": 1}}, _OR_NULL]
+    },
+    "logit_bias": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _OR_NULL]},
+    "tools": {"anyOf": [{"type": "array", "items": _FUNCTION}, _OR_NULL]},
+    "functions": {"anyOf": [{"type": "array", "items": _OBJECT}, _OR_NULL]},
+    "tool_choice": {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _FUNCTION, _OR_NULL]},
+    "modalities": {"anyOf": [{"type": "array", "items": {"type": "string"}}, _OR_NULL]},
+    "audio": {"anyOf": [_OBJECT, _OR_NULL]},
+}
+
+
+def schemas() -> Json:
+    """Every shape by its name."""
+    named = [one for one in vars(responses).values() if isinstance(one, type) and issubclass(one, Struct)]
+    kinds = [
+        request_schema.ChatCompletionRequest,
+        request_schema.CompletionRequest,
+        TenantSettings,
+        CreateKeyBody,
+        RotateKeyBody,
+    ]
+    kinds += [one for one in named if one.__module__ == responses.__name__]
+    _, found = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for kind in (request_schema.ChatCompletionRequest, request_schema.CompletionRequest, request_schema.MessageSchema):
+        fields = found[kind.__name__]["properties"]
+        for name in fields:
+            fields[name] = _with_range(_FIELD_SCHEMAS.get(name, fields[name]), _RANGES.get(name, {}))
+    found[request_schema.ChatCompletionRequest.__name__]["properties"]["messages"]["minItems"] = 1
+    for settings in (LimitSettings, TenantSettings, CreateKeyBody, RotateKeyBody):
+        fields = found[settings.__name__]["properties"]
+        for name in fields:
+            fields[name] = _with_range(fields[name], _ADMIN_RANGES.get(name, {}))
+    return found
+
+
+def _with_range(schema: Json, bounds: Json) -> Json:
+    """The schema with bounds on what is not null in it."""
+    if not bounds:
+        return schema
+    choices: Sequence[Json] = schema.get("anyOf", [schema])
+    bound = [one if one == _OR_NULL else {**one, **bounds} for one in choices]
+    return {**schema, "anyOf": bound} if "anyOf" in schema else bound[0]

@@ -1,0 +1,262 @@
+"""The read side of the ledger, added up by the database."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, literal, not_, or_, select, text
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+from inferry.domain.lanes import Lane
+from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.runs import TreeSummary
+from inferry.domain.spending import Spending
+from inferry.ledger.reports import RunSummary, TenantSummary
+from inferry.ledger.schema import attempts
+from inferry.ledger.spending_queries import query_spending
+
+Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
+
+
+class LedgerQueries:
+    """Questions to a ledger, newest first. Owns the engine and one thread's worth of it; close it, or use `with`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def query_spending(self, wall: float) -> list[Spending]:
+        """What everybody has spent in this UTC day and month, and in runs that are not over."""
+        return query_spending(self._engine, wall)
+
+    def jobs(
+        self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
+    ) -> list[LedgerEntry]:
+        """The attempts that ended last, at or after `since`."""
+        query = (
+            select(attempts)
+            .where(*_matching(tenant, run, since))
+            .order_by(attempts.c.ended_at.desc(), attempts.c.job_id, attempts.c.attempt.desc())
+            .limit(limit)
+        )
+        with self._engine.connect() as connection:
+            return [_entry(dict(row)) for row in connection.execute(query).mappings()]
+
+    def runs(
+        self,
+        *,
+        limit: int = 20,
+        tenant: str | None = None,
+        run: str | None = None,
+        since: float | None = None,
+        parent: str | None = None,
+        before: float | None = None,
+    ) -> list[RunSummary]:
+        """The runs in which something ended at or after `since` and nothing at `before` or later, each as a whole.
+
+        `parent` asks for the sub-runs of one run.
+        """
+        last_end = func.max(attempts.c.ended_at)
+        chosen = (
+            select(attempts.c.tenant, attempts.c.run_id)
+            .where(*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent]))
+            .group_by(attempts.c.tenant, attempts.c.run_id)
+            .having(*([] if before is None else [last_end < before]))
+            .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
+            .limit(limit)
+            .cte("chosen")
+        )
+        # Attempts that were never sent have no wait; they stand in a line of their own, out of the ranks.
+        partition = (attempts.c.tenant, attempts.c.run_id, attempts.c.queue_ms.is_(None))
+        ranked = (
+            select(
+                attempts,
+                _is_last(attempts).label("is_last"),
+                func.row_number().over(partition_by=partition, order_by=attempts.c.queue_ms).label("rank"),
+                func.count(attempts.c.queue_ms).over(partition_by=partition).label("waits"),
+                _uncovered_s(_ARRIVED_AT, partition[:2]).label("active_s"),
+                _uncovered_s(_SENT_AT, partition).label("running_s"),
+            )
+            .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
+            .cte("ranked")
+        )
+        row = ranked.c
+        is_middle = and_(row.queue_ms.is_not(None), (row.rank * 2).between(row.waits, row.waits + 2))
+        query = (
+            select(
+                row.tenant,
+                row.run_id,
+                func.max(row.parent_run).label("parent_run"),
+                *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
+                func.count(row.step_id.distinct()).label("steps"),
+                *_counts(row),
+                *_usage(row),
+                func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
+                func.avg(row.queue_ms).label("queue_ms_mean"),
+                func.max(row.queue_ms).label("queue_ms_max"),
+                (1000 * func.sum(row.active_s)).label("active_ms"),
+                (1000 * func.sum(row.running_s)).label("running_ms"),
+                func.sum(row.cost_nanos).label("cost_nanos"),
+                func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
+                func.max(row.ended_at).label("ended_at"),
+            )
+            .group_by(row.tenant, row.run_id)
+            .order_by(func.max(row.ended_at).desc(), row.tenant, row.run_id)
+        )
+        with self._engine.connect() as connection:
+            return [_run(dict(row)) for row in connection.execute(query).mappings()]
+
+    def has_run(self, tenant: str, run: str) -> bool:
+        """Whether anything of the run has ended."""
+        query = select(attempts.c.job_id).where(*_matching(tenant, run, None)).limit(1)
+        with self._engine.connect() as connection:
+            return connection.execute(query).first() is not None
+
+    def sub_runs(self, tenant: str, run: str, limit: int = 100) -> list[str]:
+        """The runs that name this one as their parent, the one that was heard of last first."""
+        query = (
+            select(attempts.c.run_id)
+            .where(attempts.c.tenant == tenant, attempts.c.parent_run == run)
+            .group_by(attempts.c.run_id)
+            .order_by(func.max(attempts.c.ended_at).desc(), attempts.c.run_id)
+            .limit(limit)
+        )
+        with self._engine.connect() as connection:
+            return list(connection.execute(query).scalars())
+
+    def tree(self, tenant: str, run: str) -> TreeSummary:
+        """The run and everything below it."""
+        below = select(literal(run).label("run_id")).cte("below", recursive=True)
+        # A union without duplicates ends also where rows name each other in a circle.
+        below = below.union(
+            select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
+        )
+        query = select(
+            func.count(attempts.c.run_id.distinct()).label("runs"),
+            func.count(attempts.c.job_id.distinct()).label("jobs"),
+            *(
+                func.coalesce(func.sum(attempts.c[name]), 0).label(name)
+                for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+            ),
+            func.sum(attempts.c.cost_nanos).label("cost_nanos"),
+        ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
+        with self._engine.connect() as connection:
+            return TreeSummary(**connection.execute(query).mappings().one())
+
+    def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
+        """Tenant and name of the runs that lost a job by being cancelled, at or after `since`."""
+        query = (
+            select(attempts.c.tenant, attempts.c.run_id)
+            .where(attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled")
+            .distinct()
+        )
+        with self._engine.connect() as connection:
+            return [(tenant, run_id) for tenant, run_id in connection.execute(query)]
+
+    def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
+        """Every tenant by what ended at or after `since`, the largest use of tokens first."""
+        counted = (
+            select(attempts, _is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
+        )
+        row = counted.c
+        computed = case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))
+        query = (
+            select(
+                row.tenant,
+                func.count(row.run_id.distinct()).label("runs"),
+                *_counts(row),
+                *_usage(row),
+                # Division by zero is NULL.
+                (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
+                func.avg(row.queue_ms).label("queue_ms_mean"),
+                func.avg(row.batch_size).label("batch_size_mean"),
+            )
+            .group_by(row.tenant)
+            .order_by((func.sum(row.prompt_tokens) + func.sum(row.output_tokens)).desc(), row.tenant)
+        )
+        with self._engine.connect() as connection:
+            return [TenantSummary(**row) for row in connection.execute(query).mappings()]
+
+
+_JOB_OUTCOMES = {
+    "done": (Outcome.DONE,),
+    "failed": (Outcome.FAILED, Outcome.PREEMPTED),
+    "cancelled": (Outcome.CANCELLED,),
+    "expired": (Outcome.EXPIRED,),
+}
+"""How a job ended, by how its last attempt did. One that was stopped and could not go on has failed."""
+
+
+def _matching(tenant: str | None, run: str | None, since: float | None) -> Sequence[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if tenant is not None:
+        conditions.append(attempts.c.tenant == tenant)
+    if run is not None:
+        conditions.append(attempts.c.run_id == run)
+    if since is not None:
+        conditions.append(attempts.c.ended_at >= since)
+    return conditions
+
+
+_ARRIVED_AT: ColumnElement[float] = attempts.c.ended_at - attempts.c.total_ms / 1000
+_SENT_AT: ColumnElement[float] = _ARRIVED_AT + attempts.c.queue_ms / 1000
+
+
+def _uncovered_s(start: ColumnElement[float], partition: Sequence[ColumnElement[Any]]) -> ColumnElement[float]:
+    """How much an attempt adds to the time in which something was going on: what none that began earlier covers."""
+    end = attempts.c.ended_at
+    order = (start, end, attempts.c.job_id, attempts.c.attempt)
+    reached = func.max(end).over(partition_by=partition, order_by=order, rows=(None, -1))
+    return case(
+        (start.is_(None), 0.0),
+        (or_(reached.is_(None), reached <= start), end - start),
+        (reached < end, end - reached),
+        else_=0.0,
+    )
+
+
+def _is_last(table: FromClause) -> ColumnElement[bool]:
+    """Whether the job was not tried again."""
+    later = attempts.alias("later")
+    # The literal `attempt > 1` is implied, and lets the database use the index of the few that were.
+    retried = and_(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt, later.c.attempt > text("1"))
+    return not_(select(later.c.job_id).where(retried).exists())
+
+
+def _counts(row: Columns) -> list[ColumnElement[Any]]:
+    def jobs_where(condition: ColumnElement[bool]) -> ColumnElement[Any]:
+        return func.sum(case((condition, 1), else_=0))
+
+    return [
+        jobs_where(row.is_last).label("jobs"),
+        func.count().label("attempts"),
+        *(
+            jobs_where(and_(row.is_last, row.outcome.in_([one.value for one in outcomes]))).label(name)
+            for name, outcomes in _JOB_OUTCOMES.items()
+        ),
+    ]
+
+
+def _usage(row: Columns) -> list[ColumnElement[Any]]:
+    return [
+        func.sum(row[name]).label(name) for name in ("prompt_tokens", "cached_tokens", "output_tokens", "gpu_seconds")
+    ]
+
+
+def _entry(row: dict[str, Any]) -> LedgerEntry:
+    return LedgerEntry(outcome=Outcome(row.pop("outcome")), **row)
+
+
+def _run(row: dict[str, Any]) -> RunSummary:
+    lanes = tuple(lane.name for lane in Lane if row.pop(lane.name))
+    return RunSummary(lanes=lanes, **row)

@@ -1,0 +1,108 @@
+"""The ledger's tables, for every database that SQLAlchemy speaks to: what was done, and for whom it may be done."""
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
+
+SCHEMA_VERSION = 3
+
+metadata = MetaData()
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("tenant", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("step_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("gpu_seconds", Float),
+    Column("queue_ms", Float),
+    Column("first_token_ms", Float),
+    Column("total_ms", Float, nullable=False),
+    Column("batch_size", Integer),
+    Column("release_reason", Text),
+    Column("worker", Text),
+    Column("parent_run", Text),
+    Column("finish", Text),
+    Column("error_code", Text),
+    Column("request_id", Text),
+    Column("key_id", Text),
+    Column("cost_nanos", BigInteger),
+    Column("shared_with", Text),
+    Index("attempts_by_run", "tenant", "run_id"),
+    Index("attempts_by_end", "ended_at"),
+)
+
+# Few jobs are tried twice, so this stays tiny, and "was this job tried again?" costs no search of the whole table.
+IS_RETRY = attempts.c.attempt > 1
+Index("attempts_retried", attempts.c.job_id, attempts.c.attempt, sqlite_where=IS_RETRY, postgresql_where=IS_RETRY)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("limits", LargeBinary, nullable=False),
+    Column("isolation", Text, nullable=False),
+    Column("shadow", Boolean, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+)
+
+# Rows stay when a key is revoked: the ledger names them, and a gateway that has had a key never opens again by itself.
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("label", Text, nullable=False),
+    Column("limits", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    Index("keys_by_tenant", "tenant"),
+)
+
+# Counted up with every change of tenants and keys, so that asking whether there was one is asking for one row.
+changes = Table(
+    "changes",
+    metadata,
+    Column("of", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+)
+
+# What accounts of budgets may have used at most, written before they use it. Few rows: those of accounts in use.
+watermarks = Table(
+    "watermarks",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("period", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("nanos", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+# Most runs have no parent; those that have are found from it.
+HAS_PARENT = attempts.c.parent_run.is_not(None)
+Index(
+    "attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=HAS_PARENT, postgresql_where=HAS_PARENT
+)
+
+UPGRADES: dict[int, tuple[str, ...]] = {
+    1: (
+        "ALTER TABLE attempts ADD COLUMN key_id TEXT",
+        "ALTER TABLE attempts ADD COLUMN cost_nanos BIGINT",
+        "ALTER TABLE attempts ADD COLUMN shared_with TEXT",
+        "CREATE INDEX IF NOT EXISTS attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
+    ),
+    2: (),
+}
+"""What makes a file of each earlier version one of the next. Tables that are new are made wherever they are missing."""

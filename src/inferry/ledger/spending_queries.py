@@ -1,0 +1,125 @@
+"""What was spent of budgets before the gateway was started, added up by the database.
+
+Attempts count as their tenants were charged: answers, and what clients had computed who then left. What was lost with a
+worker or preempted cost its tenant nothing; the attempt that went on with it has all of it in its own account. A job is
+found here in the day in which it ended.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, and_, case, func, not_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from inferry.domain.ledger import Outcome
+from inferry.domain.spending import Period, Spending
+from inferry.ledger.schema import attempts
+
+ACTIVE_S = 86_400.0
+"""Runs in whose tree nothing has ended for so long are over."""
+HISTORY_S = 7 * 86_400.0
+"""How far back the spending of a run is added up that is not over."""
+
+_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)
+_row = attempts.c
+_TOKENS = func.sum(_row.prompt_tokens + _row.output_tokens)
+_NANOS = func.coalesce(func.sum(_row.cost_nanos), 0)
+
+
+def query_spending(
+    engine: Engine,
+    wall: float,
+    *,
+    tenant: str | None = None,
+    active_s: float = ACTIVE_S,
+    history_s: float = HISTORY_S,
+) -> list[Spending]:
+    """What everybody, or one tenant, has spent in this UTC day and month, and in runs that are not over."""
+    today = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    charged: list[ColumnElement[bool]] = [_row.outcome.in_(_BILLABLE_OUTCOMES), _row.shared_with.is_(None)]
+    if tenant is not None:
+        charged.append(_row.tenant == tenant)
+    with engine.connect() as connection:
+        return [
+            *_since(connection, charged, "day", today.timestamp(), wall),
+            *_since(connection, charged, "month", today.replace(day=1).timestamp(), wall),
+            *_runs(connection, charged, wall - history_s, wall - active_s),
+        ]
+
+
+def _since(
+    connection: Connection, charged: list[ColumnElement[bool]], period: Period, begin: float, wall: float
+) -> Iterator[Spending]:
+    """By key, then by tenant. Jobs without a key are the tenant's alone."""
+    query = (
+        select(_row.tenant, _row.key_id, _TOKENS, _NANOS)
+        .where(*charged, _row.ended_at >= begin)
+        .group_by(_row.tenant, _row.key_id)
+        .order_by(_row.tenant, _row.key_id)
+    )
+    tenants: dict[str, tuple[int, int]] = {}
+    for tenant, key_id, tokens, nanos in connection.execute(query):
+        before = tenants.get(tenant, (0, 0))
+        tokens, nanos = int(tokens), int(nanos)  # some databases add up whole numbers to decimals
+        tenants[tenant] = (before[0] + tokens, before[1] + nanos)
+        if key_id is not None:
+            yield Spending(tenant=tenant, period=period, tokens=tokens, nanos=nanos, at=wall, key_id=key_id)
+    for tenant, (tokens, nanos) in tenants.items():
+        yield Spending(tenant=tenant, period=period, tokens=tokens, nanos=nanos, at=wall)
+
+
+def _runs(
+    connection: Connection, charged: list[ColumnElement[bool]], since: float, active_since: float
+) -> Iterator[Spending]:
+    """Each with all that is below it."""
+    # A call that names no run is one of its own: nobody asks for it again, and it counts only for runs above it.
+    is_anonymous = _row.run_id == _row.job_id
+    query = (
+        select(
+            _row.tenant,
+            _row.run_id,
+            func.max(_row.parent_run).label("parent_run"),
+            _TOKENS.label("tokens"),
+            _NANOS.label("nanos"),
+            func.max(_row.ended_at).label("ended_at"),
+            func.max(case((is_anonymous, 1), else_=0)).label("is_anonymous"),
+        )
+        .where(*charged, _row.ended_at >= since, not_(and_(is_anonymous, _row.parent_run.is_(None))))
+        .group_by(_row.tenant, _row.run_id)
+        .order_by(_row.tenant, _row.run_id)
+    )
+    found = {(row.tenant, row.run_id): row for row in connection.execute(query)}
+    totals: dict[tuple[str, str], tuple[int, int, float]] = {}
+    for row in found.values():
+        for run_id in _lineage(found, row):
+            tokens, nanos, ended_at = totals.get((row.tenant, run_id), (0, 0, 0.0))
+            totals[row.tenant, run_id] = (
+                tokens + int(row.tokens),
+                nanos + int(row.nanos),
+                max(ended_at, row.ended_at),
+            )
+    for (tenant, run_id), (tokens, nanos, ended_at) in totals.items():
+        own = found.get((tenant, run_id))
+        if ended_at >= active_since and (own is None or not own.is_anonymous):
+            parent_run = None if own is None else own.parent_run
+            yield Spending(
+                tenant=tenant,
+                period="run",
+                tokens=tokens,
+                nanos=nanos,
+                at=ended_at,
+                run_id=run_id,
+                parent_run=parent_run,
+            )
+
+
+def _lineage(found: Mapping[tuple[str, str], Any], row: Any) -> list[str]:
+    """The run, its parent and so on up, as far as is known, and never in a circle."""
+    lineage: list[str] = [row.run_id]
+    above: str | None = row.parent_run
+    while above is not None and above not in lineage:
+        lineage.append(above)
+        parent_row = found.get((row.tenant, above))
+        above = None if parent_row is None else parent_row.parent_run
+    return lineage

@@ -1,0 +1,140 @@
+"""Opening a ledger in SQLite: to write, with its tables brought up to date, or to read what is there."""
+
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from inferry.domain.ledger_urls import IN_MEMORY_MESSAGE, ledger_url_error
+from inferry.ledger.queries import LedgerQueries
+from inferry.ledger.schema import SCHEMA_VERSION, UPGRADES, metadata
+
+BUSY_TIMEOUT_MS = 5000
+
+
+class LedgerUnusable(RuntimeError):
+    """The ledger cannot be opened; the message says why and is meant for people."""
+
+
+class LedgerMissing(LedgerUnusable):
+    """There is no ledger to read yet."""
+
+
+def open_for_writing(url: str) -> Engine:
+    """The database with all its tables, made or brought up to date where that is needed. Raises LedgerUnusable."""
+    parsed = _parse(url)
+    if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
+        raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
+    engine = _engine(parsed)
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
+            # Take the write lock before looking, so that two processes do not both make the tables.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            version = _version(connection, parsed)
+            if version < SCHEMA_VERSION:
+                for older in range(version, SCHEMA_VERSION) if version else ():
+                    for statement in UPGRADES[older]:
+                        connection.exec_driver_sql(statement)
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            metadata.create_all(connection)
+            connection.commit()
+    except DBAPIError as error:
+        engine.dispose()
+        raise LedgerUnusable(f"cannot open the ledger {parsed.database}: {error.orig}") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def require_file(url: str) -> Path:
+    """The ledger's file, which may still have to be made. Raises LedgerUnusable for one in memory."""
+    path = _file(_parse(url))
+    if path is None:
+        raise LedgerUnusable(IN_MEMORY_MESSAGE)
+    return path
+
+
+def require_existing(url: str) -> None:
+    """Raises LedgerMissing where opening it would make a new file."""
+    path = require_file(url)
+    if not path.is_file():
+        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
+
+
+def open_sqlite_queries(url: str) -> LedgerQueries:
+    """The read side of a ledger that exists, also while a gateway writes to it. Creates and changes nothing."""
+    parsed = _parse(url)
+    path = _file(parsed)
+    if path is None:
+        raise LedgerMissing(IN_MEMORY_MESSAGE)
+    if not path.is_file():
+        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
+    engine = _engine(parsed)
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+            version = _version(connection, parsed)
+            if version == 0:
+                raise LedgerMissing(f"{path} holds no ledger yet")
+            if version < SCHEMA_VERSION:
+                raise LedgerUnusable(
+                    f"the ledger {path} is of an earlier release (schema {version}, this one reads {SCHEMA_VERSION}); "
+                    "start the gateway with it once, which brings it up to date"
+                )
+    except DBAPIError as error:
+        engine.dispose()
+        raise LedgerUnusable(f"cannot read the ledger {path}: {error.orig}") from error
+    except BaseException:
+        engine.dispose()
+        raise
+    return LedgerQueries(engine)
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise LedgerUnusable("not a URL; a file is written sqlite:///path/to/ledger.db") from error
+    if parsed.get_backend_name() != "sqlite":
+        raise LedgerUnusable(f"not a SQLite address: {parsed.render_as_string(hide_password=True)}")
+    if (problem := ledger_url_error(url)) is not None:
+        raise LedgerUnusable(f"the ledger's address {problem}")
+    return parsed
+
+
+def ledger_path(url: str) -> Path | None:
+    """The file of a ledger; None for one in memory."""
+    return _file(_parse(url))
+
+
+def _file(url: URL) -> Path | None:
+    return None if url.database in (None, "", ":memory:") else Path(str(url.database))
+
+
+def _engine(url: URL) -> Engine:
+    # One connection, used by one thread at a time, though not always the thread that opened it. Parameters stay out of
+    # messages: they are noise there.
+    engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True)
+
+    @event.listens_for(engine, "connect")
+    def set_timeout(connection, _record) -> None:  # type: ignore[no-untyped-def]
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+
+    return engine
+
+
+def _version(connection: Connection, url: URL) -> int:
+    """The schema version of the file: 0 for an empty one, never one that this release does not know."""
+    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    if version > SCHEMA_VERSION:
+        raise LedgerUnusable(
+            f"the ledger {url.database} was written by a newer release (schema {version}, this one knows "
+            f"{SCHEMA_VERSION}); upgrade, or choose another file"
+        )
+    if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
+        raise LedgerUnusable(f"{url.database} is a SQLite database, but not a ledger")
+    return version

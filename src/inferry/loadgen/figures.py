@@ -1,0 +1,197 @@
+"""What rows come to: percentiles, promises kept, rates, curves. Pure: rows in, figures out.
+
+Calls that were due while the server warmed up count for nothing.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from inferry.domain.lanes import Lane
+from inferry.loadgen.load_generator import Call
+from inferry.loadgen.rows import CallRow, RunRow, tokens_per_event
+from inferry.sim.workload import SloTarget
+
+CURVE_POINTS = 200
+
+
+class LaneFigures(Struct, frozen=True, kw_only=True):
+    """One lane, in seconds. `attainment`: calls that kept their promise, over the calls that were planned.
+
+    A call keeps its promise when its first token comes within the lane's first-token time and its i-th within that and
+    i gaps, counted from when it was due. Runs that were abandoned plan nothing; a run that breaks loses its later
+    steps. `gap` is the time between two events that bring tokens, `itl_over_target` the part of them longer than
+    promised. `goodput` is the output per second of calls that kept their promise. `done_s`: when the last call had
+    ended.
+    """
+
+    planned: int
+    calls: int
+    done: int
+    failed: int
+    cancelled: int
+    attained: int
+    attainment: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+    ttft_p99: float | None
+    itl_p50: float | None
+    itl_p95: float | None
+    itl_p99: float | None
+    itl_over_target: float | None
+    e2e_p50: float | None
+    e2e_p95: float | None
+    e2e_p99: float | None
+    run_p50: float | None
+    run_p95: float | None
+    output_tokens: int
+    output_rate: float
+    goodput: float
+    failures: dict[str, int]
+    resets: int
+    refused: int
+    done_s: float
+
+
+class InterTokenLatencies(Struct, frozen=True):
+    """The gaps of a lane: percentiles, the part that is too long, and the curve of them."""
+
+    p50: float
+    p95: float
+    p99: float
+    over: float
+    curve: tuple[float, ...]
+
+
+class GeneratorFigures(Struct, frozen=True, kw_only=True):
+    """Whether the generator kept its own times. `cpu`: the part of one core that it used."""
+
+    lag_p50_ms: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    cpu: float
+
+
+def percentile(ordered: Sequence[float], part: float) -> float | None:
+    """The value with `part` of the others below it; the last one where there is no such."""
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+
+
+def after_warmup(rows: Iterable[CallRow], warmup_s: float) -> list[CallRow]:
+    return [row for row in rows if row.due_s >= warmup_s]
+
+
+def attains(row: CallRow, ttft_s: float) -> bool:
+    return row.is_done and row.late_s is not None and row.late_s <= ttft_s
+
+
+def lane_figures(
+    rows: Sequence[CallRow],
+    runs: Sequence[RunRow],
+    slo_target: SloTarget,
+    itls: InterTokenLatencies | None,
+    warmup_s: float,
+    span_s: float,
+) -> LaneFigures:
+    """The rows and runs of one lane; `span_s` is how long everything took after the warm-up."""
+    abandoned = {run.run for run in runs if run.cancelled}
+    warm = sum(row.due_s < warmup_s and row.run not in abandoned for row in rows)
+    planned = sum(run.planned for run in runs if not run.cancelled) - warm
+    calls = after_warmup(rows, warmup_s)
+    attaining = [row for row in calls if attains(row, slo_target.ttft_s)]
+    # A call that was abandoned with its run promised nothing, whatever came of it.
+    attained = sum(row.run not in abandoned for row in attaining)
+    complete = [row for row in calls if row.outcome != "cancelled"]
+    ttfts = sorted(row.ttft_s for row in complete if row.ttft_s is not None)
+    ends = sorted(row.end_s for row in complete)
+    latencies = sorted(run.latency_s for run in runs if run.ok and run.at_s >= warmup_s)
+    produced = sum(row.produced for row in calls)
+    return LaneFigures(
+        planned=planned,
+        calls=len(calls),
+        done=sum(row.is_done for row in calls),
+        failed=sum(row.is_failed for row in calls),
+        cancelled=sum(row.outcome == "cancelled" for row in calls),
+        attained=attained,
+        attainment=attained / planned if planned else 1.0,
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
+        ttft_p99=percentile(ttfts, 0.99),
+        itl_p50=None if itls is None else itls.p50,
+        itl_p95=None if itls is None else itls.p95,
+        itl_p99=None if itls is None else itls.p99,
+        itl_over_target=None if itls is None else itls.over,
+        e2e_p50=percentile(ends, 0.5),
+        e2e_p95=percentile(ends, 0.95),
+        e2e_p99=percentile(ends, 0.99),
+        run_p50=percentile(latencies, 0.5),
+        run_p95=percentile(latencies, 0.95),
+        output_tokens=produced,
+        output_rate=produced / max(span_s, 1e-9),
+        goodput=sum(row.produced for row in attaining) / max(span_s, 1e-9),
+        failures=dict(Counter(row.outcome for row in calls if row.is_failed).most_common()),
+        resets=sum(row.resets for row in calls),
+        refused=sum(row.refused for row in calls),
+        done_s=max((row.ended_s for row in calls), default=0.0),
+    )
+
+
+def itls_by_lane(
+    calls: Iterable[Call], began: float, warmup_s: float, slo_targets: Mapping[Lane, SloTarget]
+) -> dict[str, InterTokenLatencies]:
+    """Gaps between events that bring tokens. Several tokens in one event are one gap."""
+    by_lane: dict[Lane, array[float]] = {}
+    for call in calls:
+        if call.due - began >= warmup_s and len(call.times) > 1 and call.outcome != "cancelled":
+            by_lane.setdefault(call.run.lane, array("f")).extend(
+                [later - earlier for earlier, later in pairwise(call.times)]
+            )
+    return {lane.name: _itls(sorted(by_lane[lane]), slo_targets[lane].itl_s) for lane in Lane if lane in by_lane}
+
+
+def _itls(ordered: list[float], itl_target_s: float) -> InterTokenLatencies:
+    p50, p95, p99 = (ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.95, 0.99))
+    over = 1 - bisect_right(ordered, itl_target_s) / len(ordered)
+    return InterTokenLatencies(
+        _rounded(p50), _rounded(p95), _rounded(p99), round(over, 5), tuple(map(_rounded, curve(ordered)))
+    )
+
+
+def curve(ordered: Sequence[float]) -> list[float]:
+    """Values at even parts from 0 to 1: a few hundred points stand for all."""
+    last = len(ordered) - 1
+    points = min(CURVE_POINTS, last)
+    return [ordered[round(last * number / points)] for number in range(points + 1)] if points > 0 else list(ordered)
+
+
+def tokens_by_second(calls: Iterable[Call], began: float) -> dict[str, list[float]]:
+    """Output tokens that arrived in each second since the bench began, by lane."""
+    seconds: dict[Lane, Counter[int]] = {}
+    for call in calls:
+        bins, each = seconds.setdefault(call.run.lane, Counter()), tokens_per_event(call)
+        for second, events in Counter([int(moment - began) for moment in call.times]).items():
+            bins[second] += events * each  # type: ignore[assignment]
+    last = max((max(bins, default=0) for bins in seconds.values()), default=0)
+    return {
+        lane.name: [round(seconds[lane].get(second, 0), 2) for second in range(last + 1)]
+        for lane in Lane
+        if lane in seconds
+    }
+
+
+def generator_figures(rows: Iterable[CallRow], cpu: float) -> GeneratorFigures:
+    lags_ms = sorted(row.lag_ms for row in rows)
+    return GeneratorFigures(
+        lag_p50_ms=percentile(lags_ms, 0.5) or 0.0,
+        lag_p99_ms=percentile(lags_ms, 0.99) or 0.0,
+        lag_max_ms=lags_ms[-1] if lags_ms else 0.0,
+        cpu=round(cpu, 3),
+    )
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)

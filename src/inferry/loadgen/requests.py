@@ -1,0 +1,90 @@
+"""How a call is written: body and headers, and how it tells its lane, its tenant and its run."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.lanes import Lane
+from inferry.loadgen.prompt_texts import PromptTexts
+from inferry.sim.calls import Run, Step
+from inferry.workers.http_client import Client, Request
+
+LaneBy = Literal["header", "priority", "none"]
+Prompts = Literal["ids", "text", "chat"]
+PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
+"""What vLLM is told of a lane: lower numbers go first."""
+
+
+class RequestForm(Struct, frozen=True):
+    """What a request of this server may look like. `end` keeps answers as long as asked."""
+
+    prompts: Prompts = "ids"
+    usage: bool = True
+    end: Literal["ignore_eos", "min_tokens", ""] = "ignore_eos"
+    words_per_token: float = 1.0
+
+
+class RequestMetadata(Struct, frozen=True, kw_only=True):
+    """What a call says about itself besides its prompt. None: nothing."""
+
+    lane_by: LaneBy = "header"
+    tenant_header: str | None = "x-inferry-tenant"
+    run_ids: bool = True
+    headers: Mapping[str, str] = {}
+
+
+class RequestMaker:
+    """Writes the requests of one bench."""
+
+    def __init__(
+        self, client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, salt: str
+    ) -> None:
+        self.form = form
+        self._client = client
+        self._model = model
+        self._request_metadata = request_metadata
+        self._prompt_texts = PromptTexts(salt, None if form.prompts == "ids" else form.words_per_token)
+        self._path = b"/v1/chat/completions" if form.prompts == "chat" else b"/v1/completions"
+        # Runs of two benches must not be taken for one another.
+        self._bench = salt[:8]
+
+    def make(self, run: Run, index: int) -> Request:
+        step = run.steps[index]
+        return self._client.request(b"POST", self._path, self._headers(run, index), self._body(run.lane, step))
+
+    def _body(self, lane: Lane, step: Step) -> bytes:
+        form = self.form
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": step.output,
+            "temperature": 0,
+            "stream": True,
+        }
+        if form.usage:
+            body["stream_options"] = {"include_usage": True}
+        if form.end == "ignore_eos":
+            body["ignore_eos"] = True
+        elif form.end == "min_tokens":
+            body["min_tokens"] = step.output
+        if self._request_metadata.lane_by == "priority":
+            body["priority"] = PRIORITIES[lane]
+        before, after = {
+            "ids": (b',"prompt":[', b"]}"),
+            "text": (b',"prompt":"', b'"}'),
+            "chat": (b',"messages":[{"role":"user","content":"', b'"}]}'),
+        }[form.prompts]
+        return b"".join((msgspec.json.encode(body)[:-1], before, self._prompt_texts.prompt(step.prompt), after))
+
+    def _headers(self, run: Run, index: int) -> bytes:
+        request_metadata = self._request_metadata
+        lines = dict(request_metadata.headers)
+        if request_metadata.lane_by == "header":
+            lines["x-inferry-lane"] = run.lane.name
+        if request_metadata.tenant_header is not None:
+            lines[request_metadata.tenant_header] = run.tenant
+        if request_metadata.run_ids:
+            lines["x-inferry-run-id"] = f"{self._bench}-{run.run_id}"
+            lines["x-inferry-step-id"] = f"{index}-{run.steps[index].name}"
+        return "".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode("latin-1", "replace")

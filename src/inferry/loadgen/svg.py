@@ -1,0 +1,192 @@
+"""Plots as SVG, drawn by hand: they take their colours from the page and need nothing else."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import ceil, floor, log10
+
+from msgspec import Struct
+
+WIDTH, HEIGHT = 440, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 410.0, 10.0, 210.0
+_MINOR = (1, 2, 5)
+MAX_SERIES = 8
+"""How many colours the page has."""
+MAX_SPAN_FACTOR = 8.0
+"""A promise so many times beyond everything is left out."""
+_LETTER_WIDTH = 6.6
+
+Points = Sequence[tuple[float, float]]
+
+
+class Series(Struct, frozen=True):
+    """A curve, or the values of bars; `target_line` is a promise that belongs to it."""
+
+    name: str
+    colour: int
+    points: Points
+    target_line: float | None = None
+
+
+def distribution(caption: str, series: Sequence[Series]) -> str:
+    """Points are (seconds, part of all below); seconds on a logarithmic axis that spans what there is."""
+    values = [x for one in series for x, _ in one.points if x > 0]
+    if not values:
+        return ""
+    # A promise that nothing came near would only squeeze the curves.
+    target_lines = {
+        (one.target_line, one.colour)
+        for one in series
+        if one.target_line is not None and one.target_line < MAX_SPAN_FACTOR * max(values)
+    }
+    low, high = _span(min(values), max([*values, *(target_line for target_line, _ in target_lines)]))
+
+    def x_of(value: float) -> float:
+        part = (log10(max(value, low)) - log10(low)) / (log10(high) - log10(low))
+        return _LEFT + (_RIGHT - _LEFT) * part
+
+    ticks = [value for value in _ticks(low, high) if low <= value <= high]
+    shapes = [_vertical(x_of(value), _format_seconds(value)) for value in ticks]
+    shapes += [_horizontal(_y(part), f"{part:.0%}") for part in (0.0, 0.5, 0.95)]
+    shared = len({target_line for target_line, _ in target_lines}) < len(target_lines)
+    shapes += [
+        f'<line class="{"mark" if shared else f"mark s{colour}"}" x1="{x_of(target_line):.1f}" '
+        f'x2="{x_of(target_line):.1f}" '
+        f'y1="{_TOP}" y2="{_BOTTOM}"/>'
+        for target_line, colour in sorted(target_lines)
+    ]
+    shapes += [_path([(x_of(x), _y(y)) for x, y in one.points], one) for one in series if one.points]
+    return _figure(caption, shapes)
+
+
+def over_time(caption: str, series: Sequence[Series], until_s: float) -> str:
+    """Points are (second, value)."""
+    maximum = _round_up(max((y for one in series for _, y in one.points), default=0.0))
+    until_s = max(until_s, 1.0)
+    shapes = [_horizontal(_y(part), f"{maximum * part:,.4g}") for part in (0.0, 0.5, 1.0)]
+    step = _round_up(until_s / 5)
+    number = 0
+    while number * step <= until_s:
+        at = number * step
+        shapes.append(_vertical(_LEFT + (_RIGHT - _LEFT) * at / until_s, f"{at:,.4g} s"))
+        number += 1
+    shapes += [
+        _path([(_LEFT + (_RIGHT - _LEFT) * min(1.0, x / until_s), _y(y / maximum)) for x, y in one.points], one)
+        for one in series
+        if one.points
+    ]
+    return _figure(caption, shapes)
+
+
+def bars(
+    caption: str,
+    groups: Sequence[str],
+    series: Sequence[Series],
+    *,
+    side_by_side: int,
+    maximum: float | None,
+    unit: str,
+) -> str:
+    """A group of bars for each name; a series has a point (group, value) in each group that it is part of.
+
+    `side_by_side` is how many series share a group, 1 or all; `unit` formats a value, such as `{:.0%}`.
+    """
+    top = maximum or _round_up(max((y for one in series for _, y in one.points), default=0.0))
+    group_width = (_RIGHT - _LEFT) / max(1, len(groups))
+    bar = min(46.0, group_width * 0.84 / max(1, side_by_side))
+    shapes = [_horizontal(_y(part), unit.format(top * part)) for part in (0.0, 0.5, 1.0)]
+    for number, name in enumerate(groups):
+        middle = _LEFT + (number + 0.5) * group_width
+        shapes.append(f'<text x="{middle:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{escape(name)}</text>')
+    for place, one in enumerate(series):
+        for group, value in one.points:
+            x = _LEFT + (group + 0.5) * group_width + (place % side_by_side - side_by_side / 2) * bar
+            y = _y(min(1.0, value / top))
+            text = unit.format(value)
+            shapes.append(
+                f'<rect class="s{one.colour}" x="{x + 1:.1f}" y="{y:.1f}" width="{bar - 2:.1f}" '
+                f'height="{_BOTTOM - y:.1f}"><title>{escape(one.name)}: {text}</title></rect>'
+            )
+            if len(text) * _LETTER_WIDTH <= bar + 2:
+                inside = y < _TOP + 14
+                shapes.append(
+                    f'<text class="{"on" if inside else "value"}" x="{x + bar / 2:.1f}" '
+                    f'y="{y + 13 if inside else y - 3:.1f}" text-anchor="middle">{text}</text>'
+                )
+    return _figure(caption, shapes)
+
+
+def legend(names: Iterable[tuple[str, int]]) -> str:
+    return (
+        '<p class="legend">'
+        + "".join(f'<span><i class="s{colour}"></i>{escape(name)}</span>' for name, colour in names)
+        + "</p>"
+    )
+
+
+def _y(part: float) -> float:
+    return _BOTTOM - (_BOTTOM - _TOP) * part
+
+
+def _vertical(x: float, words: str) -> str:
+    return (
+        f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>'
+        f'<text x="{x:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{words}</text>'
+    )
+
+
+def _horizontal(y: float, words: str) -> str:
+    return (
+        f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{words}</text>'
+    )
+
+
+def _path(points: Points, one: Series) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline class="s{one.colour}" points="{path}"><title>{escape(one.name)}</title></polyline>'
+
+
+def _figure(caption: str, shapes: Iterable[str]) -> str:
+    return (
+        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(caption)}">{"".join(shapes)}</svg>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _span(low: float, high: float) -> tuple[float, float]:
+    """From the step of 1, 2, 5 below the least to the one above the most; never less than a factor of four."""
+    low, high = _step_below(max(low, 1e-5)), _step_above(high)
+    while high / low < 4:
+        high = _step_above(high * 1.01)
+    return low, high
+
+
+def _step_below(value: float) -> float:
+    power = 10.0 ** floor(log10(value))
+    return max(step * power for step in _MINOR if step * power <= value * 1.0001)
+
+
+def _step_above(value: float) -> float:
+    power = 10.0 ** floor(log10(value))
+    return min(step * power for step in (*_MINOR, 10) if step * power >= value * 0.9999)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Every decade, with 2 and 5 between where there are few."""
+    first, last = floor(log10(low)), ceil(log10(high))
+    steps = _MINOR if high / low <= 150 else (1,)
+    return [step * 10.0**power for power in range(first, last + 1) for step in steps]
+
+
+def _round_up(value: float) -> float:
+    """A round number that is no less, and not much more."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** floor(log10(value))
+    return min(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.9999)
+
+
+def _format_seconds(seconds: float) -> str:
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1000:.4g} ms" if seconds < 1 else f"{seconds:,.4g} s"

@@ -1,0 +1,85 @@
+"""The tables of one result and of several, as headings and cells; the terminal and the page show the same."""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from inferry.loadgen.costs import CostFigures
+from inferry.loadgen.figures import LaneFigures
+from inferry.loadgen.formatting import NONE, count, money, seconds, share
+from inferry.loadgen.result import Result
+
+Cells = list[list[str]]
+
+_LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
+    ("planned", lambda lane: count(lane.planned)),
+    ("kept", lambda lane: share(lane.attainment if lane.planned else None)),
+    ("ttft p50", lambda lane: seconds(lane.ttft_p50)),
+    ("p95", lambda lane: seconds(lane.ttft_p95)),
+    ("p99", lambda lane: seconds(lane.ttft_p99)),
+    ("itl p50", lambda lane: seconds(lane.itl_p50)),
+    ("p95", lambda lane: seconds(lane.itl_p95)),
+    ("p99", lambda lane: seconds(lane.itl_p99)),
+    ("over", lambda lane: share(lane.itl_over_target)),
+    ("e2e p50", lambda lane: seconds(lane.e2e_p50)),
+    ("p95", lambda lane: seconds(lane.e2e_p95)),
+    ("out/s", lambda lane: count(lane.output_rate)),
+    ("good/s", lambda lane: count(lane.goodput)),
+    ("failed", lambda lane: count(lane.failed)),
+    ("done", lambda lane: seconds(lane.done_s)),
+)
+
+
+class Table(Struct, frozen=True):
+    headings: tuple[str, ...]
+    rows: Cells
+
+
+def lane_table(results: Sequence[Result]) -> Table:
+    """A row per result and lane."""
+    several = len(results) > 1
+    headings = ("lane", *(heading for heading, _ in _LANE_COLUMNS))
+    rows = []
+    for result in results:
+        for number, (name, lane) in enumerate(result.lanes.items()):
+            cells = [name, *(cell(lane) for _, cell in _LANE_COLUMNS)]
+            rows.append([result.label if not number else "", *cells] if several else cells)
+    return Table(("arm", *headings) if several else headings, rows)
+
+
+_TERMS: tuple[tuple[str, Callable[[CostFigures], float | None], Callable[[float | None], str]], ...] = (
+    ("GPU utilisation (modelled work / wall)", lambda cost_figures: cost_figures.utilisation, share),
+    ("p95 step latency", lambda cost_figures: cost_figures.step_p95_s, seconds),
+    ("cost per run", lambda cost_figures: cost_figures.cost_per_run, money),
+    ("runs over budget", lambda cost_figures: cost_figures.over_budget, share),
+    ("runs done", lambda cost_figures: cost_figures.runs, count),
+    ("batch lane done after", lambda cost_figures: cost_figures.batch_done_s, seconds),
+    ("everything done after", lambda cost_figures: cost_figures.wall_s, seconds),
+    ("bill", lambda cost_figures: cost_figures.bill, money),
+)
+
+
+def cost_table(results: Sequence[Result]) -> Table:
+    """A row per term, a column per result; between two, how many times as much the second is of the first."""
+    rows = []
+    for name, value, words in _TERMS:
+        values = [value(result.cost_figures) for result in results]
+        if all(one is None for one in values):
+            continue
+        cells = [name, *map(words, values)]
+        if len(values) == 2:
+            before, after = values
+            cells.append(f"{after / before:.2f}×" if before and after is not None else NONE)  # noqa: RUF001
+        rows.append(cells)
+    labels = [result.label or "value" for result in results]
+    return Table(("", *labels, "ratio") if len(labels) == 2 else ("", *labels), rows)
+
+
+def failure_table(results: Sequence[Result]) -> Table:
+    """Why calls failed, with what the server said the first time."""
+    rows = []
+    for result in results:
+        for name, lane in result.lanes.items():
+            for kind, times in lane.failures.items():
+                rows.append([result.label, name, kind, count(times), result.failures.get(kind, "")])
+    return Table(("arm", "lane", "failure", "calls", "what was said"), rows)

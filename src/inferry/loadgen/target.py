@@ -1,0 +1,118 @@
+"""The server under load: whether it is there, whether it has the model, and what its requests may look like."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+from msgspec import Struct
+
+from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
+from inferry.loadgen.load_generator import Call, ClientLimits, LoadGenerator
+from inferry.loadgen.requests import Prompts, RequestForm, RequestMaker, RequestMetadata
+from inferry.loadgen.server import NoSuchModel, NotAllowed, ProbeError, Refused, Server
+from inferry.sim.calls import Run, Step
+from inferry.workers.http_client import Client
+
+TRIAL_TIMEOUT_S = 60.0
+SHORT_TRIAL_TOKENS, LONG_TRIAL_TOKENS, TRIAL_OUTPUT_TOKENS = 64, 192, 4
+CONNECT_TIMEOUT_S = 30.0
+_OTHER_FORM_STATUSES = ("http 400", "http 404", "http 405", "http 422")
+"""Refusals that another form of request may be spared."""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A server that answers. `context_tokens`: the longest prompt and answer together, where it says so."""
+
+    model: str
+    server: str | None
+    context_tokens: int | None
+    form: RequestForm
+
+
+async def find_target(
+    url: str,
+    model: str | None,
+    key: str | None,
+    client: Client,
+    request_metadata: RequestMetadata,
+    prompts: Prompts | None,
+) -> Target:
+    """Ask the server what it is, and try calls until one is answered. Raises ProbeError with words for a person."""
+    server = Server(url, key)
+    try:
+        name, context = await _model(server, model)
+        version = await server.version()
+    finally:
+        server.close()
+    form = await _form(server.url, client, name, request_metadata, prompts)
+    return Target(model=name, server=version, context_tokens=context, form=form)
+
+
+async def _model(server: Server, wanted: str | None) -> tuple[str, int | None]:
+    try:
+        models = await server.models()
+    except NotAllowed:
+        raise NotAllowed(f"{server.url} wants a key, or another one: --api-key, or INFERRY_API_KEY") from None
+    except Refused:
+        if wanted is None:
+            raise
+        return wanted, None  # a server need not list its models
+    if wanted is None:
+        if len(models) != 1:
+            raise NoSuchModel(f"{server.url} serves {len(models)} models; name one with --model: {', '.join(models)}")
+        wanted = next(iter(models))
+    elif wanted not in models:
+        raise NoSuchModel(f"{server.url} has no model {wanted}; it serves {', '.join(models) or 'none'}")
+    return wanted, models[wanted]
+
+
+def _forms(prompts: Prompts | None) -> Iterator[RequestForm]:
+    """From what says most to what says least."""
+    for kind in ("ids", "text", "chat") if prompts is None else (prompts,):
+        for usage in (True, False):
+            for end in ("ignore_eos", "min_tokens", ""):
+                yield RequestForm(kind, usage, end)
+
+
+async def _form(
+    url: str, client: Client, model: str, request_metadata: RequestMetadata, prompts: Prompts | None
+) -> RequestForm:
+    refusal = ""
+    for form in _forms(prompts):
+        trial = await _trial(client, model, form, request_metadata, SHORT_TRIAL_TOKENS)
+        if trial.outcome == "done":
+            if form.prompts == "ids":
+                return form
+            return replace(form, words_per_token=await _words_per_token(client, model, form, request_metadata, trial))
+        refusal = refusal or f"{trial.outcome} {trial.detail}".strip()
+        if not trial.outcome.startswith(_OTHER_FORM_STATUSES) and not trial.outcome.endswith("too early"):
+            break
+    raise Refused(f"{url} did not answer a short call to {model}: {refusal}")
+
+
+async def _words_per_token(
+    client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, short: Call
+) -> float:
+    """What a template adds is left out by looking at two lengths."""
+    long = await _trial(client, model, form, request_metadata, LONG_TRIAL_TOKENS)
+    if (
+        short.reported_prompt_tokens is None
+        or long.reported_prompt_tokens is None
+        or long.reported_prompt_tokens <= short.reported_prompt_tokens
+    ):
+        return 1.0
+    return (LONG_TRIAL_TOKENS - SHORT_TRIAL_TOKENS) / (long.reported_prompt_tokens - short.reported_prompt_tokens)
+
+
+async def _trial(client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, tokens: int) -> Call:
+    step = Step("trial", ((tokens, 0, tokens),), TRIAL_OUTPUT_TOKENS)
+    # Where lanes are told as priorities, one that is not the default: servers refuse those they cannot keep.
+    lane = Lane.P0 if request_metadata.lane_by == "priority" else Lane.P1
+    run = Run(run_id="trial", tenant="bench", lane=lane, at=0.0, steps=(step,))
+    requests = RequestMaker(client, model, form, request_metadata, uuid4().hex)
+    load_generator = LoadGenerator(client, requests, ClientLimits(call_timeout_s=TRIAL_TIMEOUT_S))
+    await load_generator.play([run], lead_s=0.0)
+    return load_generator.calls[0]
+
+
+__all__ = ["CONNECT_TIMEOUT_S", "ProbeError", "Target", "find_target"]

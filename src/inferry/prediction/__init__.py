@@ -1,0 +1,1 @@
+"""Predictions: output length, wait, prefix hits, token counts."""

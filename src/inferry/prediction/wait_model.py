@@ -1,0 +1,339 @@
+"""How long a job offered now would wait until it is sent to a worker, and when a refused one should come back.
+
+The middle estimate is a fluid model: what stands before the job, times the seconds each unit of it takes
+(`drain_rates`), in jobs, prompt tokens and output tokens; each currency counts by how well it has predicted lately, so
+that whichever binds takes over. A lane with a share may be served before all that is above it: then only what stands
+before the job in its own lane counts. Around it stand quantiles learned from how far waits were from it
+(`calibration`), for every lane, and apart for short and long waits: those differ by more than a factor.
+
+Every statement is judged when its time is up: was the job sent by then? Judging jobs as they go would hear of the short
+waits first and of the long ones too late, and always expect too little while queues grow. Before anything has been
+measured a wait is predicted as nearly zero: nobody is refused out of ignorance.
+
+One model serves one scheduler and has one owner, who calls `predict`, then `queued` if the job was let in, then `sent`
+or `left` when it is not queued any more.
+"""
+
+from bisect import bisect_right
+from heapq import heappop, heappush
+from math import inf, log
+
+from inferry.domain.errors import DeadlineInfeasible
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
+from inferry.domain.plans import QueuedAhead
+from inferry.prediction.calibration import ConformalCorrection, ErrorHistogram, error_histograms
+from inferry.prediction.drain_rates import UNKNOWN_RATES, DrainRates, SecondsPerUnit
+from inferry.prediction.values import Coverage
+from inferry.prediction.wait_prediction import QuantileFactors, WaitPrediction
+
+FLOOR_S = 0.05
+"""Differences below this matter to nobody."""
+MIN_RETRY_S = 1.0
+MAX_RETRY_S = 120.0
+MAX_WAIT_S = 3600.0
+
+NOTHING_AHEAD = QueuedAhead()
+_HORIZONS_S = (0.1, 0.4, 1.6, 6.4, 25.6)
+_PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.3), (0.05, 0.3))
+"""Middle and spread of log(actual / predicted) before anything is known: long waits average over more."""
+_NEAR_S, _FAR_S = 2.0, 8.0
+"""Waits below the one are told by the shortest memory, beyond the other by the longest."""
+_LOG_OFFSET_S = 0.01
+"""Errors compare waits on a logarithmic scale that is linear below this."""
+_CENSORED_LOG_ERROR = 0.35
+"""Until it is known how long it takes, a wait beyond its P90 counts as longer by this much (of a logarithm)."""
+_ERROR_RATE = 0.03
+_MIN_NET_DRAIN = 0.25
+
+
+class WaitModel:
+    """Predicts waits and learns from them. O(1) per job but for a heap; no call waits or looks at a clock."""
+
+    def __init__(self) -> None:
+        self._drain_rates = DrainRates()
+        self._errors = error_histograms(_PRIORS)
+        self._corrections = [ConformalCorrection() for _ in Lane]
+        self._squared_errors = [[0.25, 0.25, 0.25] for _ in Lane]
+        self._blended: list[list[SecondsPerUnit]] = [[UNKNOWN_RATES] * 3 for _ in Lane]
+        self._lane_blended: list[list[SecondsPerUnit]] = [[UNKNOWN_RATES] * 3 for _ in Lane]
+        self._factors = [self._factors_of(lane) for lane in Lane]
+        self._unscheduled: list[WaitPrediction] = []
+        self._due: list[tuple[float, int, WaitPrediction]] = []
+        self._push_count = 0
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def has_queue_ahead(self, lane: Lane) -> bool:
+        """Whether a job of the lane would find anybody queued at or above it."""
+        return self._drain_rates.waiting(lane) > 0
+
+    def predict(
+        self, lane: Lane, prompt_tokens: int, output_tokens: int, ahead: QueuedAhead, now: float
+    ) -> WaitPrediction:
+        """The wait of a job with so many expected tokens, offered now behind what is `ahead`. Changes nothing.
+
+        Between two beats the same job is never told to wait less where more is ahead of it.
+        """
+        drain_rates, queued_above = self._drain_rates, self._drain_rates.queued_above[lane]
+        amounts = (ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens)
+        in_lane = amounts
+        if queued_above[0]:
+            # Never less than itself: what is above may be counted a moment later.
+            in_lane = (
+                max(1, amounts[0] - queued_above[0]),
+                max(prompt_tokens, amounts[1] - queued_above[1]),
+                max(output_tokens, amounts[2] - queued_above[2]),
+            )
+        horizon = 1
+        estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
+        if estimate_s < _NEAR_S:
+            horizon = 0
+            estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
+            if estimate_s > _NEAR_S:
+                estimate_s = _NEAR_S
+        elif estimate_s > _FAR_S:
+            horizon = 2
+            estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
+            estimate_s = min(MAX_WAIT_S, max(_FAR_S, estimate_s))
+        factors = self._factors[lane][bisect_right(_HORIZONS_S, estimate_s)]
+        offset_s = estimate_s + _LOG_OFFSET_S
+        # Comparisons instead of min and max: these lines run for every job.
+        p10, p50, p90 = offset_s * factors.p10, offset_s * factors.p50, offset_s * factors.p90
+        if p10 < factors.min_p10:
+            p10 = factors.min_p10
+        elif p10 > factors.max_p10:
+            p10 = factors.max_p10
+        if p50 < factors.min_p50:
+            p50 = factors.min_p50
+        elif p50 > factors.max_p50:
+            p50 = factors.max_p50
+        if p90 < factors.min_p90:
+            p90 = factors.min_p90
+        elif p90 > factors.max_p90:
+            p90 = factors.max_p90
+        if amounts[0] == 1:
+            # Nobody is ahead: how much room there is decides, of which the queue says nothing.
+            factors = self._factors[lane][0]
+            if p10 > (own := offset_s * factors.p10):
+                p10 = own
+            if p50 > (own := offset_s * factors.p50):
+                p50 = own
+            if p90 > (own := offset_s * factors.p90):
+                p90 = own
+        p10, p50, p90 = p10 - _LOG_OFFSET_S, p50 - _LOG_OFFSET_S, p90 - _LOG_OFFSET_S
+        if p10 < 0.0:
+            p10 = 0.0
+        if p50 < p10:
+            p50 = p10
+        return WaitPrediction(
+            p50,
+            p90 if p90 > p50 else p50,
+            p10,
+            lane,
+            now,
+            estimate_s,
+            factors.errors,
+            ahead,
+            prompt_tokens,
+            output_tokens,
+            in_lane if is_lane_share else amounts,
+            (drain_rates.lane_seconds if is_lane_share else drain_rates.seconds)[lane][horizon],
+        )
+
+    def _estimate_wait(
+        self, lane: Lane, horizon: int, amounts: tuple[int, int, int], in_lane: tuple[int, int, int]
+    ) -> tuple[float, bool]:
+        """Until all before it has gone, or what is before it in its lane if that is sooner; whether it is."""
+        jobs, prompt, output = amounts
+        by_job, by_prompt, by_output = self._blended[lane][horizon]
+        full_wait_s = jobs * by_job + prompt * by_prompt + output * by_output
+        if lane:
+            jobs, prompt, output = in_lane
+            by_job, by_prompt, by_output = self._lane_blended[lane][horizon]
+            is_lane_share = jobs * by_job + prompt * by_prompt + output * by_output
+            if 0.0 < is_lane_share < full_wait_s:
+                return is_lane_share, True
+        return full_wait_s, False
+
+    def retry_after(self, prediction: WaitPrediction, target_wait_s: float | None = None) -> float:
+        """Seconds until a job that was told this should come back, between one and two minutes at most.
+
+        Without `target_wait_s`: when what is before it now has gone. With it: when the median wait of a job like this
+        will have come down to that. What is before it shrinks by what is sent beyond what comes; where that seems to be
+        nothing, a quarter as fast as it is worked off, since who is refused comes later.
+        """
+        seconds = prediction.p50_s
+        if target_wait_s is not None:
+            seconds = (seconds - target_wait_s) / max(
+                _MIN_NET_DRAIN, self._drain_rates.net_drain_fraction(prediction.lane)
+            )
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, seconds))
+
+    def seconds_per_job(self, prediction: WaitPrediction) -> tuple[float, float]:
+        """How long a job that is before the one that was told this takes to go: as things are, and if nobody came who
+        goes before the lane. Zero where nothing is known."""
+        if prediction.estimate_s <= 0:
+            return 0.0, 0.0
+        now_s = prediction.p50_s / prediction.amounts[0]
+        best_case_s_per_job = self._drain_rates.best_case_s_per_job(prediction.lane)
+        return now_s, min(now_s, best_case_s_per_job) if best_case_s_per_job else now_s
+
+    def coverage(self, lane: Lane) -> Coverage:
+        """How the P90 has held where it was above the floor. Recent jobs count for more."""
+        correction = self._corrections[lane]
+        return Coverage(correction.jobs, correction.covered)
+
+    def coverages(self) -> dict[Lane, float]:
+        """The part that held, for every lane in which something was judged."""
+        return {lane: found.covered for lane in Lane if (found := self.coverage(lane)).jobs}
+
+    # -- what it learns ----------------------------------------------------------------------------------------------
+
+    def queued(self, prediction: WaitPrediction, now: float) -> None:
+        """The job was let in."""
+        self._drain_rates.joined(prediction.lane, prediction.prompt_tokens, prediction.output_tokens, now)
+        self._unscheduled.append(prediction)
+        if now >= self._drain_rates.next_update_at:
+            self._update(now)
+
+    def sent(self, prediction: WaitPrediction, now: float) -> None:
+        """The job was given to a worker."""
+        waited = prediction.waited_s = now - prediction.at
+        self._drain_rates.sent(prediction.lane, prediction.prompt_tokens, prediction.output_tokens, waited, now)
+        if prediction.counted is not None:
+            prediction.errors.revise(prediction.counted, _error(waited, prediction))
+        if waited > FLOOR_S:
+            self._update_resource_errors(prediction, waited)
+        if now >= self._drain_rates.next_update_at:
+            self._update(now)
+
+    def left(self, prediction: WaitPrediction, now: float) -> None:
+        """The job left the queue without being sent: cancelled or expired. Its wait teaches nothing."""
+        prediction.was_removed = True
+        self._drain_rates.left(prediction.lane, prediction.prompt_tokens, prediction.output_tokens, now)
+        if now >= self._drain_rates.next_update_at:
+            self._update(now)
+
+    def _update_resource_errors(self, prediction: WaitPrediction, waited_s: float) -> None:
+        squared_errors, seconds, amounts = self._squared_errors[prediction.lane], prediction.seconds, prediction.amounts
+        for resource in range(3):
+            log_error = log((waited_s + _LOG_OFFSET_S) / (amounts[resource] * seconds[resource] + _LOG_OFFSET_S))
+            squared_errors[resource] += _ERROR_RATE * (min(log_error * log_error, 4.0) - squared_errors[resource])
+
+    def _update(self, now: float) -> None:
+        if self._drain_rates.update(now):
+            self._blended = _blend_all(self._drain_rates.seconds, self._squared_errors)
+            self._lane_blended = _blend_all(self._drain_rates.lane_seconds, self._squared_errors)
+            for lane in self._evaluate_due(now):
+                self._factors[lane] = self._factors_of(lane)
+
+    def _factors_of(self, lane: Lane) -> list[QuantileFactors]:
+        return _factors(self._errors[lane], self._corrections[lane].factor)
+
+    def _evaluate_due(self, now: float) -> set[Lane]:
+        """Lanes of which something was learned."""
+        due, evaluated = self._due, set()
+        for prediction in self._unscheduled:
+            self._push_count += 1
+            heappush(due, (prediction.at + max(prediction.p90_s, FLOOR_S), self._push_count, prediction))
+        self._unscheduled.clear()
+        while due and due[0][0] <= now:
+            at, _, prediction = heappop(due)
+            if not prediction.was_removed:
+                self._evaluate(prediction, at)
+                evaluated.add(prediction.lane)
+        return evaluated
+
+    def _evaluate(self, prediction: WaitPrediction, at: float) -> None:
+        """The time that was stated for the job is up."""
+        waited, stated_s = prediction.waited_s, max(prediction.p90_s, FLOOR_S)
+        held = waited is not None and waited <= stated_s
+        # Jobs that are told less than the floor are kept by whatever is said, nearly all of them: what is said to the
+        # others would have to be too much to make up for the few that are not. The histogram hears of these.
+        if prediction.p90_s > FLOOR_S:
+            self._corrections[prediction.lane].record(held, stated_s, at)
+        if waited is not None and held:
+            prediction.errors.add(_error(waited, prediction), waited, at)
+        else:
+            error = _error(stated_s, prediction) + _CENSORED_LOG_ERROR if waited is None else _error(waited, prediction)
+            counted = prediction.errors.add(error, stated_s, at)
+            if waited is None:
+                prediction.counted = counted
+
+
+def deadline_refusal(
+    model: WaitModel, job: InferenceJob, prediction: WaitPrediction, now: float
+) -> DeadlineInfeasible | None:
+    """The refusal of a job that will almost certainly still be queued when its deadline passes, or None.
+
+    It is refused when its P10 breaks the deadline, that is when nine in ten jobs like it would expire in the queue: to
+    refuse a job that could have been served is worse than to queue one that expires, which costs nobody a GPU second.
+    """
+    if job.deadline is None or prediction.p10_s <= (left := job.deadline - now):
+        return None
+    left = max(0.0, left)
+    refusal = DeadlineInfeasible(
+        f"lane {job.lane.name} predicts a queue wait of about {prediction.p50_s * 1000:.0f} ms; its deadline leaves "
+        f"{left * 1000:.0f} ms",
+        retry_after_s=model.retry_after(prediction, left),
+    )
+    refusal.predicted_wait_s = prediction.p50_s
+    return refusal
+
+
+def _error(waited_s: float, prediction: WaitPrediction) -> float:
+    return log((waited_s + _LOG_OFFSET_S) / (prediction.estimate_s + _LOG_OFFSET_S))
+
+
+def _factors(horizons: list[ErrorHistogram], correction: float) -> list[QuantileFactors]:
+    evidence = [errors.evidence for errors in horizons]
+    p10s, p50s = [errors.p10 for errors in horizons], [errors.p50 for errors in horizons]
+    p90s = [errors.p90 * correction for errors in horizons]
+    bounds = [_monotone_bounds(factors, evidence) for factors in (p10s, p50s, p90s)]
+    return [
+        QuantileFactors(
+            errors,
+            p10s[index],
+            p50s[index],
+            p90s[index],
+            *(lower[index] for lower, _ in bounds),
+            *(upper[index] for _, upper in bounds),
+        )
+        for index, errors in enumerate(horizons)
+    ]
+
+
+def _monotone_bounds(factors: list[float], evidence: list[float]) -> tuple[list[float], list[float]]:
+    """What a quantile is at least and at most in every horizon, so that it never falls from one to the next.
+
+    Where the nearer would tell more for its longest wait than the farther for the same, they meet in between, closer to
+    the one that has seen more. A horizon that is rarely asked about must not rule the others.
+    """
+    lower, upper = [0.0] * len(factors), [inf] * len(factors)
+    for index, horizon_s in enumerate(_HORIZONS_S):
+        offset_s = horizon_s + _LOG_OFFSET_S
+        nearer, farther = max(lower[index], offset_s * factors[index]), offset_s * factors[index + 1]
+        if nearer > farther:
+            weight, other = evidence[index], evidence[index + 1]
+            nearer = max(lower[index], (nearer * weight + farther * other) / (weight + other))
+            upper[index] = nearer
+        lower[index + 1] = nearer
+    return lower, upper
+
+
+def _blend_all(of_lanes: list[list[SecondsPerUnit]], squared_errors: list[list[float]]) -> list[list[SecondsPerUnit]]:
+    return [[_blended(seconds, squared_errors[lane]) for seconds in memories] for lane, memories in enumerate(of_lanes)]
+
+
+def _blended(seconds: SecondsPerUnit, squared_errors: list[float]) -> SecondsPerUnit:
+    """What each unit adds to the prediction, when currencies count by how well they have predicted."""
+    weights = [
+        1.0 / (squared_error + 0.01) ** 2 if each > 0 else 0.0
+        for each, squared_error in zip(seconds, squared_errors, strict=True)
+    ]
+    total = sum(weights, 0.0)
+    if total <= 0:
+        return UNKNOWN_RATES
+    jobs, prompt, output = (each * weight / total for each, weight in zip(seconds, weights, strict=True))
+    return (jobs, prompt, output)

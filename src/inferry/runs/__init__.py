@@ -1,0 +1,1 @@
+"""Run trees and their state."""

@@ -1,0 +1,251 @@
+"""One run: what is in flight in it, what it used, when something ran in it, and how it stands."""
+
+from collections.abc import Iterator
+
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import ClientClosed, QueueTimeout, RunCancelled
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.streams import Done, Failed, Usage
+
+MAX_SPANS = 64
+"""Spells of running that are told apart while a run is in flight; beyond, the two oldest count as one."""
+
+
+RunKey = tuple[str, str]
+"""Tenant and run."""
+
+
+class Totals:
+    """Sums over jobs that have ended."""
+
+    __slots__ = (
+        "cached_tokens",
+        "cancelled",
+        "cost_nanos",
+        "done",
+        "expired",
+        "failed",
+        "jobs",
+        "max_wait_ms",
+        "output_tokens",
+        "prompt_tokens",
+        "wait_ms",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        *,
+        jobs: int = 0,
+        done: int = 0,
+        failed: int = 0,
+        cancelled: int = 0,
+        expired: int = 0,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        output_tokens: int = 0,
+        cost_nanos: int = 0,
+        waits: int = 0,
+        wait_ms: float = 0.0,
+        max_wait_ms: float = 0.0,
+    ) -> None:
+        self.jobs = jobs
+        self.done = done
+        self.failed = failed
+        self.cancelled = cancelled
+        self.expired = expired
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.output_tokens = output_tokens
+        self.cost_nanos = cost_nanos
+        self.waits = waits
+        self.wait_ms = wait_ms
+        self.max_wait_ms = max_wait_ms
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Totals) and self._as_tuple() == other._as_tuple()
+
+    def __repr__(self) -> str:
+        return f"Totals{self._as_tuple()}"
+
+    def _as_tuple(self) -> tuple[float, ...]:
+        return (
+            self.jobs,
+            self.done,
+            self.failed,
+            self.cancelled,
+            self.expired,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            self.cost_nanos,
+            self.waits,
+            self.wait_ms,
+            self.max_wait_ms,
+        )
+
+    def count(self, attempt: Attempt, usage: Usage, cost_nanos: int | None) -> None:
+        self.jobs += 1
+        end = attempt.end
+        if type(end) is Done:
+            self.done += 1
+        elif isinstance(end, Failed) and isinstance(end.error, ClientClosed | RunCancelled):
+            self.cancelled += 1
+        elif isinstance(end, Failed) and isinstance(end.error, QueueTimeout):
+            self.expired += 1
+        else:
+            self.failed += 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.output_tokens += usage.output_tokens
+        if cost_nanos is not None:
+            self.cost_nanos += cost_nanos
+        if attempt.sent_at is not None:
+            wait = (attempt.sent_at - attempt.job.arrived_at) * 1000
+            self.waits += 1
+            self.wait_ms += wait
+            if wait > self.max_wait_ms:
+                self.max_wait_ms = wait
+
+    def add(self, other: "Totals") -> None:
+        if not other.jobs:
+            return
+        self.jobs += other.jobs
+        self.done += other.done
+        self.failed += other.failed
+        self.cancelled += other.cancelled
+        self.expired += other.expired
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.output_tokens += other.output_tokens
+        self.cost_nanos += other.cost_nanos
+        self.waits += other.waits
+        self.wait_ms += other.wait_ms
+        self.max_wait_ms = max(self.max_wait_ms, other.max_wait_ms)
+
+
+class Run:
+    """One run while it is known. Only `RunRegistry` changes it.
+
+    `lineage` is (run, parent, …, root). `last_call_at` is when its last call came, or that of a run below it. Times and
+    `tree_in_flight` are those of the whole tree below it: an agent that waits for its sub-agents waits for the model.
+    `evicted_totals` sums what sub-runs used that are no longer known.
+    """
+
+    __slots__ = (
+        "active_s",
+        "active_since",
+        "cancelled_at",
+        "children",
+        "evicted_runs",
+        "evicted_totals",
+        "extra_steps",
+        "finished_at",
+        "first_call_at",
+        "idle_since",
+        "in_flight",
+        "is_anonymous",
+        "key",
+        "last_activity_at",
+        "last_call_at",
+        "lineage",
+        "own_active_s",
+        "own_active_since",
+        "parent",
+        "refused",
+        "running_s",
+        "spans",
+        "steps",
+        "tool_s",
+        "totals",
+        "tree_in_flight",
+    )
+
+    def __init__(
+        self,
+        key: RunKey,
+        lineage: tuple[str, ...],
+        now: float,
+        parent: "Run | None" = None,
+        is_anonymous: bool = False,
+        tree_in_flight: int = 0,
+    ) -> None:
+        self.key = key
+        self.lineage = lineage
+        self.first_call_at = now
+        self.last_activity_at = now
+        self.last_call_at = now
+        self.parent = parent
+        self.is_anonymous = is_anonymous
+        self.children: dict[str, Run] = {}
+        self.in_flight: dict[str, InferenceJob] = {}
+        self.tree_in_flight = tree_in_flight
+        self.totals = Totals()
+        self.evicted_totals: Totals | None = None
+        self.evicted_runs = 0
+        self.refused = 0
+        self.steps: set[int] = set()
+        self.extra_steps = 0
+        self.finished_at: float | None = None
+        self.cancelled_at: float | None = None
+        # Time: in flight (own, tree), on a worker (tree), and between calls (tree).
+        self.own_active_since = 0.0
+        self.own_active_s = 0.0
+        self.active_since = 0.0
+        self.active_s = 0.0
+        self.spans: list[tuple[float, float]] = []
+        self.running_s = 0.0
+        self.idle_since: float | None = None
+        self.tool_s = 0.0
+
+    @property
+    def tenant(self) -> str:
+        return self.key[0]
+
+    @property
+    def run_id(self) -> str:
+        return self.key[1]
+
+    def __repr__(self) -> str:
+        return f"Run({self.run_id!r} of {self.tenant!r})"
+
+    def add_running_span(self, sent_at: float, now: float) -> None:
+        """Something of the tree was on a worker from then to now."""
+        spans = self.spans
+        start = sent_at
+        while spans and spans[-1][1] >= start:
+            first = spans.pop()[0]
+            if first < start:
+                start = first
+        spans.append((start, now))
+        if len(spans) > MAX_SPANS:
+            spans[0:2] = [(spans[0][0], spans[1][1])]
+
+
+def union_length(spans: list[tuple[float, float]]) -> float:
+    """How much time is in at least one of the spans."""
+    total, covered_until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        if end > covered_until:
+            total += end - max(start, covered_until)
+            covered_until = end
+    return total
+
+
+def self_and_ancestors(run: Run | None) -> Iterator[Run]:
+    while run is not None:
+        yield run
+        run = run.parent
+
+
+def subtree(run: Run) -> Iterator[Run]:
+    """The run and everything below it, parents first."""
+    pending = [run]
+    while pending:
+        one = pending.pop()
+        yield one
+        pending += one.children.values()
+
+
+def height(run: Run) -> int:
+    return 1 + max((height(child) for child in run.children.values()), default=0)

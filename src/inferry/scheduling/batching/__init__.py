@@ -1,0 +1,1 @@
+"""Which jobs go together: batching windows, prefix groups and packing."""

@@ -1,0 +1,1 @@
+"""Queues of a lane: entries, fair share and lane shares."""

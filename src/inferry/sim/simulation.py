@@ -1,0 +1,304 @@
+"""The world in virtual time: agents that play their runs, doors that let their calls in, engines that serve them.
+
+The world owns time, calls and engines; a door only decides when a call goes where. A call goes agent -> door ->
+server process -> engine, its tokens come back, and it ends exactly once, which is when its run goes on.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from inferry.domain.lanes import Lane
+from inferry.sim.calls import Call, CallRow, Outcome, Run, RunRow
+from inferry.sim.costs import CostModel, EngineFlags
+from inferry.sim.engine import Engine, FirstTokenEvent
+from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.events import Events
+from inferry.sim.prompts import GrowingPrompt, Piece, block_hashes, length
+
+PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
+HashMemo = dict[tuple[int, int, tuple[Piece, ...]], tuple[int, ...]]
+"""Block hashes that were computed before; worlds that play the same runs may share it."""
+HARBOR_ITL_S = {Lane.P0: 0.030, Lane.P1: 0.050, Lane.P2: 0.5}
+
+
+class Frontend(Protocol):
+    """Stands between agents and engines. It hears of a call's first token and of its end, whatever the end."""
+
+    def open(self, simulation: "Simulation") -> None: ...
+
+    def dispatch(self, call: Call, now: float) -> None:
+        """An agent wants the call; `simulation.send` it to a worker when its time has come."""
+
+    def first_token(self, call: Call, now: float) -> None: ...
+
+    def ended(self, call: Call, now: float) -> None:
+        """A call that was sent is over. An evicted one may be asked for again; any other is not heard of again."""
+
+    def cancel(self, call: Call, now: float) -> None:
+        """The agent walked away: forget the call, or `simulation.abort` it."""
+
+
+class Simulation:
+    """Plays runs against engines behind a door. `rows` and `runs` are what came of it.
+
+    Engines are all alike, `workers` of them, or one for each of the `flags`. With `on_call` and `on_run` rows are
+    handed over as they are written and not kept, so that a world of any length needs no more room than what is under
+    way in it.
+    """
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        costs: CostModel,
+        flags: EngineFlags | Sequence[EngineFlags],
+        *,
+        workers: int = 1,
+        itl_s: Mapping[Lane, float] = HARBOR_ITL_S,
+        is_lost: Callable[[Call], bool] | None = None,
+        fast_forward: bool = True,
+        hashes: HashMemo | None = None,
+        on_call: Callable[[CallRow], None] | None = None,
+        on_run: Callable[[RunRow], None] | None = None,
+    ) -> None:
+        all_flags = [flags] * workers if isinstance(flags, EngineFlags) else flags
+        self.events = Events()
+        self.costs = costs
+        self.flags = all_flags[0]
+        self.engines = [Engine(costs, one, fast_forward=fast_forward) for one in all_flags]
+        self.rows: list[CallRow] = []
+        self.runs: list[RunRow] = []
+        self._on_call = on_call or self.rows.append
+        self._on_run = on_run or self.runs.append
+        self._frontend = frontend
+        self._itl_s = dict(itl_s)
+        self._is_lost = is_lost
+        self._due: list[float | None] = [None] * len(self.engines)
+        self._calls = 0
+        self._current: dict[str, Call] = {}
+        self._salts: dict[str, int] = {}
+        self._hashes = hashes
+        self._prompts: dict[str, GrowingPrompt] = {}
+        frontend.open(self)
+
+    def play(
+        self, runs: Iterable[Run], until: float | None = None, on_progress: Callable[[float], None] | None = None
+    ) -> None:
+        """Until everything has ended. Same runs, same door: same rows, byte for byte."""
+        for run in runs:
+            self.events.at(run.at, self._begin_run, run)
+        self.events.run(until, on_progress)
+
+    def play_stream(self, runs: Iterator[Run], on_progress: Callable[[float], None] | None = None) -> None:
+        """As `play`, for runs that are made while they are played, earliest first: one of them is known ahead."""
+        self._schedule_next_run(runs)
+        self.events.run(None, on_progress)
+
+    @property
+    def busy_s(self) -> Sequence[float]:
+        return [engine.busy_s for engine in self.engines]
+
+    # Agents.
+
+    def _schedule_next_run(self, runs: Iterator[Run]) -> None:
+        run = next(runs, None)
+        if run is not None:
+            if run.at < self.events.now:
+                raise ValueError(f"{run.run_id} begins before the run ahead of it")
+            self.events.at(run.at, self._arrive, (run, runs))
+
+    def _arrive(self, now: float, argument: tuple[Run, Iterator[Run]]) -> None:
+        run, remaining = argument
+        self._schedule_next_run(remaining)
+        self._begin_run(now, run)
+
+    def _begin_run(self, now: float, run: Run) -> None:
+        if run.cancel_after_s is not None:
+            self.events.at(now + run.cancel_after_s, self._abandon, run)
+        self._begin_step(now, (run, 0))
+
+    def _begin_step(self, now: float, argument: tuple[Run, int]) -> None:
+        run, index = argument
+        if run.cancel_after_s is not None and run.run_id not in self._current and index:
+            return
+        self._calls += 1
+        call = Call(f"{run.run_id}/{index}", self._calls, run, index, length(run.steps[index].prompt), now)
+        self._current[run.run_id] = call
+        self._frontend.dispatch(call, now)
+
+    def _abandon(self, now: float, run: Run) -> None:
+        call = self._current.pop(run.run_id, None)
+        if call is None:
+            return
+        self._prompts.pop(run.run_id, None)
+        self._on_run(RunRow(run.run_id, run.lane, run.tenant, run.at, now - run.at, len(run.steps), False, True))
+        if call.state != "over":
+            call.cancelled = True
+            self._record_call(call, now, "cancelled")
+            self._frontend.cancel(call, now)
+
+    def _finish_call(self, call: Call, now: float, outcome: Outcome) -> None:
+        """The call ended for its agent: write it down, and let the run go on or break."""
+        self._record_call(call, now, outcome)
+        run = call.run
+        if outcome == "done" and call.index + 1 < len(run.steps):
+            self.events.at(now + call.step.tool_s, self._begin_step, (run, call.index + 1))
+            return
+        # The last tool is part of the run too.
+        ended = now + (call.step.tool_s if outcome == "done" else 0.0)
+        if run.cancel_after_s is not None and ended >= run.at + run.cancel_after_s:
+            return  # it walks away during the tool
+        self._current.pop(run.run_id, None)
+        self._prompts.pop(run.run_id, None)
+        self._on_run(
+            RunRow(run.run_id, run.lane, run.tenant, run.at, ended - run.at, len(run.steps), outcome == "done", False)
+        )
+
+    def _record_call(self, call: Call, now: float, outcome: Outcome) -> None:
+        call.state = "over"
+        run, sequence = call.run, call.sequence
+        late = cached = None
+        produced = call.produced
+        if isinstance(sequence, EngineSequence):
+            cached = sequence.cached_tokens
+            if outcome == "done":
+                late = sequence.late_s - call.at
+                produced = call.step.output
+        self._on_call(
+            CallRow(
+                run.run_id,
+                call.step.name,
+                run.tenant,
+                run.lane,
+                call.prompt,
+                call.step.output,
+                call.at,
+                None if call.first_at is None else call.first_at - call.at,
+                now - call.at,
+                late,
+                outcome,
+                produced,
+                cached or 0,
+                None if call.sent_at is None else call.sent_at - call.at,
+                call.worker,
+            )
+        )
+
+    # What doors do.
+
+    def send(self, call: Call, worker: int, now: float) -> None:
+        """Put the call on the wire to a worker. Requests pass its server process one after the other."""
+        call.worker = worker
+        if call.sent_at is None:
+            call.sent_at = now
+        call.state = "sent"
+        if self._is_lost is not None and self._is_lost(call):
+            self.events.at(now, self._reset, call)
+            return
+        call.server_turns = self.engines[worker].costs.request_turns
+        self._take_server_turn(now, call)
+
+    def abort(self, call: Call, now: float) -> None:
+        """Close the call's connection; the door hears `ended` once the engine is rid of it."""
+        sequence = call.sequence
+        if not isinstance(sequence, EngineSequence):
+            call.lost = True  # still in the server process, which will notice
+            return
+        if sequence.ended_at is not None:
+            return  # complete, and the news is on its way
+        assert call.worker is not None
+        if self.engines[call.worker].abort(sequence, now):
+            self.events.at(now, self._ended, call)
+        self._schedule_step(call.worker)
+
+    def reject(self, call: Call, now: float, outcome: Outcome) -> None:
+        """End a call that was never sent."""
+        self._finish_call(call, now, outcome)
+
+    # Engines.
+
+    def _reset(self, now: float, call: Call) -> None:
+        self._frontend.ended(call, now)
+        if call.state != "over":
+            self._finish_call(call, now, "failed")
+
+    def _take_server_turn(self, now: float, call: Call) -> None:
+        assert call.worker is not None
+        call.server_turns -= 1
+        through_at = self.engines[call.worker].receive(call.prompt, now)
+        self.events.at(through_at, self._take_server_turn if call.server_turns and not call.lost else self._enter, call)
+
+    def _enter(self, now: float, call: Call) -> None:
+        if call.lost:
+            call.lost = False
+            self._frontend.ended(call, now)
+            return
+        run = call.run
+        assert call.worker is not None
+        engine = self.engines[call.worker]
+        blocks: tuple[int, ...] = ()
+        if engine.flags.prefix_caching:
+            blocks = self._block_hashes(run, call.step.prompt, engine.flags.block_tokens)
+        sequence = EngineSequence(
+            call.job_id,
+            call.prompt + call.produced,
+            call.step.output - call.produced,
+            priority=PRIORITIES[run.lane],
+            blocks=blocks,
+            itl_s=self._itl_s.get(run.lane),
+            tag=call,
+        )
+        call.sequence = sequence
+        engine.submit(sequence, now)
+        self._schedule_step(call.worker)
+
+    def _block_hashes(self, run: Run, prompt: tuple[Piece, ...], block_tokens: int) -> tuple[int, ...]:
+        salt = self._salts.setdefault(run.tenant, len(self._salts) + 1)
+        memo = self._hashes
+        if memo is None:
+            if len(run.steps) == 1 or block_tokens != self.flags.block_tokens:
+                return block_hashes(prompt, block_tokens, salt)
+            known = self._prompts.get(run.run_id)
+            if known is None:
+                known = self._prompts[run.run_id] = GrowingPrompt(block_tokens, salt)
+            return known.block_hashes(prompt)
+        key = (block_tokens, salt, prompt)
+        found = memo.get(key)
+        if found is None:
+            found = memo[key] = block_hashes(prompt, block_tokens, salt)
+        return found
+
+    def _schedule_step(self, worker: int) -> None:
+        """Be there when the engine's next step ends."""
+        due = self.engines[worker].next_at
+        if due is not None and due != self._due[worker]:
+            self._due[worker] = due
+            self.events.at(due, self._advance, worker)
+
+    def _advance(self, now: float, worker: int) -> None:
+        engine = self.engines[worker]
+        if engine.next_at is None or engine.next_at > now:
+            return  # the steps were cut short and have ended before, or go on
+        self._due[worker] = None
+        for happened in engine.advance(now):
+            call = happened.sequence.tag
+            assert isinstance(call, Call)
+            deliver = self._deliver_first_token if isinstance(happened, FirstTokenEvent) else self._ended
+            if happened.delivered_at > now:
+                self.events.at(happened.delivered_at, deliver, call)
+            else:
+                deliver(now, call)
+        self._schedule_step(worker)
+
+    def _deliver_first_token(self, now: float, call: Call) -> None:
+        if call.state != "sent":
+            return
+        if call.first_at is None:
+            call.first_at = now
+        self._frontend.first_token(call, now)
+
+    def _ended(self, now: float, call: Call) -> None:
+        self._frontend.ended(call, now)
+        if call.state == "sent":
+            self._finish_call(call, now, "done")
+        if call.state == "over":
+            call.sequence = None  # they know each other, and nobody else knows them any more

@@ -1,0 +1,125 @@
+"""What a simulation or a load test plays, and the SLO targets it is judged by."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.sim.arrivals import assign_lanes, scale_rate, truncate
+from inferry.sim.calls import Run
+from inferry.sim.harbor import harbor, simple_harbor
+from inferry.sim.report import HARBOR_TTFT_S
+from inferry.sim.simulation import HARBOR_ITL_S
+from inferry.sim.traces import TraceError, read_trace
+
+SCENARIOS: dict[str, Callable[..., list[Run]]] = {"harbor": harbor, "simple-harbor": simple_harbor}
+
+
+class SimulationSetupError(Exception):
+    """The options make no simulation; the message says why."""
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """A trace or a scenario, and how much of it. `lanes` are the parts that a trace's runs get of each lane."""
+
+    trace: Path | None = None
+    scenario: str | None = None
+    seconds: float | None = None
+    scale: float = 1.0
+    digests: int = 300
+    lanes: Mapping[Lane, float] = MappingProxyType({Lane.P1: 1.0})
+    session_gap_s: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.trace.name if self.trace is not None else str(self.scenario)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether another seed gives other runs."""
+        return self.trace is None or len(self.lanes) > 1
+
+
+def check(workload: Workload) -> Workload:
+    if (workload.trace is None) == (workload.scenario is None):
+        raise SimulationSetupError("name either a --trace or a --scenario")
+    if workload.scenario is not None and workload.scenario not in SCENARIOS:
+        raise SimulationSetupError(f"there is no scenario {workload.scenario!r}; there are {', '.join(SCENARIOS)}")
+    if not 0 < workload.scale < inf:
+        raise SimulationSetupError("--scale must be above 0")
+    if workload.seconds is not None and not 0 < workload.seconds < inf:
+        raise SimulationSetupError("--seconds must be above 0")
+    return workload
+
+
+def runs_by_seed(workload: Workload, seeds: Sequence[int]) -> dict[int, list[Run]]:
+    """The runs of every seed. Seeds that would only repeat each other are refused."""
+    if len(seeds) > 1 and not workload.has_seeds:
+        raise SimulationSetupError("a trace in one lane is the same for every seed: give one --seed, or several lanes")
+    if workload.trace is None:
+        make = SCENARIOS[str(workload.scenario)]
+        return {
+            seed: make(seed, seconds=workload.seconds or 60.0, scale=workload.scale, digests=workload.digests)
+            for seed in seeds
+        }
+    try:
+        runs = read_trace(workload.trace, next(iter(workload.lanes)), session_gap_s=workload.session_gap_s)
+    except OSError as error:
+        raise SimulationSetupError(f"cannot read {workload.trace}: {error.strerror or error}") from None
+    except TraceError as error:
+        raise SimulationSetupError(f"cannot read {error}") from None
+    if workload.seconds is not None:
+        runs = truncate(runs, workload.seconds)
+    if not runs:
+        raise SimulationSetupError(f"nothing is left of {workload.trace}")
+    if workload.scale != 1.0:
+        runs = scale_rate(runs, workload.scale)
+    if len(workload.lanes) == 1:
+        return dict.fromkeys(seeds, runs)
+    return {seed: assign_lanes(runs, workload.lanes, seed) for seed in seeds}
+
+
+def parse_lanes(text: str) -> dict[Lane, float]:
+    """`P1`, or parts such as `P0=0.2,P1=0.5,P2=0.3`."""
+    parts: dict[Lane, float] = {}
+    for word in text.split(","):
+        name, _, part = word.strip().partition("=")
+        try:
+            parts[Lane[name]] = float(part or 1)
+        except (KeyError, ValueError):
+            raise SimulationSetupError(
+                f"--lane must be P0, P1 or P2, or parts such as P0=0.3,P1=0.7; got {text!r}"
+            ) from None
+    if not all(0 <= part < inf for part in parts.values()) or not any(parts.values()):
+        raise SimulationSetupError(f"the parts of --lane must be 0 or above and not all 0; got {text!r}")
+    return {lane: part for lane, part in parts.items() if part}
+
+
+class SloTarget(Struct, frozen=True):
+    """The i-th token comes by `ttft_s + i * gap_s`."""
+
+    ttft_s: float
+    itl_s: float
+
+
+def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] = ()) -> dict[Lane, SloTarget]:
+    """What the lanes promise; where they promise nothing, what the Harbor scenario asks of them; then the overrides."""
+    slo_targets = {}
+    for lane, policy in lanes.items():
+        ttft_s = HARBOR_TTFT_S[lane] if policy.ttft_ms is None else policy.ttft_ms / 1000
+        itl_s = HARBOR_ITL_S[lane] if policy.itl_ms is None else policy.itl_ms / 1000
+        slo_targets[lane] = SloTarget(ttft_s, itl_s)
+    for text in overrides:
+        name, _, values = text.partition("=")
+        try:
+            ttft_ms, itl_ms = map(float, values.split(","))
+            lane = Lane[name.strip()]
+        except (KeyError, ValueError):
+            raise SimulationSetupError(f"--slo must look like P0=500,30 (milliseconds); got {text!r}") from None
+        if not (0 < ttft_ms < inf and 0 < itl_ms < inf):
+            raise SimulationSetupError(f"--slo must be above 0; got {text!r}")
+        slo_targets[lane] = SloTarget(ttft_ms / 1000, itl_ms / 1000)
+    return slo_targets

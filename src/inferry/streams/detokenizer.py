@@ -1,0 +1,132 @@
+"""Token ids in, text out: one assembler per job, over nothing but `Tokenizer.decode`."""
+
+from collections.abc import Sequence
+
+from inferry.domain.ports import Tokenizer
+
+_UNFINISHED = "\ufffd"
+# No character has more than four bytes, so at most three replacement characters at the end may still turn into one.
+_MAX_UNCERTAIN_CHARS = 3
+_CONTEXT_TOKENS = 4
+_WINDOW_TOKENS = 16
+
+
+class Assembler:
+    """Text of a growing list of tokens, given out as soon as it is certain, up to the first stop string.
+
+    Law: the pieces joined are the decoded text of all tokens, cut before the stop string that is complete first (of
+    two that end together, the longer). What is held back is an unfinished character or the beginning of a stop string.
+    A character that was complete stays one, even where a decoder of all tokens gives it up for bytes that follow it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stop)
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
+        return self._stops.push(self._detokenizer.push(token_ids))
+
+    def finish(self) -> str:
+        text, stopped = self._stops.push(self._detokenizer.finish())
+        return text if stopped else text + self._stops.finish()
+
+
+class Detokenizer:
+    """Decodes a short window at the end of the tokens, so that a token costs the same however long the output is.
+
+    The window starts a few tokens before the first one not yet given out: decoders treat the start of a text in a way
+    of their own, such as dropping a space, and that must not happen in the middle.
+
+    Decoders that fall back to bytes read a run of byte tokens as a whole: with one byte of the next character all
+    characters before it become unreadable. What was given out stands, and the tokens after it are decoded alone.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._emitted = ""  # the part of the window's text that is given out
+        self._settled_tokens = 0  # tokens of the window whose text is given out, all of it
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        window = self._window
+        window.extend(token_ids)
+        text = self._tokenizer.decode(window)
+        if text.endswith(_UNFINISHED) and len(token_ids) > 1:
+            # How much of this is unfinished shows only token by token.
+            del window[-len(token_ids) :]
+            return "".join([self.push((token,)) for token in token_ids])
+        if not text.startswith(self._emitted):
+            del window[: self._settled_tokens]
+            self._settled_tokens, self._emitted = 0, ""
+            text = self._tokenizer.decode(window)
+        certain = len(text)
+        if text.endswith(_UNFINISHED):
+            open_end = len(text) - len(text.rstrip(_UNFINISHED))
+            certain -= min(open_end, _MAX_UNCERTAIN_CHARS)
+        else:
+            self._settled_tokens = len(window)
+        if certain <= len(self._emitted):
+            new_text = ""
+        else:
+            new_text = text[len(self._emitted) : certain]
+            self._emitted = text[:certain]
+        if len(window) >= _WINDOW_TOKENS:
+            self._slide_window(text)
+        return new_text
+
+    def finish(self) -> str:
+        text = self._tokenizer.decode(self._window)
+        new_text = text[len(self._emitted) :]
+        self._window, self._emitted, self._settled_tokens = [], "", 0
+        return new_text
+
+    def _slide_window(self, text: str) -> None:
+        """Drop what is given out from the window, where that changes nothing in the text that remains."""
+        window, emitted = self._window, len(self._emitted)
+        cut = len(window) - _CONTEXT_TOKENS
+        if emitted < len(text):
+            # Something is still open at the end: the cut must come before it, and be seen to change nothing.
+            while cut > 0 and len(self._tokenizer.decode(window[:cut])) > emitted:
+                cut -= 1
+        rest = window[cut:]
+        tail = self._tokenizer.decode(rest)
+        open_text = text[emitted:]
+        if cut > 0 and text.endswith(tail) and len(tail) >= len(open_text):
+            self._window = rest
+            self._settled_tokens = max(0, self._settled_tokens - cut)
+            self._emitted = tail[: len(tail) - len(open_text)]
+
+
+class StopStrings:
+    """Lets text through until a stop string is complete; holds back only what could be the beginning of one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self._ended = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        if self._ended:
+            return "", True
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self._ended, self._held = True, ""
+            return text[: min(found)[1]], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` without being all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,1 @@
+"""Engines run as child processes: the embedded engine and vLLM."""

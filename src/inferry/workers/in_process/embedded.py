@@ -1,0 +1,76 @@
+"""The embedded engine as a worker: `engine.process` run by the interpreter that runs the gateway."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from inferry.domain.clock import Clock
+from inferry.domain.ports import TextAssembler
+from inferry.engine.config import EngineConfig
+from inferry.engine.messages import setup
+from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_worker import EngineFailed, EngineLimits, EngineWorker
+
+__all__ = ["EmbeddedWorker", "EngineFailed"]
+
+
+class EmbeddedWorker(EngineWorker):
+    """Inferry's own engine.
+
+    `prefill_tokens` bounds the prompt tokens the gateway sends before their first tokens are back; by default four
+    chunks: the engine orders prompts by lane itself, so that a live prompt waits for the chunk being computed and not
+    for those behind it, which keep the engine from waiting for the gateway.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        model_dir: Path,
+        models: Sequence[str],
+        make_assembler: Callable[[tuple[str, ...]], TextAssembler],
+        controlled: bool = False,
+        group: str = "default",
+        pool: str | None = None,
+        engine: EngineConfig | None = None,
+        clock: Clock | None = None,
+        prefill_tokens: int | None = None,
+        default_output_tokens: int | None = None,
+        restart_backoff_s: float = 0.5,
+        restart_backoff_max_s: float = 30.0,
+        stall_timeout_s: float = 30.0,
+    ) -> None:
+        config = engine or EngineConfig()
+        super().__init__(
+            name,
+            program=_program(model_dir, config),
+            limits=EngineLimits(
+                sequences=config.max_sequences,
+                kv_tokens=config.blocks * config.block_tokens,
+                prefill_tokens=prefill_tokens or 4 * config.chunk_tokens,
+                chunk_tokens=config.chunk_tokens,
+            ),
+            models=models,
+            make_assembler=make_assembler,
+            controlled=controlled,
+            group=group,
+            pool=pool,
+            context_tokens=config.context_tokens,
+            clock=clock,
+            default_output_tokens=default_output_tokens,
+            restart_backoff_s=restart_backoff_s,
+            restart_backoff_max_s=restart_backoff_max_s,
+            stall_timeout_s=stall_timeout_s,
+            can_resume_seeded=True,  # it draws by seed and position
+        )
+
+
+def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:
+    package_root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+    return EngineProgram(
+        command=(sys.executable, "-m", "inferry.engine.process"),
+        environment={**os.environ, "PYTHONPATH": path},
+        setup=setup(model_dir, config),
+    )

@@ -1,0 +1,1 @@
+"""Workers behind an OpenAI-compatible HTTP server."""

@@ -1,0 +1,119 @@
+"""What to change when an engine's own settings stand in the way of a lane's promise. Pure: facts in, sentences out."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from inferry.domain.lanes import Lane, LanePolicy
+
+FAST_PREFILL_TOKENS_PER_S = 40_000
+"""Prompt tokens per second of an 8B model on a large GPU: slower engines only make a long step longer."""
+ITLS_PER_STEP = 4
+STEPS_PER_TTFT = 4
+"""A step may take this many promised gaps, or this part of a promised first token, before it is called too long."""
+MIN_CHUNK_TOKENS = 256
+
+
+class EngineFacts(Struct, frozen=True, kw_only=True):
+    """What is known of one worker; None where it is not.
+
+    `chunk_tokens` is what a step computes at most. `engine_sequences` is how many the engine was seen to run while
+    others waited inside it.
+    """
+
+    worker: str
+    kind: str
+    max_sequences: int | None = None
+    prefill_tokens: int | None = None
+    kv_tokens: int | None = None
+    chunk_tokens: int | None = None
+    engine_sequences: int | None = None
+    kv_capacity: int | None = None
+    preempts: bool = False
+    has_metrics: bool | None = None
+    supports_priority: bool | None = None
+    reports_cached: bool | None = None
+
+
+def advice(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> list[str]:
+    """Sentences for whoever runs the engine; none where nothing stands in the way."""
+    step_message = _step_message(facts, lanes)
+    messages = (
+        step_message,
+        *_size_messages(facts, step_too_long=step_message is not None),
+        *_capability_messages(facts),
+    )
+    return [f"worker {facts.worker}: {message}" for message in messages if message]
+
+
+def _step_message(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> str | None:
+    chunk, slo_limit = facts.chunk_tokens, _max_step(lanes)
+    if chunk is None or slo_limit is None:
+        return None
+    limit_s, target = slo_limit
+    step_s = chunk / FAST_PREFILL_TOKENS_PER_S
+    if step_s <= limit_s:
+        return None
+    better = MIN_CHUNK_TOKENS
+    while 2 * better * step_s / chunk <= limit_s:
+        better *= 2
+    flag = "start it with --max-num-batched-tokens" if facts.kind == "vllm" else "let it compute"
+    return (
+        f"a step of {chunk} tokens takes {1000 * step_s:.0f} ms on a fast GPU, too long for {target}; {flag} {better}"
+    )
+
+
+def _max_step(lanes: Mapping[Lane, LanePolicy]) -> tuple[float, str] | None:
+    """How long a step may take, and the promise that says so."""
+    found = []
+    for lane, policy in lanes.items():
+        if policy.itl_ms is not None:
+            found.append((ITLS_PER_STEP * policy.itl_ms / 1000, f"itl_ms {policy.itl_ms:g} of lane {lane.name}"))
+        if policy.ttft_ms is not None:
+            part = policy.ttft_ms / 1000 / STEPS_PER_TTFT
+            found.append((part, f"ttft_ms {policy.ttft_ms:g} of lane {lane.name}"))
+    return min(found, default=None)
+
+
+def _size_messages(facts: EngineFacts, *, step_too_long: bool) -> list[str | None]:
+    most, chunk, engine_max = facts.max_sequences, facts.chunk_tokens, facts.engine_sequences
+    messages: list[str | None] = []
+    if engine_max is not None and most is not None and engine_max < most:
+        fix = f"start it with --max-num-seqs {most} or" if facts.kind == "vllm" else "allow it more, or"
+        messages.append(
+            f"it runs {engine_max} sequences at once while others wait inside it, where lanes do not count, "
+            f"and max_sequences is {most}; {fix} set max_sequences: {engine_max}"
+        )
+    if most is not None and chunk is not None and most > chunk:
+        messages.append(
+            f"max_sequences is {most}, but a step of {chunk} tokens advances no more than {chunk} of them; "
+            f"set max_sequences: {chunk} or less"
+        )
+    if not step_too_long and facts.prefill_tokens is not None and chunk is not None and facts.prefill_tokens < chunk:
+        messages.append(
+            f"prefill_tokens is {facts.prefill_tokens}, less than the {chunk} tokens of one step, so that steps never "
+            f"fill; set prefill_tokens: {chunk} or more"
+        )
+    if facts.kv_capacity is not None and facts.kv_tokens is not None and facts.kv_tokens > facts.kv_capacity:
+        messages.append(
+            f"kv_tokens is {facts.kv_tokens}, but its cache holds {facts.kv_capacity} tokens; "
+            f"set kv_tokens: {facts.kv_capacity}"
+        )
+    if facts.preempts:
+        messages.append("it runs out of KV cache and computes sequences anew; set kv_tokens, or a lower max_sequences")
+    return messages
+
+
+def _capability_messages(facts: EngineFacts) -> list[str | None]:
+    messages: list[str | None] = []
+    if facts.has_metrics is False:
+        hint = " (start it with --enable-metrics)" if facts.kind == "sglang" else ""
+        messages.append(f"it shows no metrics{hint}: load of others is not seen and cancels are not confirmed")
+    if facts.kind == "vllm" and facts.supports_priority is False:
+        messages.append("its own queue is not ordered by lane; start it with --scheduling-policy priority")
+    if facts.kind == "vllm" and facts.reports_cached is False:
+        messages.append(
+            "it does not report cached tokens, so that whole prompts count; start it with "
+            "--enable-prompt-tokens-details"
+        )
+    return messages

@@ -1,0 +1,171 @@
+"""What is asked of a server besides completions: what it serves, what it can do, how it is doing, and aborts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.errors import WorkerLost
+from inferry.domain.response_shapes import shape_of
+from inferry.domain.values import replace
+from inferry.workers.openai_http.metrics_parser import read_metrics
+from inferry.workers.openai_http.profiles import DetectedCapabilities, Profile
+from inferry.workers.openai_http.server_client import ServerClient
+
+PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
+REQUEST_TIMEOUT_S = 5.0
+"""How long a server may take for what costs it nothing: its metrics, an abort."""
+MAX_PROBE_S = 60.0
+
+
+class ServedModel(Struct):
+    """One entry of the upstream's /v1/models."""
+
+    id: str
+    max_model_len: int | None = None
+    created: int = 0
+
+
+class _ModelList(Struct):
+    data: list[ServedModel]
+
+
+class Shapes(Struct):
+    """How the server writes whole answers of each API, where it has shown it."""
+
+    chat: dict[str, Any] | None = None
+    completions: dict[str, Any] | None = None
+
+    def of(self, api: str) -> dict[str, Any] | None:
+        return self.chat if api == "chat" else self.completions
+
+
+class _ProbeChoice(Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _ProbeResponse(Struct):
+    choices: list[_ProbeChoice] = []
+
+
+class CapabilityProbe:
+    """One server of a kind. `monitor_client` go over connections of their own. All questions raise WorkerLost, or say
+    so."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        client: ServerClient,
+        monitor_client: ServerClient,
+        authorization: bytes,
+        timeout_s: float,
+    ) -> None:
+        self._profile = profile
+        self._client = client
+        self._monitor_client = monitor_client
+        self._authorization = authorization
+        self._timeout_s = timeout_s
+        self.shapes = Shapes()
+
+    async def models(self) -> dict[str, ServedModel]:
+        status, body = await self._client.get(b"/v1/models", self._authorization, self._timeout_s)
+        if status != 200:
+            raise WorkerLost(f"GET /v1/models answered {status}")
+        try:
+            return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
+
+    async def metrics_page(self, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
+        assert self._profile.metrics is not None
+        return await self._monitor_client.get(self._profile.metrics.path, self._authorization, timeout_s)
+
+    async def ping(self, timeout_s: float) -> None:
+        """Return when the server has answered something that costs it nothing, with whatever status."""
+        await self._monitor_client.get(b"/v1/models", self._authorization, timeout_s)
+
+    async def abort(self, request_ids: Sequence[str], timeout_s: float = REQUEST_TIMEOUT_S) -> bool:
+        """Ask the server to drop requests; whether it knows how to. What it counts are the ids it was sent."""
+        assert self._profile.abort_path is not None
+        body = msgspec.json.encode({"request_ids": request_ids})
+        status, _ = await self._client.post(self._profile.abort_path, self._authorization, body, timeout_s)
+        return status == 200
+
+    async def capabilities(self, model: str | None, *, wants_priorities: bool) -> DetectedCapabilities:
+        """What the server can be seen to do, of all that its kind may."""
+        profile = self._profile
+        capabilities = DetectedCapabilities(
+            supports_abort=await self._supports_abort(), has_metrics=await self._has_metrics()
+        )
+        wants_priorities &= profile.supports_priority
+        if model is None or not (profile.can_resume or wants_priorities):
+            return capabilities
+        return await self._probe(model, capabilities, wants_priorities)
+
+    async def _probe(
+        self, model: str, capabilities: DetectedCapabilities, wants_priority: bool
+    ) -> DetectedCapabilities:
+        """One token: does it come with its ids, and does a priority keep it from coming? A server that does not order
+        its queue refuses any priority but the usual.
+        """
+        fields = {"model": model, "prompt": "ping", "max_tokens": 1, "return_token_ids": True}
+        accepts_priority = None
+        status, body = 0, b""
+        try:
+            if wants_priority:
+                accepts_priority = False
+                status, body = await self._generate({**fields, "priority": 1})
+                accepts_priority = status == 200
+            if status != 200:
+                status, body = await self._generate(fields)
+            choices = msgspec.json.decode(body, type=_ProbeResponse).choices if status == 200 else []
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
+            choices = []
+        if choices:
+            self.shapes = Shapes(await self._chat_shape(model), _shape(body, "text_completion"))
+        returns_ids = bool(choices and choices[0].token_ids and choices[0].prompt_token_ids)
+        return replace(capabilities, accepts_priority=accepts_priority, returns_token_ids=returns_ids)
+
+    async def _chat_shape(self, model: str) -> dict[str, Any] | None:
+        fields = {"model": model, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
+        try:
+            status, body = await self._post(PATHS["chat"], fields)
+        except WorkerLost:
+            return None
+        return _shape(body, "chat.completion") if status == 200 else None
+
+    async def _generate(self, fields: dict[str, object]) -> tuple[int, bytes]:
+        return await self._post(PATHS["completions"], fields)
+
+    async def _post(self, path: bytes, fields: dict[str, object]) -> tuple[int, bytes]:
+        body = msgspec.json.encode(fields)
+        timeout_s = min(MAX_PROBE_S, self._timeout_s)
+        return await self._client.post(path, self._authorization, body, timeout_s)
+
+    async def _supports_abort(self) -> bool | None:
+        if self._profile.abort_path is None:
+            return None
+        try:
+            return await self.abort(["inferry-probe"])  # the answer is the same for requests that never were
+        except WorkerLost:
+            return False
+
+    async def _has_metrics(self) -> bool | None:
+        if self._profile.metrics is None:
+            return None
+        try:
+            status, page = await self.metrics_page()
+        except WorkerLost:
+            return False
+        return status == 200 and read_metrics(page, self._profile.metrics) is not None
+
+
+def _shape(body: bytes, kind: str) -> dict[str, Any] | None:
+    """The shape of a whole answer of this kind; None where it is something else."""
+    try:
+        response = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return shape_of(response) if isinstance(response, dict) and response.get("object") == kind else None

@@ -1,0 +1,96 @@
+"""What is believed of an engine from one reading of its metrics to the next. Pure: time is an argument."""
+
+import math
+from collections import deque
+
+from inferry.domain.workers import EngineCounts, Load
+from inferry.workers.openai_http.metrics_parser import MetricsSnapshot
+from inferry.workers.openai_http.settings import EngineSteps
+
+FOREIGN_LOAD_SNAPSHOTS = 4
+"""Use counts as somebody else's when it was there in so many readings in a row: calls that begin or end between two
+counts are gone in the next."""
+TOLERATED_CALLS = 2
+TOLERATED_SHARE = 0.05
+STALE_S = 3.0
+"""A reading older than this says nothing about now."""
+SATURATED_SNAPSHOTS = 6
+"""So many readings in a row with calls waiting, cache to spare and the same number running show how many sequences an
+engine runs at most. A number that changes shows nothing: calls wait inside for their prompts too."""
+SPARE_KV_SHARE = 0.9
+
+
+class LoadEstimate:
+    """Fed with readings; answers what the load is, whose it is, and what the engine has done."""
+
+    def __init__(self) -> None:
+        self.snapshot: MetricsSnapshot | None = None
+        self.read_at = -math.inf
+        self.steps = EngineSteps()
+        self.prefix_hit_rate: float | None = None
+        self.preemptions = 0
+        self.engine_sequences: int | None = None
+        self._excess: deque[Load] = deque(maxlen=FOREIGN_LOAD_SNAPSHOTS)
+        self._saturated: list[int] = []
+
+    def update(self, snapshot: MetricsSnapshot, own_calls: int, now: float) -> None:
+        """`own_calls` calls at most were this gateway's."""
+        last, seconds = self.snapshot, now - self.read_at
+        self.snapshot, self.read_at = snapshot, now
+        self._excess.append(excess(snapshot, own_calls))
+        self._update_engine_limit(snapshot)
+        if last is None:
+            return
+        self.preemptions += max(0, int(snapshot.preemptions - last.preemptions))
+        queries = snapshot.prefix_queries - last.prefix_queries
+        if queries > 0:
+            self.prefix_hit_rate = max(0.0, min(1.0, (snapshot.prefix_hits - last.prefix_hits) / queries))
+        if snapshot.steps is not None and last.steps is not None:
+            count, tokens = snapshot.steps.count - last.steps.count, snapshot.steps.tokens - last.steps.tokens
+            if count >= 0 and seconds > 0:  # else the engine started again
+                self.steps = EngineSteps(count / seconds, tokens / count if count else 0.0)
+
+    def load(self, own_calls: int, now: float) -> Load:
+        """What the engine does, whoever sent it; what this gateway knows of its own calls where it does not say."""
+        if self.snapshot is None or now - self.read_at > STALE_S:
+            return Load(running=own_calls)
+        return Load(self.snapshot.running, self.snapshot.waiting, self.snapshot.kv_tokens)
+
+    @property
+    def counts(self) -> EngineCounts | None:
+        """What the engine has done since it started, where it says all of it."""
+        snapshot = self.snapshot
+        if snapshot is None or snapshot.steps is None or snapshot.output_tokens is None:
+            return None
+        written = int(snapshot.output_tokens)
+        return EngineCounts(int(snapshot.steps.count), max(0, int(snapshot.steps.tokens) - written), written)
+
+    def foreign(self, now: float) -> Load:
+        """What others have there, as far as it was there in every one of the last few readings."""
+        if len(self._excess) < FOREIGN_LOAD_SNAPSHOTS or now - self.read_at > STALE_S * FOREIGN_LOAD_SNAPSHOTS:
+            return Load()
+        return Load(
+            min(one.running for one in self._excess),
+            min(one.waiting for one in self._excess),
+            min(one.kv_tokens for one in self._excess),
+        )
+
+    def _update_engine_limit(self, snapshot: MetricsSnapshot) -> None:
+        if snapshot.waiting and snapshot.running and (snapshot.kv_usage is None or snapshot.kv_usage < SPARE_KV_SHARE):
+            self._saturated.append(snapshot.running)
+            if self._saturated[0] != snapshot.running:
+                self._saturated = [snapshot.running]  # it runs as many as the moment lets it
+            elif len(self._saturated) >= SATURATED_SNAPSHOTS:
+                self.engine_sequences = snapshot.running
+        else:
+            self._saturated.clear()
+
+
+def excess(snapshot: MetricsSnapshot, own_calls: int) -> Load:
+    """What runs and waits beyond this gateway's own calls, unless it is so little that it may be a race."""
+    beyond = snapshot.sequences - own_calls
+    if beyond <= TOLERATED_CALLS + TOLERATED_SHARE * own_calls:
+        return Load()
+    running = min(beyond, max(0, snapshot.running - own_calls))
+    kv_tokens = snapshot.kv_tokens * running // snapshot.running if snapshot.running else 0
+    return Load(running, beyond - running, kv_tokens)

@@ -1,0 +1,58 @@
+"""Calls that are not streamed upstream: what they ask for is never streamed, or less of it."""
+
+from inferry.domain.errors import WorkerLost
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.ports import Emit
+from inferry.domain.streams import Delta
+from inferry.workers.openai_http.calls import MAX_EVENT_BYTES, Call, CallOwner, PlanCompletion
+from inferry.workers.openai_http.sse import decode_response, to_finish_reason, to_usage
+
+
+class NonStreamingCall(Call):
+    """A job that is answered in one piece. Its only delta is the answer's body, as it came."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self, job: InferenceJob, emit: Emit, completion: PlanCompletion, worker: CallOwner) -> None:
+        super().__init__(job, emit, completion, worker)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def reset(self) -> None:
+        super().reset()
+        self._parts.clear()
+        self._size = 0
+
+    def on_body(self, body: bytes) -> None:
+        if self._status != 200:
+            super().on_body(body)
+            return
+        self.last_activity_at = self._now()
+        self._size += len(body)
+        self._parts.append(body)
+        if self._size > MAX_EVENT_BYTES:
+            self.fail(WorkerLost(f"worker {self._worker.name} sent an answer without an end"))
+
+    def on_end(self) -> None:
+        if self._status == 200 and self.end is None:
+            self._read_response(b"".join(self._parts))
+        super().on_end()
+
+    def _read_response(self, body: bytes) -> None:
+        scanner = self._scanner
+        response = decode_response(body)
+        if response is None:
+            scanner.error = b"not an answer"
+            return
+        for choice in response.choices:
+            if choice.finish_reason is not None and choice.finish_reason != "abort":
+                scanner.finish = to_finish_reason(choice.finish_reason)
+        if scanner.finish is None:
+            return
+        if response.usage is not None:
+            scanner.usage = to_usage(response.usage, 1)
+            scanner.reports_cached = response.usage.prompt_tokens_details is not None
+        scanner.tokens = 1  # the first token's signal: how many there were is in the usage
+        job = self.job
+        self._emit_item(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
+        self._index += 1

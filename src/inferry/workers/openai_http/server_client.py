@@ -1,0 +1,74 @@
+"""Small questions to a server whose whole answer is wanted."""
+
+import asyncio
+
+from inferry.domain.errors import WorkerLost
+from inferry.workers.http_client import Client
+
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+
+
+class ServerClient:
+    """Asks over connections of one client."""
+
+    def __init__(self, http: Client) -> None:
+        self._http = http
+
+    async def get(self, path: bytes, headers: bytes, timeout_s: float) -> tuple[int, bytes]:
+        return await self._request(b"GET", path, headers, b"", timeout_s)
+
+    async def post(self, path: bytes, headers: bytes, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        return await self._request(b"POST", path, headers, body, timeout_s)
+
+    async def _request(
+        self, method: bytes, path: bytes, headers: bytes, body: bytes, timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Status and body. Raises WorkerLost."""
+        request = self._http.request(method, path, headers, body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    connection = self._http.free() or await self._http.connect()
+                    response = _ResponseCollector()
+                    try:
+                        connection.start(response, request)
+                        return await response.complete
+                    except ConnectionError:
+                        if not connection.was_used or response.has_started:
+                            raise
+                        # A kept connection that the server closed meanwhile: nobody has seen the question.
+                    except BaseException:
+                        connection.close()
+                        raise
+        except (OSError, TimeoutError) as error:
+            raise WorkerLost(f"cannot reach it: {type(error).__name__}") from None
+
+
+class _ResponseCollector:
+    """An answer collected to its end."""
+
+    def __init__(self) -> None:
+        self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.has_started = False
+        self._status = 0
+        self._size = 0
+        self._parts: list[bytes] = []
+
+    def on_head(self, status: int) -> None:
+        self._status = status
+        self.has_started = True
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size <= MAX_RESPONSE_BYTES:
+            self._parts.append(body)
+        else:
+            self.on_lost("the answer is too long")
+
+    def on_end(self) -> None:
+        if not self.complete.done():
+            self.complete.set_result((self._status, b"".join(self._parts)))
+
+    def on_lost(self, cause: str) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(ConnectionError(cause))

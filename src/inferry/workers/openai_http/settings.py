@@ -1,0 +1,58 @@
+"""Plain values of the workers over HTTP.
+
+Apart from what works with them, for mypyc compiles that and cannot compile structs.
+"""
+
+from msgspec import Struct
+
+from inferry.domain.workers import Capacity
+from inferry.workers.openai_http.profiles import VLLM, Profile
+
+
+class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
+    """One server. It is asked every `liveness_interval_s` while idle whether it is alive, and is taken as down when it
+    is silent for `liveness_timeout_s`; a hosted API is not asked. `cache_salts` keeps tenants' prefix caches apart
+    where the server can, with hashes keyed by `salt_secret`; None draws one. Of several `api_keys`, the one with most
+    left is used.
+    """
+
+    url: str
+    profile: Profile = VLLM
+    models: tuple[str, ...] = ()
+    group: str = "default"
+    pool: str | None = None
+    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    capacity: Capacity = Capacity(sequences=256)
+    wants_priorities: bool = False
+    cache_salts: bool = True
+    salt_secret: str | None = None
+    controlled: bool = False
+    chunk_tokens: int | None = None
+    connect_timeout_s: float = 5.0
+    first_token_timeout_s: float = 120.0
+    inter_token_timeout_s: float = 30.0
+    liveness_interval_s: float = 2.0
+    liveness_timeout_s: float = 1.5
+
+    def __repr__(self) -> str:
+        return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # keys and secrets are nobody's to print
+
+
+class EngineSteps(Struct, frozen=True):
+    """The engine's pace between the last two readings."""
+
+    steps_per_s: float = 0.0
+    tokens_per_step: float = 0.0
+
+
+class TokenIdsOption(Struct):
+    return_token_ids: bool | None = None
+
+
+class ChoicesOption(Struct):
+    n: int | None = None
+
+
+class PromptText(Struct):
+    prompt: str

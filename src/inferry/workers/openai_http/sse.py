@@ -1,0 +1,228 @@
+"""Upstream server-sent events, looked at only as closely as needed.
+
+Most events say one more token, and nothing else: those are told by a substring and passed on as bytes. JSON escapes
+quotes inside strings, so `"finish_reason":null` cannot be part of what a model wrote.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from inferry.domain.streams import FinishReason, Usage
+from inferry.workers.openai_http.chunk_schema import ChunkChoice, ReportedUsage, StreamEvent
+
+MAX_TOKENS = 10**9
+
+_NOT_FINISHED = b'"finish_reason":null'
+_PLAIN_EVENTS = re.compile(rb'(?:data: [^\n]*"finish_reason":null[^\n]*\n\n)+')
+_ROLE = b'"role":"assistant"'
+_EMPTY_DELTAS = (b'"content":""', b'"content":null', b'"delta":{"role":"assistant"}')
+
+_FINISHES = {
+    "stop": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+
+
+_decoder = msgspec.json.Decoder(StreamEvent)
+
+
+def scan_plain_events(events: bytes) -> tuple[int, int]:
+    """Where the events end that each say in one line that there is more to come, and name no role; and how often they
+    say so. `_runs.c` says the same, and less of it where roles come in between: those are looked at one by one.
+    """
+    last = events.rfind(_NOT_FINISHED)
+    if last < 0:
+        return 0, 0
+    end = events.find(b"\n\n", last) + 2  # what comes behind is looked at one by one in any case
+    if end < 2:  # it stands in something that is not complete
+        end = events.rfind(b"\n\n", 0, last) + 2
+    if events.find(_ROLE, 0, end) >= 0:
+        return 0, 0
+    found = _PLAIN_EVENTS.match(events, 0, end)
+    return (0, 0) if found is None else (found.end(), events.count(_NOT_FINISHED, 0, found.end()))
+
+
+def _load_scanner() -> Callable[[bytes], tuple[int, int]]:
+    try:
+        from inferry.workers.openai_http import _sse_scan
+    except ImportError:
+        return scan_plain_events  # nothing could be compiled
+    return _sse_scan.scan_plain_events
+
+
+_scan_plain_events = _load_scanner()
+
+
+class EventScanner:
+    """Follows one stream: which bytes to pass on, how many tokens they are, how it ended.
+
+    `[DONE]` is not success: an abort or an in-band error before it is what it says.
+    """
+
+    __slots__ = (
+        "_counts_output",
+        "error",
+        "events",
+        "finish",
+        "is_done",
+        "reports_cached",
+        "stop_reason",
+        "tokens",
+        "usage",
+        "usage_event",
+    )
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.tokens = 0
+        self.finish: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.usage: Usage | None = None
+        self._counts_output = False  # the server reports a usage without its output
+        self.reports_cached = False
+        self.usage_event = b""
+        self.error: bytes | None = None
+        self.is_done = False
+
+    def scan(self, events: bytes) -> tuple[bytes, int]:
+        """Complete events in; the bytes the client is to get and the tokens in them out."""
+        end, tokens = _scan_plain_events(events)
+        if end == len(events):
+            self.events += tokens
+            self.tokens += tokens
+            return events, tokens
+        forwarded, more_tokens = b"", 0
+        if end == 0:
+            # Nothing but the end, or the role: that stands in the first event, and those behind it are like any other.
+            first = events.find(b"\n\n") + 2
+            forwarded, more_tokens = self._scan_one_by_one(events[:first])
+            events = b"" if self.is_done else events[first:]
+            end, tokens = _scan_plain_events(events)
+        self.events += tokens
+        tokens += more_tokens
+        if end:
+            forwarded += events[:end]
+            events = events[end:]
+        if events:
+            more_bytes, more_tokens = self._scan_one_by_one(events)
+            tokens += more_tokens
+            forwarded += more_bytes
+        self.tokens += tokens
+        if self._counts_output and self.usage is not None:
+            self.usage = Usage(self.usage.prompt_tokens, self.usage.cached_tokens, self.tokens)
+        return forwarded, tokens
+
+    def _scan_one_by_one(self, events: bytes) -> tuple[bytes, int]:
+        forwarded: list[bytes] = []
+        tokens = 0
+        for event in events.split(b"\n\n"):
+            if not event:
+                continue
+            self.events += 1
+            if _NOT_FINISHED in event:
+                forwarded.append(event)
+                if _ROLE not in event or not any(is_empty in event for is_empty in _EMPTY_DELTAS):
+                    tokens += 1
+            else:
+                decoded = self._parse_event(event)
+                if decoded is not None:
+                    forwarded.append(event)
+                    tokens += any(map(has_output, decoded.choices))
+                elif self.is_done:
+                    break
+        if not forwarded:
+            return b"", 0
+        forwarded.append(b"")
+        return b"\n\n".join(forwarded), tokens
+
+    def _parse_event(self, event: bytes) -> StreamEvent | None:
+        """An event that is not plainly one more token: what it says, if it is for the client to see."""
+        data = data_of(event)
+        if not data or data == b"[DONE]":
+            self.is_done = bool(data)
+            return None  # a comment, or the end of what was said already
+        try:
+            decoded = _decoder.decode(data)
+        except msgspec.MsgspecError:
+            self.error = b"not an event"
+            return None
+        if is_present(decoded.error):
+            self.error = b"reported"
+            return None
+        usage, choices = decoded.usage, decoded.choices
+        if usage is not None:
+            self.usage = to_usage(usage, self.tokens)
+            self._counts_output = usage.completion_tokens is None
+            self.reports_cached = usage.prompt_tokens_details is not None
+            if not choices:
+                self.usage_event = event + b"\n\n"
+        for choice in choices:
+            reason = choice.finish_reason
+            if reason == "abort":
+                self.error = b"aborted"
+                return None
+            if reason is not None:
+                self.finish = to_finish_reason(reason)
+        return decoded if choices else None
+
+
+def has_output(choice: ChunkChoice) -> bool:
+    """The event that carries the finish reason often carries the last token too."""
+    delta = choice.delta
+    if delta is None:
+        return bool(choice.text)
+    return bool(delta.content or delta.reasoning or delta.reasoning_content) or is_present(delta.tool_calls)
+
+
+def _clamp_count(count: int) -> int:
+    """A count that fits everywhere, however large, with all that are below zero as one: `domain.usage` judges them."""
+    return min(max(count, -1), MAX_TOKENS)
+
+
+def decode_response(body: bytes) -> StreamEvent | None:
+    """What an answer in one piece says; None where it is none."""
+    try:
+        decoded = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return None if is_present(decoded.error) or (not body.isascii() and not is_utf8(body)) else decoded
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def data_of(event: bytes) -> bytes:
+    """What one event says, without its framing."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    return b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
+
+
+def to_finish_reason(reason: str) -> FinishReason:
+    return _FINISHES.get(reason, FinishReason.STOP)
+
+
+def to_usage(reported: ReportedUsage, counted: int) -> Usage:
+    """What the server says it used; `counted` output tokens where it does not say."""
+    details = reported.prompt_tokens_details
+    cached = (details.cached_tokens if details is not None else None) or 0
+    output = reported.completion_tokens
+    output = counted if output is None else output
+    return Usage(_clamp_count(reported.prompt_tokens), _clamp_count(cached), _clamp_count(output))
+
+
+def is_present(raw: Raw | UnsetType) -> bool:
+    return raw is not UNSET and bytes(raw) not in (b"null", b"[]", b'""')

@@ -1,0 +1,295 @@
+"""The token ids of a stream, kept so that it can go on elsewhere, and taken out again before the client sees it.
+
+Engines that return token ids put them into the events. Nearly every event is one more piece of plain text with its ids:
+those are told by what stands around the text. Anything else is decoded.
+"""
+
+import re
+from array import array
+from collections import deque
+
+import msgspec
+
+from inferry.domain.jobs import ResumePoint
+from inferry.domain.streams import FinishReason
+from inferry.domain.values import replace
+from inferry.workers.openai_http.chunk_schema import TracedChoice, TracedDelta, TracedEvent
+from inferry.workers.openai_http.sse import EventScanner, data_of, is_present, to_finish_reason, to_usage
+from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher
+
+RECENT_EVENTS = 8
+"""Pieces of a stream with stop strings that are kept, to compare the end of its text with what its ids read as."""
+
+# A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
+# inside strings are escaped, so none of this can be part of what a model wrote.
+_CHAT = (
+    b'"choices":[{"index":0,"delta":{"content":"',
+    b'"},"logprobs":null,"finish_reason":null,"token_ids":[',
+)
+_COMPLETION = (
+    b'"choices":[{"index":0,"text":"',
+    b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[',
+)
+_ANOTHER_FIELD = b'","'
+_QUOTE = 0x22
+_IDS = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
+
+
+_decoder = msgspec.json.Decoder(TracedEvent)
+_ids_decoder = msgspec.json.Decoder(tuple[int, ...])
+
+
+class TokenTrace:
+    """The ids of a prompt, and of the output as far as its text was passed on.
+
+    Ids whose text the engine still holds back (half a character) wait until it comes; where it `engine_holds_text`, for
+    stop strings, text comes later than its ids anyway, and all ids count. `is_exact` says whether all that was passed
+    on was plain text whose ids are known.
+    """
+
+    __slots__ = ("_engine_holds_text", "_held", "_output", "_prompt", "_shape", "is_exact")
+
+    def __init__(self, resume_point: ResumePoint | None = None, *, engine_holds_text: bool = False) -> None:
+        self._engine_holds_text = engine_holds_text
+        self._prompt: bytes | tuple[int, ...] | None = None if resume_point is None else resume_point.prompt_ids
+        self._output = array("I", () if resume_point is None else resume_point.output_ids)
+        self._held: list[int] = []
+        self._shape = _CHAT
+        self.is_exact = True
+
+    def set_prompt(self, prompt: bytes) -> None:
+        if self._prompt is None:
+            self._prompt = prompt
+
+    def add(self, text: str | None, ids: list[int] | None) -> None:
+        """A piece of text, and the ids that came with it."""
+        if ids:
+            self._held += ids
+        if not text:
+            return
+        if not self._held:
+            self.is_exact = False  # text without ids
+        try:
+            self._output.extend(self._held)
+        except (OverflowError, TypeError):
+            self.is_exact = False
+        self._held.clear()
+
+    def strip(self, events: bytes) -> tuple[bytes, int | None]:
+        """Complete events in; the same without their ids out, and how many there were if all were plain text."""
+        if self._prompt is not None and self.is_exact:
+            found = self._strip_plain(events)
+            if found is not None:
+                return found
+        return self._strip_one_by_one(events), None
+
+    def _strip_plain(self, events: bytes) -> tuple[bytes, int] | None:
+        """One look at each event; None, and nothing noted, where one of them is not plain."""
+        before, between = self._shape
+        find = events.find
+        pieces: list[bytes] = []
+        ids = self._held
+        held = len(ids)
+        at = copied_to = 0
+        while at < len(events):
+            end = find(b"\n\n", at)
+            start = find(before, at, end) + len(before)
+            stop = find(between, start, end)
+            if stop < 0 or start < len(before) or events[start] == _QUOTE or find(_ANOTHER_FIELD, start, stop) >= 0:
+                break
+            first = stop + len(between)
+            last = find(b"]", first, end)
+            pieces.append(events[copied_to : first - 1])
+            copied_to = last + 1
+            at = end + 2
+            try:
+                ids.append(int(events[first:last]))
+            except ValueError:
+                try:
+                    ids += [int(one) for one in events[first:last].split(b",")]
+                except ValueError:
+                    break
+        else:
+            try:
+                self._output.extend(ids)
+            except OverflowError:
+                self.is_exact = False
+            ids.clear()
+            count = len(pieces)
+            pieces.append(events[copied_to:])
+            return b"null".join(pieces), count
+        del ids[held:]
+        return None
+
+    def _strip_one_by_one(self, events: bytes) -> bytes:
+        if not self.is_exact:
+            return strip_token_ids(events)
+        for event in events.split(b"\n\n"):
+            data = data_of(event)
+            if not data or data == b"[DONE]":
+                continue
+            try:
+                decoded = _decoder.decode(data)
+            except msgspec.MsgspecError:
+                self.is_exact = False
+                break
+            self._record(decoded)
+        return strip_token_ids(events)
+
+    def _record(self, decoded: TracedEvent) -> None:
+        if is_present(decoded.prompt_token_ids):
+            self.set_prompt(bytes(decoded.prompt_token_ids))  # type: ignore[arg-type]
+        for choice in decoded.choices:
+            if is_present(choice.prompt_token_ids):
+                self.set_prompt(bytes(choice.prompt_token_ids))  # type: ignore[arg-type]
+            delta = choice.delta
+            if choice.index or (delta is not None and _has_non_text(delta)):
+                self.is_exact = False
+            if delta is None:
+                self._shape = _COMPLETION
+            text = choice.text if delta is None else delta.content
+            if text and self._prompt is None:
+                self.is_exact = False  # a server that returns ids begins with those of the prompt
+            self.add(text, choice.token_ids)
+
+    def resume_point(self) -> ResumePoint | None:
+        """Where another attempt can go on; None where that is not known exactly."""
+        if not self.is_exact or self._prompt is None:
+            return None
+        if isinstance(self._prompt, bytes):
+            try:
+                self._prompt = _ids_decoder.decode(self._prompt)
+            except msgspec.MsgspecError:
+                return None
+        output = tuple(self._output)
+        return ResumePoint(self._prompt, (*output, *self._held) if self._engine_holds_text else output)
+
+
+class TracingScanner(EventScanner):
+    """Scans a stream whose events carry token ids that its client did not ask for (or did: `keeps_ids`)."""
+
+    __slots__ = ("_keeps_ids", "_recent", "trace")
+
+    def __init__(self, *, keeps_ids: bool = False, engine_holds_text: bool = False) -> None:
+        super().__init__()
+        self.trace = TokenTrace(engine_holds_text=engine_holds_text)
+        self._keeps_ids = keeps_ids
+        self._recent: deque[bytes] | None = deque(maxlen=RECENT_EVENTS) if engine_holds_text else None
+
+    def scan(self, events: bytes) -> tuple[bytes, int]:
+        stripped, tokens = self.trace.strip(events)
+        if self._keeps_ids:
+            stripped = events
+        if tokens is None:
+            stripped, tokens = EventScanner.scan(self, stripped)
+        else:
+            self.events += tokens
+            self.tokens += tokens
+        if self._recent is not None:
+            self._recent.append(stripped)
+        return stripped, tokens
+
+    def resume_point(self) -> ResumePoint | None:
+        """Where another attempt can go on."""
+        found = self.trace.resume_point()
+        if found is None or self._recent is None:
+            return found
+        try:
+            return replace(found, tail=text_of(b"".join(self._recent))[-COMPARED_CHARS:])
+        except msgspec.MsgspecError:
+            return None  # what looked like events was something else
+
+
+class ContinuationScanner(EventScanner):
+    """Reads the stream of a continuation: text and ids, from which events of another shape are written.
+
+    With `stops` the text is theirs to deliver; one that is found ends the stream (`is_stopped`).
+    """
+
+    __slots__ = ("_resumed_tokens", "is_stopped", "stops", "trace")
+
+    def __init__(self, resume_point: ResumePoint, stops: StopMatcher | None = None) -> None:
+        super().__init__()
+        self.trace = TokenTrace(resume_point, engine_holds_text=stops is not None)
+        self.stops = stops
+        self.is_stopped = False
+        self._resumed_tokens = len(resume_point.output_ids)
+
+    def resume_point(self) -> ResumePoint | None:
+        """Where another attempt can go on."""
+        found = self.trace.resume_point()
+        return found if found is None or self.stops is None else replace(found, unsent=self.stops.unsent)
+
+    def read(self, events: bytes) -> tuple[str, tuple[int, ...]]:
+        """Complete events in; the text in them and its token ids out."""
+        texts: list[str] = []
+        ids: list[int] = []
+        for event in events.split(b"\n\n"):
+            data = data_of(event)
+            if not event or not data:
+                continue
+            self.events += 1
+            if data == b"[DONE]":
+                self.is_done = True
+                break
+            try:
+                decoded = _decoder.decode(data)
+            except msgspec.MsgspecError:
+                self.error = b"not an event"
+                continue
+            if is_present(decoded.error):
+                self.error = b"reported"
+                continue
+            if decoded.usage is not None:
+                self.usage = to_usage(decoded.usage, self.tokens)
+                self.reports_cached = decoded.usage.prompt_tokens_details is not None
+            for choice in decoded.choices:
+                if choice.finish_reason == "abort":
+                    self.error = b"aborted"
+                    continue
+                if choice.token_ids:
+                    ids += choice.token_ids
+                    self.tokens += len(choice.token_ids)
+                elif choice.text:
+                    self.tokens += 1
+                self.trace.add(choice.text, choice.token_ids)
+                texts.append(self._delivered(choice))
+                if self.is_stopped:
+                    return "".join(texts), tuple(ids)
+        return "".join(texts), tuple(ids)
+
+    def _delivered(self, choice: TracedChoice) -> str:
+        """What of a choice's text is to be delivered now, and whether that is the end."""
+        text, found = choice.text or "", None
+        if self.stops is not None:
+            text, found = self.stops.push(text, self._resumed_tokens + self.tokens)
+        if found is not None:
+            self.finish, self.stop_reason, self.is_stopped = FinishReason.STOP, found, True
+        elif choice.finish_reason is not None:
+            self.finish, self.stop_reason = to_finish_reason(choice.finish_reason), choice.stop_reason
+            if self.stops is not None:
+                text += self.stops.finish()
+        return text
+
+
+def text_of(events: bytes) -> str:
+    """The text in complete events."""
+    texts: list[str] = []
+    for event in events.split(b"\n\n"):
+        data = data_of(event)
+        if data and data != b"[DONE]":
+            for choice in _decoder.decode(data).choices:
+                texts.append((choice.text if choice.delta is None else choice.delta.content) or "")
+    return "".join(texts)
+
+
+def strip_token_ids(events: bytes) -> bytes:
+    """Events as the engine writes them when nobody asks for ids."""
+    return _IDS.sub(lambda match: b'"prompt_token_ids":null' if match[1] else b'"token_ids":null', events)
+
+
+def _has_non_text(delta: TracedDelta) -> bool:
+    return any(
+        is_present(raw)
+        for raw in (delta.reasoning, delta.reasoning_content, delta.tool_calls, delta.function_call, delta.refusal)
+    )

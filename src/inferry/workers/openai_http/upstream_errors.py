@@ -1,0 +1,59 @@
+"""What an upstream's refusal means here. Its words reach the client only where they are about the request."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from inferry.domain.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NoWorker,
+    WorkerLost,
+)
+
+MAX_MESSAGE_CHARS = 1000
+
+
+class _UpstreamError(Struct, frozen=True):
+    message: str = ""
+    param: str | None = None
+
+
+class _ErrorBody(Struct):
+    error: _UpstreamError | str = _UpstreamError()
+    message: str = ""
+
+
+def upstream_error(
+    worker: str, status: int, body: bytes, *, retry_after_s: float | None = None, secrets: Sequence[str] = ()
+) -> GatewayError:
+    try:
+        details = msgspec.json.decode(body, type=_ErrorBody)
+        error = details.error if isinstance(details.error, _UpstreamError) else _UpstreamError(message=details.error)
+        message, param = error.message or details.message, error.param
+    except msgspec.MsgspecError:
+        message, param = "", None
+    except UnicodeDecodeError:
+        if status not in (429, 503):  # those need no words
+            return WorkerLost(f"worker {worker} answered {status} with bytes that are not UTF-8")
+        message, param = "", None
+    if status == 404:
+        return ModelNotFound(f"worker {worker} does not serve this model", param="model")
+    if status in (400, 413, 422):
+        text = _redact(message, secrets)[:MAX_MESSAGE_CHARS] or f"worker {worker} refused the request ({status})"
+        param = None if param is None else _redact(param, secrets)
+        if "context length" in message:
+            return ContextLengthExceeded(text, param=param)
+        return InvalidRequest(text, param=param)
+    if status in (429, 503):
+        return NoWorker(f"worker {worker} is full", retry_after_s=retry_after_s)
+    return WorkerLost(f"worker {worker} answered {status}")
+
+
+def _redact(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text

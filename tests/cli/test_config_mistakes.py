@@ -1,0 +1,177 @@
+"""Mistakes that operators make in a configuration are errors that say where and why, not surprises later."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferry.cli.config.schema import ConfigError, load, load_workers, parse
+
+VLLM = {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"}
+
+
+def error_of(raw: Any, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(raw, env)
+    return str(caught.value)
+
+
+def error_in(path: Path, text: str) -> str:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, env={})
+    return str(caught.value)
+
+
+# -- keys that stand twice -------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_stands_twice_is_named_with_both_lines(tmp_path: Path) -> None:
+    said = error_in(tmp_path / "inferry.yaml", "server:\n  port: 8000\n  host: 127.0.0.1\n  port: 9000\n")
+    assert "key `port` in line 4 was set before, in line 2" in said
+
+
+def test_a_tenant_that_stands_twice_does_not_lose_its_ceiling(tmp_path: Path) -> None:
+    text = "tenants:\n  acme:\n    day_token_ceiling: 1000\n  acme: {}\n"
+    assert "key `acme` in line 4" in error_in(tmp_path / "inferry.yaml", text)
+
+
+def test_a_section_that_stands_twice_is_an_error(tmp_path: Path) -> None:
+    assert "key `server`" in error_in(tmp_path / "inferry.yaml", "server: {port: 1}\nserver: {port: 2}\n")
+
+
+def test_the_same_key_in_two_mappings_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "inferry.yaml"
+    path.write_text("tenants:\n  a: {max_concurrent: 1}\n  b: {max_concurrent: 2}\n")
+    assert set(load(path, env={}).tenants) == {"a", "b"}
+
+
+def test_a_merged_key_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "inferry.yaml"
+    path.write_text("workers:\n  - &one {kind: vllm, name: a, url: 'http://h:1'}\n  - {<<: *one, name: b}\n")
+    assert [worker.name for worker in load(path, env={}).workers] == ["a", "b"]
+
+
+def test_a_workers_file_with_a_key_twice_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "workers.yaml"
+    path.write_text("- kind: vllm\n  name: a\n  url: http://h:1\n  url: http://h:2\n")
+    with pytest.raises(ConfigError, match="key `url` in line 4"):
+        load_workers(path)
+
+
+def test_an_environment_variable_with_a_key_twice_is_an_error() -> None:
+    assert "INFERRY_LANES__P0" in error_of({}, {"INFERRY_LANES__P0": "{share: 0, share: 0.5}"})
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "server: {port: 2001-99-99}"])
+def test_yaml_that_cannot_be_read_is_no_traceback(tmp_path: Path, text: str) -> None:
+    assert "inferry.yaml" in error_in(tmp_path / "inferry.yaml", text)
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_lanes_add_up_to_no_more_than_one() -> None:
+    said = error_of({"lanes": {"P1": {"share": 0.6}, "P2": {"share": 0.5}}})
+    assert "lanes.P1.share" in said
+    assert "1.1" in said
+    parse({"lanes": {"P1": {"share": 0.5}, "P2": {"share": 0.5}, "P0": {"share": 0.0}}})
+
+
+# -- URLs of workers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://h:1/\r\nx: y", "control"),
+        ("http://h :1", "spaces"),
+        (" http://h:1", "spaces"),
+        ("http://h:1\t", "control"),
+        ("http://user:secret@h:1", "user name or password"),
+        ("http://@h:1", "user name or password"),
+        ("http://", "no host"),
+        ("http://:8000", "no host"),
+        ("ftp://h:1", "scheme `ftp`"),
+        ("h:8000", "must be of the form"),
+        ("http://h:99999", "port"),
+        ("http://h:0", "port 0"),
+        ("http://h:1?key=1", "query"),
+        ("http://[::1", "cannot be read"),
+        ("http://bücher.example", "non-ASCII"),
+    ],
+)
+def test_a_worker_whose_url_cannot_be_called_is_an_error_with_the_reason(url: str, reason: str) -> None:
+    said = error_of({"workers": [{**VLLM, "url": url}]})
+    assert "workers[0].url" in said
+    assert reason in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("url", ["http://h:8000", "https://api.example.com", "http://[::1]:8000", "http://h/v1"])
+def test_a_worker_at_a_plain_url_is_accepted(url: str) -> None:
+    parse({"workers": [{**VLLM, "url": url}]})
+
+
+# -- values that cannot be -------------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("raw", "where"),
+    [
+        ({"single_flight": {"replay_ttl_s": INF}}, "single_flight.replay_ttl_s"),
+        ({"single_flight": {"replay_ttl_s": NAN}}, "single_flight.replay_ttl_s"),
+        ({"server": {"drain_timeout_s": INF}}, "server.drain_timeout_s"),
+        ({"server": {"max_body_bytes": 10**400}}, "server.max_body_bytes"),
+        ({"server": {"max_body_bytes": -1}}, "server.max_body_bytes"),
+        ({"server": {"port": True}}, "server.port"),
+        ({"server": {"port": 99999}}, "server.port"),
+        ({"server": {"port": -1}}, "server.port"),
+        ({"server": {"heartbeat_interval_s": True}}, "server.heartbeat_interval_s"),
+        ({"server": {"host": "a b"}}, "server.host"),
+        ({"server": {"host": ""}}, "server.host"),
+        ({"server": {"host": "a..b"}}, "server.host"),
+        ({"server": {"host": "h\n"}}, "server.host"),
+        ({"server": {"admin_key": "0123456789abcdef\r\nx: y"}}, "server.admin_key"),
+        ({"workers": [{**VLLM, "api_key": "k\r\nx-other: 1"}]}, "workers[0].api_key"),
+        ({"workers": [{**VLLM, "models": ["a\nb"]}]}, "workers[0].models[0]"),
+        ({"workers": [{**VLLM, "models": [""]}]}, "workers[0].models"),
+        ({"workers": [{**VLLM, "group": "a\x00"}]}, "workers[0].group"),
+        ({"workers": [{**VLLM, "group": ""}]}, "workers[0].group"),
+        ({"prices": {"a\nb": {"input": 1.0}}}, "prices"),
+        ({"prices": {"m": {"input": NAN}}}, "prices.m.input"),
+        ({"lanes": {"P0": {"ttft_ms": INF}}}, "lanes.P0.ttft_ms"),
+        ({"workers_file": ""}, "workers_file"),
+        ({"tenants": {"t": {"requests_per_minute": True}}}, "tenants.t.requests_per_minute"),
+        ({"tenants": {"t": {"day_money_ceiling": INF}}}, "tenants.t.day_money_ceiling"),
+        ({"tenants": {"t": {"models": ["a\x1b[31m"]}}}, "tenants.t.models[0]"),
+    ],
+)
+def test_a_value_that_cannot_be_is_an_error_that_names_its_path(raw: dict[str, Any], where: str) -> None:
+    assert where in error_of(raw)
+
+
+def test_an_error_repeats_nothing_of_a_secret() -> None:
+    assert "hush" not in error_of({"workers": [{**VLLM, "api_key": "hush\n"}]})
+
+
+# -- the ledger's address --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite:///", "sqlite://"])
+def test_a_ledger_without_a_file_is_an_error_with_the_fix(url: str) -> None:
+    said = error_of({"ledger": url})
+    assert said.startswith("ledger")
+    assert "sqlite:///inferry.db" in said
+    assert ":memory:" in said
+
+
+@pytest.mark.parametrize("url", ["sqlite:///file:x?mode=memory&uri=true", "sqlite:///x.db?mode=memory", "sqlite:///d/"])
+def test_a_ledger_that_is_in_memory_by_other_names_is_an_error(url: str) -> None:
+    assert error_of({"ledger": url}).startswith("ledger")
+
+
+def test_an_in_memory_ledger_is_reported() -> None:
+    assert parse({"ledger": "sqlite:///:memory:"}).ledger == "sqlite:///:memory:"

@@ -1,0 +1,184 @@
+"""Every implementation of Worker that the laws are held against, each up and running on an event loop of its own."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from contracts.scripted_server import CONTEXT as WORDY_CONTEXT
+from contracts.scripted_server import words
+from inferry.domain.clock import SystemClock
+from inferry.domain.ports import Worker
+from inferry.engine.config import EngineConfig
+from inferry.engine.tokenizer import HfTokenizer
+from inferry.streams.detokenizer import Assembler
+from inferry.workers.in_process.embedded import EmbeddedWorker
+from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
+from inferry.workers.openai_http.settings import HttpWorkerSettings
+from inferry.workers.openai_http.worker import OpenAIHttpWorker
+from support import upstream
+from support.scripted_worker import ScriptedWorker
+from support.vllm_server import BLOCKS_PER_CEILING, CONTEXT, ENVIRONMENT, VllmServer, engine_cores, vllm_venv
+
+T = TypeVar("T")
+MakeWorker = Callable[[], AbstractAsyncContextManager[Worker]]
+
+
+class WorkerSetup:
+    """A worker that has started, and what a law must know about it.
+
+    `context` is what its prompts must stay below; None where it looks at none. `encodes` are token ids after which it
+    writes characters that take several tokens; empty where it has no such. `stops` says that it knows stop strings.
+    `long` is how many tokens a job takes that is to be stopped: some are hundreds ahead of what is heard of them.
+    `kill` makes an end of what computes; None where there is nothing that comes back by itself or is brought back.
+    """
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        worker: Worker,
+        make_worker: MakeWorker,
+        *,
+        context: int | None = None,
+        encodes: tuple[int, ...] = (),
+        stops: bool = True,
+        long: int = 200,
+        kill: Callable[[], None] | None = None,
+        revive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._runner = runner
+        self.worker = worker
+        self.make_worker = make_worker
+        self.context = context
+        self.encodes = encodes
+        self.stops = stops
+        self.long = long
+        self.kill = kill
+        self.revive = revive
+
+    def run(self, work: Coroutine[Any, Any, T], seconds: float = 100) -> T:
+        return self._runner.run(asyncio.wait_for(work, seconds))
+
+
+@contextmanager
+def running_worker(make_worker: MakeWorker, **more: Any) -> Iterator[WorkerSetup]:
+    with asyncio.Runner() as runner:
+        running = make_worker()
+        worker = runner.run(running.__aenter__())
+        try:
+            runner.run(worker.start())
+            yield WorkerSetup(runner, worker, make_worker, **more)
+        finally:
+            runner.run(running.__aexit__(None, None, None))
+
+
+@contextmanager
+def scripted(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        worker = ScriptedWorker(words=[f" w{number}" for number in range(400)], can_resume=True)
+        yield worker
+        await worker.close()
+
+    with running_worker(make_worker, stops=False) as setup:
+        yield setup
+
+
+@contextmanager
+def over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        async with upstream.Upstream(words) as up:
+            worker = OpenAIHttpWorker("http", HttpWorkerSettings(url=up.url), SystemClock())
+            yield worker
+            await worker.close()
+
+    with running_worker(make_worker, context=WORDY_CONTEXT) as setup:
+        yield setup
+
+
+@contextmanager
+def embedded(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    tokenizer = HfTokenizer(model_dir)
+
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[EmbeddedWorker]:
+        worker = EmbeddedWorker(
+            "embedded",
+            model_dir=model_dir,
+            models=["m"],
+            make_assembler=lambda stop: Assembler(tokenizer, stop),
+            engine=EngineConfig(kv_tokens=16_384, context_tokens=CONTEXT),
+            restart_backoff_s=0.05,
+        )
+        yield worker
+        await worker.close()
+
+    with running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir)) as setup:
+        setup.kill = lambda: os.kill(_engine_pid(setup), signal.SIGKILL)
+        yield setup
+
+
+@contextmanager
+def vllm_over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    with VllmServer(model_dir, scratch / "vllm.log") as server:
+
+        @asynccontextmanager
+        async def make_worker() -> AsyncIterator[Worker]:
+            settings = HttpWorkerSettings(url=server.url, wants_priorities=True)
+            worker = OpenAIHttpWorker("vllm", settings, SystemClock())
+            yield worker
+            await worker.close()
+
+        with running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir), long=900) as setup:
+            setup.kill, setup.revive = server.stop, server.start
+            yield setup
+
+
+@contextmanager
+def vllm_in_process(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    tokenizer = HfTokenizer(model_dir)
+    os.environ.update(ENVIRONMENT)
+    engine = VllmEngine(
+        python=vllm_venv() / "bin" / "python",
+        max_sequences=32,
+        context_tokens=CONTEXT,
+        arguments={"dtype": "float32", "enforce_eager": True, "num_gpu_blocks_override": BLOCKS_PER_CEILING},
+    )
+
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        worker = VllmInProcessWorker(
+            "vllm-inprocess",
+            model_dir=model_dir,
+            models=["m"],
+            engine=engine,
+            make_assembler=lambda stop: Assembler(tokenizer, stop),
+            restart_backoff_s=0.05,
+        )
+        yield worker
+        await worker.close()
+
+    with running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir), long=900) as setup:
+
+        def kill() -> None:
+            for pid in engine_cores(_engine_pid(setup)):
+                os.kill(pid, signal.SIGKILL)
+
+        setup.kill = kill
+        yield setup
+
+
+def _engine_pid(setup: WorkerSetup) -> int:
+    assert isinstance(setup.worker, EmbeddedWorker | VllmInProcessWorker)
+    assert setup.worker.pid is not None
+    return setup.worker.pid
+
+
+def _speaks(model_dir: Path) -> tuple[int, ...]:
+    from support.contract_model import chain_ids
+
+    return tuple(chain_ids(model_dir))

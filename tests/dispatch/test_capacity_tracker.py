@@ -1,0 +1,97 @@
+"""The rooms of workers, as the loop keeps them."""
+
+from inferry.dispatch.capacity import CapacityTracker
+from inferry.domain.attempts import Attempt
+from inferry.domain.lanes import DEFAULT_LANES, Lane, ReleaseReason
+from inferry.domain.plans import BatchPlan
+from inferry.domain.values import replace
+from inferry.domain.workers import Capacity, WorkerView
+from support.builders import a_job, a_view
+
+
+def _view(**changes: object) -> WorkerView:
+    return replace(a_view("w", sequences=64, kv_tokens=10_000), controlled=True, chunk_tokens=2048, **changes)
+
+
+def send_job(tracker: CapacityTracker, now: float, *, tokens: int = 100, lane: Lane = Lane.P1) -> Attempt:
+    job = a_job(f"{now}", tokens=tokens, lane=lane, at=now)
+    attempt = Attempt(job)
+    plan = BatchPlan(plan_id=1, worker="w", jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=now)
+    attempt.sent(plan, now)
+    tracker.sent(attempt, now)
+    return attempt
+
+
+def serve(tracker: CapacityTracker, seconds: float) -> float:
+    """A job after the other, ten tokens each in steps of 10 ms; the time it is then."""
+    now = 0.0
+    while now < seconds:
+        attempt = send_job(tracker, now)
+        now += 0.02
+        attempt.first_token(now)
+        tracker.first_token(attempt, now)
+        for _ in range(10):
+            now += 0.01
+            attempt.output_tokens += 1
+            tracker.refresh(now)
+        tracker.ended(attempt, now)
+    return now
+
+
+def test_a_fixed_capacity_is_not_changed() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    view = a_view("w", sequences=64, kv_tokens=10_000)
+    assert tracker.update_view(view, 0.0) is view
+    serve(tracker, 2.0)
+    assert tracker.refresh(2.0) == []
+
+
+def test_a_controlled_capacity_stays_within_the_worker_limits() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    capacity = tracker.update_view(_view(), 0.0).capacity
+    assert capacity.sequences == 64
+    assert (capacity.kv_tokens or 0) <= 10_000
+
+
+def test_the_capacity_follows_observed_traffic() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker.update_view(_view(), 0.0)
+    now = serve(tracker, 5.0)
+    attempt = send_job(tracker, now)
+    attempt.first_token(now + 0.02)
+    tracker.first_token(attempt, now + 0.02)
+    assert tracker.update_view(_view(), now + 0.02).capacity.prefill_tokens_per_s is not None
+
+
+def test_the_scheduler_is_notified_only_of_changed_capacities() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker.update_view(_view(), 0.0)
+    now = serve(tracker, 5.0)
+    tracker.refresh(now + 2.0)
+    assert tracker.refresh(now + 2.0) == []
+    assert tracker.refresh(now + 2.05) == []
+
+
+def test_changed_limits_are_applied() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker.update_view(_view(), 0.0)
+    assert tracker.update_view(_view(capacity=Capacity(sequences=7, kv_tokens=10_000)), 1.0).capacity.sequences == 7
+
+
+def test_jobs_sent_before_a_worker_was_controlled_are_not_counted() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    attempt = send_job(tracker, 0.0)
+    tracker.update_view(_view(), 0.0)
+    attempt.first_token(0.1)
+    tracker.first_token(attempt, 0.1)
+    tracker.ended(attempt, 0.2)
+    assert tracker.update_view(_view(), 1.0).capacity.sequences == 64
+
+
+def test_a_job_that_ends_before_its_first_token_leaves_no_state() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker.update_view(_view(), 0.0)
+    for number in range(10):
+        tracker.ended(send_job(tracker, float(number)), number + 0.5)
+    assert not tracker._tracked["w"].jobs
+    assert tracker._tracked["w"].controller._decoding_now() == 0

@@ -1,0 +1,233 @@
+"""Marks of budgets on an event loop: a call waits for its own, never for another's, and not for ever."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from admission.builders import a_caller
+from inferry.admission.quota_gate import QuotaGate
+from inferry.admission.watermarks import WatermarkTracker
+from inferry.dispatch import loop as loop_module
+from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.watermark_writer import WatermarkWriter
+from inferry.domain.clock import SystemClock
+from inferry.domain.lanes import DEFAULT_LANES
+from inferry.domain.spending import Watermark, WatermarkBatch
+from inferry.domain.streams import Done, Failed
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from support.builders import a_job
+from support.loop_helpers import ListLedger, read
+from support.scripted_worker import ScriptedWorker
+
+LIMITED = a_caller("a", day_token_ceiling=1_000_000)
+FREE = a_caller("b")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """In real time: a disk and a recorder have threads of their own."""
+    asyncio.run(asyncio.wait_for(work, 120))
+
+
+class Disk:
+    """A store of watermarks whose disk may be slow or broken."""
+
+    def __init__(self) -> None:
+        self.watermarks: dict[tuple[str, str, str], Watermark] = {}
+        self.works = threading.Event()
+        self.works.set()
+        self.fails = 0
+        self.batches = 0
+
+    def read(self) -> list[Watermark]:
+        return list(self.watermarks.values())
+
+    def write(self, batch: WatermarkBatch) -> None:
+        self.works.wait(30)
+        if self.fails:
+            self.fails -= 1
+            raise OSError("no space left on device")
+        self.batches += 1
+        for watermark in batch.upserts:
+            self.watermarks[watermark.scope, watermark.name, watermark.period] = watermark
+        for watermark in batch.deletes:
+            self.watermarks.pop((watermark.scope, watermark.name, watermark.period), None)
+
+    def close(self) -> None:
+        pass
+
+
+class House:
+    def __init__(self, disk: Disk, idle_s: float, sweep_s: float) -> None:
+        self.worker = ScriptedWorker()
+        self.clock = SystemClock()
+        self.recorder = Recorder(ListLedger())
+        gate = QuotaGate({}, watermarks=WatermarkTracker())
+        self.keeper = WatermarkWriter(gate, disk, self.recorder, self.clock, sweep_s=sweep_s, idle_s=idle_s)
+        self.gateway = Gateway(
+            lanes=DEFAULT_LANES,
+            pool=Pool([self.worker], self.clock),
+            recorder=self.recorder,
+            metrics=Metrics(["m"], [self.worker.name]),
+            clock=self.clock,
+            gate=gate,
+            watermarks=self.keeper,
+        )
+
+
+@asynccontextmanager
+async def a_house(disk: Disk, idle_s: float = 60.0, sweep_s: float = 60.0) -> AsyncIterator[House]:
+    house = House(disk, idle_s, sweep_s)
+    house.gateway.start()
+    while not house.gateway.is_ready:
+        await asyncio.sleep(0)
+    try:
+        yield house
+    finally:
+        disk.works.set()
+        await house.gateway.close()
+
+
+def test_a_call_under_a_ceiling_is_not_served_before_its_watermark_is_written() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            disk.works.clear()
+            held = house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED)
+            free = house.gateway.submit(a_job(at=house.clock.now(), tenant="b"), FREE)
+            _, end = await read(free)
+            assert isinstance(end, Done)
+            served = [job.tenant for plan in house.worker.plans for job in plan.jobs]
+            assert served == ["b"]
+            disk.works.set()
+            _, end = await read(held)
+            assert isinstance(end, Done)
+            assert disk.watermarks["tenant", "", "day"].tokens > 0
+        assert disk.watermarks == {}
+
+    run(body())
+
+
+def test_calls_that_come_together_wait_for_one_write() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            jobs = [a_job(at=house.clock.now(), tenant="a") for _ in range(50)]
+            streams = [house.gateway.submit(job, LIMITED) for job in jobs]
+            for stream in streams:
+                await read(stream)
+            assert disk.batches <= 2
+
+    run(body())
+
+
+def test_a_disk_that_fails_for_a_while_only_delays() -> None:
+    async def body() -> None:
+        disk = Disk()
+        disk.fails = 2
+        async with a_house(disk) as house:
+            _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            assert isinstance(end, Done)
+
+    run(body())
+
+
+@pytest.mark.plain
+def test_a_call_whose_watermark_cannot_be_written_fails_and_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "BUDGET_HOLD_S", 0.05)
+
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            disk.works.clear()
+            _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            assert isinstance(end, Failed)
+            assert (end.error.status, end.error.code, end.error.retryable) == (503, "ledger_unavailable", True)
+            assert house.gateway.admission_control.gate.report("a")[0].leased_tokens == 0
+            disk.works.set()
+            _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            assert isinstance(end, Done)
+
+    run(body())
+
+
+def test_a_call_cancelled_while_it_waits_for_its_watermark_never_runs() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            disk.works.clear()
+            job = a_job(at=house.clock.now(), tenant="a")
+            stream = house.gateway.submit(job, LIMITED)
+            house.gateway.cancel(job.job_id)
+            _, end = await read(stream)
+            assert isinstance(end, Failed)
+            disk.works.set()
+            _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            assert isinstance(end, Done)
+            assert job.job_id not in [one.job_id for plan in house.worker.plans for one in plan.jobs]
+
+    run(body())
+
+
+def test_watermarks_of_idle_accounts_are_released_while_running() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk, 0.0, 0.01) as house:
+            await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            async with asyncio.timeout(120):
+                while disk.watermarks:
+                    await asyncio.sleep(0.01)
+
+    run(body())
+
+
+def test_a_replaced_database_gets_every_watermark_again() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
+            spent = house.gateway.admission_control.gate.report("a")[0].spent_tokens
+            assert spent > 0
+            disk.watermarks.clear()
+            house.keeper.rewrite_all()
+            async with asyncio.timeout(120):
+                while not disk.watermarks:
+                    await asyncio.sleep(0.01)
+        # The rows are in the file that is gone, so what was spent stays in the new one.
+        assert disk.watermarks["tenant", "", "day"].tokens == spent
+
+    run(body())
+
+
+def test_a_single_long_stream_has_its_watermark_raised_in_time() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            house.worker.words = ("w",) * 6_000
+            job = a_job(at=house.clock.now(), tenant="a", output=6_000)
+            _, end = await read(house.gateway.submit(job, a_caller("a", day_token_ceiling=20_000)))
+            assert isinstance(end, Done)
+            assert end.stopped is None
+            assert end.usage.output_tokens == 6_000
+            assert disk.batches >= 2
+
+    run(body())
+
+
+def test_a_clean_stop_releases_any_number_of_watermarks() -> None:
+    async def body() -> None:
+        disk = Disk()
+        async with a_house(disk) as house:
+            caller = a_caller("a", run_token_ceiling=100_000)
+            jobs = [a_job(at=house.clock.now(), tenant="a", run_id=f"r{number}") for number in range(1_500)]
+            for stream in [house.gateway.submit(job, caller) for job in jobs]:
+                await read(stream)
+            assert len(disk.watermarks) == 1_500
+        assert disk.watermarks == {}
+
+    run(body())

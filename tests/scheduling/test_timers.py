@@ -1,0 +1,51 @@
+"""The agenda: what is due next, whatever was dropped in between."""
+
+import itertools
+
+from inferry.domain.lanes import Lane
+from inferry.scheduling.placement.route_filter import RouteFilter
+from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
+from inferry.scheduling.queues.fair_share import LaneAccounts
+from inferry.scheduling.queues.lane_queue import BacklogCounter, LaneQueue
+from inferry.scheduling.queues.queued_job import QueuedJob
+from inferry.scheduling.queues.timers import TimerHeap
+from support.builders import a_job, a_policy
+
+_numbers = itertools.count()
+
+
+def an_entry() -> QueuedJob:
+    job = a_job()
+    lane_queue = LaneQueue(Lane.P1, a_policy(), LaneAccounts(), BacklogCounter(), lambda entry: 0)
+    queue = lane_queue.queue_for(job, RouteFilter(job.route, (), WorkerGroupIndex()))
+    return lane_queue.add_entry(job, next(_numbers), queue)
+
+
+def test_timers_fire_in_order_of_time() -> None:
+    timers, soon, later = TimerHeap(), an_entry(), an_entry()
+    timers.put(later, 2.0)
+    timers.put(soon, 1.0)
+    assert timers.pop(0.5) is None
+    assert timers.pop(2.0) is soon
+    assert timers.pop(2.0) is later
+    assert timers.next() is None
+
+
+def test_a_new_timer_replaces_the_old() -> None:
+    timers, entry = TimerHeap(), an_entry()
+    timers.put(entry, 1.0)
+    timers.put(entry, 3.0)
+    assert timers.next() == 3.0
+    assert timers.pop(2.0) is None
+
+
+def test_dropped_timers_are_compacted() -> None:
+    timers, remaining = TimerHeap(), an_entry()
+    timers.put(remaining, 1e9)
+    for n in range(10_000):
+        entry = an_entry()
+        timers.put(entry, float(n))
+        timers.drop(entry)
+    assert len(timers) == 1
+    assert len(timers.heap) < 200
+    assert timers.next() == 1e9

@@ -1,0 +1,109 @@
+"""What is said when an engine's settings stand in the way of a promise."""
+
+from typing import Any
+
+import pytest
+
+from inferry.cli import wiring
+from inferry.cli.config.schema import parse
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.workers.openai_http.advice import EngineFacts, advice
+from support.http_jobs import a_call, a_plan, a_worker, run, until
+from support.upstream import Upstream, metrics_page
+
+NO_PROMISE = {lane: LanePolicy(max_wait_ms=1, coalesce_ms=1) for lane in Lane}
+
+
+def messages(lanes: dict[Lane, LanePolicy] = DEFAULT_LANES, **facts: Any) -> list[str]:
+    return advice(EngineFacts(worker="w", kind=facts.pop("kind", "vllm"), **facts), lanes)
+
+
+def test_no_advice_without_facts() -> None:
+    assert messages() == []
+
+
+def test_a_step_too_long_for_the_itl_target_is_named_with_the_setting() -> None:
+    (sentence,) = messages(chunk_tokens=16_384)
+    assert sentence == (
+        "worker w: a step of 16384 tokens takes 410 ms on a fast GPU, too long for itl_ms 30 of lane P0; "
+        "start it with --max-num-batched-tokens 4096"
+    )
+    assert messages(chunk_tokens=2048) == []
+    assert messages(NO_PROMISE, chunk_tokens=16_384) == []
+    assert "--max" not in messages(kind="sglang", chunk_tokens=16_384)[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"max_sequences": 256, "engine_sequences": 64}, "set max_sequences: 64"),
+        ({"max_sequences": 4096, "chunk_tokens": 2048}, "set max_sequences: 2048 or less"),
+        ({"prefill_tokens": 512, "chunk_tokens": 2048}, "set prefill_tokens: 2048 or more"),
+        ({"kv_tokens": 10_000, "kv_capacity": 8_000}, "set kv_tokens: 8000"),
+        ({"preempts": True}, "runs out of KV cache"),
+        ({"has_metrics": False}, "it shows no metrics"),
+        ({"supports_priority": False}, "--scheduling-policy priority"),
+        ({"reports_cached": False}, "--enable-prompt-tokens-details"),
+    ],
+)
+def test_every_setting_that_stands_in_the_way_is_named(facts: dict[str, Any], words: str) -> None:
+    (sentence,) = messages(**facts)
+    assert words in sentence
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"max_sequences": 64, "engine_sequences": 64},
+        {"max_sequences": 256, "chunk_tokens": 2048},
+        {"prefill_tokens": 4096, "chunk_tokens": 2048},
+        {"kv_tokens": 8_000, "kv_capacity": 8_000},
+        {"has_metrics": True, "supports_priority": True, "reports_cached": True},
+        {"kind": "tgi", "supports_priority": False, "reports_cached": False},
+    ],
+)
+def test_what_is_as_it_should_be_is_not_mentioned(facts: dict[str, Any]) -> None:
+    assert messages(**facts) == []
+
+
+def test_the_configuration_alone_gives_advice() -> None:
+    vllm = {"kind": "vllm", "name": "gpu-a", "url": "http://h:1", "chunk_tokens": 16_384}
+    assert [one.split(":")[0] for one in wiring.advise(parse({"workers": [vllm]}))] == ["worker gpu-a"]
+    quiet = {"lanes": {"P0": {"ttft_ms": None, "itl_ms": None}, "P1": {"ttft_ms": None, "itl_ms": None}}}
+    assert wiring.advise(parse({"workers": [vllm], **quiet})) == []
+    assert wiring.advise(parse({})) == []
+
+
+def test_live_engines_are_asked() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            up.accepts_priorities = False
+            worker = {"kind": "vllm", "name": "gpu-a", "url": up.url, "kv_tokens": 99_999}
+            config = parse({"workers": [worker, {**worker, "name": "gone", "url": "http://127.0.0.1:9"}]})
+            sentences = await wiring.query_engines(config)
+            assert "set kv_tokens: 16000" in sentences[0]
+            assert "--scheduling-policy priority" in sentences[1]
+            assert sentences[2].startswith("worker gone: cannot reach it")
+
+    run(scenario())
+
+
+def test_advice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            worker = a_worker(up)
+            await worker.start()
+            assert not caplog.records
+            for number in range(3):
+                await worker.run(a_plan(a_call(f"j{number}")), lambda item: None)
+                up.metrics_page = metrics_page(1, more=f"vllm:num_preemptions_total {number + 1}.0\n")
+                await worker._poller.poll()  # type: ignore[union-attr]
+            await until(lambda: caplog.records)
+            await worker.close()
+
+    with caplog.at_level("WARNING"):
+        run(scenario())
+    assert sorted(record.getMessage().split(",")[0].split(" and ")[0] for record in caplog.records) == [
+        "worker up: it does not report cached tokens",
+        "worker up: it runs out of KV cache",
+    ]

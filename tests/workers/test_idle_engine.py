@@ -1,0 +1,74 @@
+"""An engine process of the gateway's own that freezes while it has nothing to do."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferry.domain.workers import Phase
+from inferry.engine.config import EngineConfig
+from inferry.engine.messages import setup
+from inferry.workers.in_process import engine_worker
+from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+
+IDLER = """
+import contextlib, socket, sys, time
+from inferry.engine.messages import Heartbeat, Ready, frame
+sock = socket.socket(fileno=int(sys.argv[1]))
+with contextlib.suppress(ConnectionError):
+    sock.sendall(frame(Ready(100, 1000, 16, 50, [], 1)))
+    while True:
+        sock.sendall(frame(Heartbeat()))
+        time.sleep(0.02)
+"""
+
+
+class Silent:
+    def push(self, token_ids: object) -> tuple[str, bool]:
+        return "", False
+
+    def finish(self) -> str:
+        return ""
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_worker, "CHECK_INTERVAL_S", 0.2)
+    source = str(Path(engine_worker.__file__).parents[3])
+    worker_environment = {**os.environ, "PYTHONPATH": source}
+    command = (sys.executable, "-c", IDLER)
+
+    async def scenario() -> None:
+        worker = EngineWorker(
+            "idler",
+            program=EngineProgram(command, worker_environment, setup(Path("nowhere"), EngineConfig())),
+            limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
+            models=["m"],
+            make_assembler=lambda stop: Silent(),
+            restart_backoff_s=0.01,
+        )
+        await worker.start()
+        try:
+            ready_at = worker.view().last_activity_at
+            assert ready_at is not None
+            await until(lambda: (worker.view().last_activity_at or 0.0) > ready_at)  # it beats
+            first = worker.pid
+            assert first is not None
+            assert worker.view().phase is Phase.READY
+            os.kill(first, signal.SIGSTOP)
+            await until(lambda: worker.view().phase is Phase.DOWN)
+            assert worker.pid == first, "it may be heard again"
+            await until(lambda: worker.pid not in (None, first) and worker.view().phase is Phase.READY)
+        finally:
+            await worker.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))

@@ -1,0 +1,89 @@
+"""What of vLLM in process needs no vLLM: what steps cost, what it is started with, what its process may import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import inferry
+from inferry.workers.in_process.vllm_inprocess import VllmEngine
+from inferry.workers.in_process.vllm_process import BOOTSTRAP, StepMeter
+
+
+def test_new_tokens_pay_for_their_share_of_a_step() -> None:
+    meter = StepMeter()
+    meter.step(prompt_tokens=6, new_tokens=2, seconds=0.8)
+    assert meter.charge_new(1) == pytest.approx(0.1)
+    assert meter.charge_new(1) == pytest.approx(0.1)
+    assert meter.charge_prompt(6) == pytest.approx(0.6)
+    assert (meter.steps, meter.step_tokens, meter.step_seconds) == (1, 8, 0.8)
+
+
+def test_a_prompt_that_took_several_steps_pays_for_all_of_them() -> None:
+    meter = StepMeter()
+    meter.step(100, 0, 1.0)
+    meter.step(20, 0, 0.5)
+    assert meter.charge_prompt(120) == pytest.approx(1.5)
+
+
+def test_prompts_in_one_step_pay_by_their_length() -> None:
+    meter = StepMeter()
+    meter.step(40, 0, 1.0)
+    assert meter.charge_prompt(10) == pytest.approx(0.25)
+    assert meter.charge_prompt(30) == pytest.approx(0.75)
+
+
+def test_unowned_cost_is_not_charged_to_the_next_request() -> None:
+    meter = StepMeter()
+    meter.step(40, 4, 1.0)
+    meter.idle()
+    meter.step(10, 0, 0.2)
+    assert meter.charge_prompt(10) == pytest.approx(0.2)
+    assert meter.charge_new(4) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 64), st.floats(0, 2)), max_size=20),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 600)), max_size=40),
+)
+def test_never_more_is_charged_than_steps_took(
+    steps: list[tuple[int, int, float]], charges: list[tuple[bool, int]]
+) -> None:
+    meter = StepMeter()
+    for prompt, new, seconds in steps:
+        meter.step(prompt, new, seconds)
+    charged = sum(meter.charge_prompt(tokens) if prompt else meter.charge_new(tokens) for prompt, tokens in charges)
+    assert charged <= sum(seconds for _, _, seconds in steps) + 1e-9
+
+
+def test_arguments_of_vllms_own_win_over_ours() -> None:
+    engine = VllmEngine(python=Path("python"), max_sequences=8, context_tokens=512, arguments={"max_num_seqs": 4})
+    arguments = engine.engine_arguments(Path("model"))
+    assert (arguments["model"], arguments["max_num_seqs"], arguments["max_model_len"]) == ("model", 4, 512)
+    assert arguments["scheduling_policy"] == "priority"
+
+
+def test_the_process_sees_inferry_and_nothing_installed_beside_it(tmp_path: Path) -> None:
+    """With an interpreter that has msgspec alone, as vLLM's has of what Inferry needs."""
+    msgspec_home = Path(sys.modules["msgspec"].__file__ or "").parents[1]
+    registry = tmp_path / "shelf"
+    registry.mkdir()
+    (registry / "msgspec").symlink_to(msgspec_home / "msgspec")
+    package = Path(inferry.__file__).parent
+    # The real one ends by serving a socket; this ends where that begins, and says what was imported until then.
+    script = f"import sys; sys.path.append({str(registry)!r})\n" + BOOTSTRAP.replace(
+        "main(int(sys.argv[2]))",
+        "print(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))",
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script, str(package), "0"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert ran.stdout.strip() == "['__main__', 'inferry', 'msgspec']"
