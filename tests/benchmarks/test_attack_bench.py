@@ -23,7 +23,7 @@ ANSWERS = {
     "large_bodies": {"401"},
     "pipelines": {"401"},
 }
-PER_STRIKE = {"large_fields": 21, "pipelines": 1001}
+PER_STRIKE = {"pipelines": 1001}
 
 
 @pytest.fixture(scope="module")

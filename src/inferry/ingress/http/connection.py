@@ -278,8 +278,6 @@ class Connection(asyncio.Protocol):
         server = self._server
         request = self._partial_request = server.head_parser.parse(head)
         request.head_bytes = len(head)
-        if len(head) > LARGE_HEAD:
-            request.keeps_alive = False
         self._has_blank_line = False
         length = request.length
         if not length:
@@ -327,6 +325,8 @@ class Connection(asyncio.Protocol):
         self._phase = _Phase.IDLE
         if self._reply is not None or self._pipelined:
             request.caller = None  # its key may have been revoked when it is served: it is checked again then
+        if request.head_bytes > LARGE_HEAD:
+            self._is_last_request = True
         self._pipelined.append(request)
         self._pipelined_bytes += len(request.body)
         self._pipelined_head_bytes += request.head_bytes
