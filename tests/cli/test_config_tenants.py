@@ -116,6 +116,8 @@ def test_yamls_idea_of_on_and_off_is_a_mode(written: str, mode: str) -> None:
             {"tenants": {"own": {"isolation": "pool"}}},
             "tenants.own.isolation is pool, and no worker has `pool: own`: none of its calls could run",
         ),
+        ({"tenants": {"acme": {"weight": 0}}}, "tenants.acme.weight must be between 0.01 and 100"),
+        ({"tenants": {"acme": {"weight": 101}}}, "tenants.acme.weight must be between 0.01 and 100"),
         ({"prices": {"m": {"ouput": 1}}}, "unknown key `prices.m.ouput`; did you mean `output`?"),
         ({"prices": {"m": {"output": -1.0}}}, "prices.m.output must be at least 0"),
         ({"workers": [{**WORKER, "pool": "a b"}]}, "workers[0].pool must be a tenant's name"),

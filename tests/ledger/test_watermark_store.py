@@ -51,6 +51,8 @@ def test_a_ledger_of_the_second_schema_gets_the_table_and_keeps_its_rows(tmp_pat
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("DROP TABLE watermarks")
         raw.execute("INSERT INTO changes VALUES ('tenants', 7)")
+        raw.execute("ALTER TABLE tenants DROP COLUMN weight")
+        raw.execute("INSERT INTO tenants VALUES ('acme', '{}', 'salt', 0, 0)")
         raw.execute("PRAGMA user_version = 2")
         raw.commit()
     with closing(SqliteWatermarkStore(url)) as store:
@@ -58,6 +60,7 @@ def test_a_ledger_of_the_second_schema_gets_the_table_and_keeps_its_rows(tmp_pat
     with closing(sqlite3.connect(path)) as raw:
         assert raw.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         assert raw.execute("SELECT version FROM changes").fetchone() == (7,)
+        assert raw.execute("SELECT name, weight FROM tenants").fetchone() == ("acme", 1.0)
 
 
 def test_a_store_whose_file_was_replaced_uses_the_one_that_is_there(tmp_path: Path, url: str) -> None:

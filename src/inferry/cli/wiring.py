@@ -157,6 +157,7 @@ def assemble(
         tokenizers=tokenizers,
         gate=gate,
         watermarks=mark_keeper,
+        weight_of=tenants.weight_of,
         single_flight=_single_flight_settings(config.single_flight),
         queue_limiter=QueueLimiter(
             config.lane_policies(),

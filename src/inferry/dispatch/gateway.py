@@ -73,6 +73,7 @@ class Gateway:
         single_flight: Sharing | None = None,
         queue_limiter: QueueLimiter | None = None,
         watermarks: WatermarkWriter | None = None,
+        weight_of: Callable[[str], float] | None = None,
     ) -> None:
         self.lanes = lanes
         self._watermarks = watermarks
@@ -93,8 +94,9 @@ class Gateway:
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
         self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
+        scheduler = Scheduler(lanes, weights=weight_of)
         self._loop = DispatchLoop(
-            scheduler=Scheduler(lanes),
+            scheduler=scheduler,
             lanes=lanes,
             pool=pool,
             recorder=recorder,
@@ -108,6 +110,7 @@ class Gateway:
         metrics.watch(
             pending_retries=self._loop.queue_limiter.pending_retries,
             queued_bytes=lambda: self._loop.queue_limiter.queued_bytes,
+            fairness=lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
             shadow_refusals=lambda: self.admission_control.gate.shadow_refused,
             overrun_tokens=lambda: self.admission_control.gate.overrun_tokens,
         )

@@ -212,6 +212,10 @@ class TenantWatcher:
         """Why a call in flight may not go on, if it may not."""
         return self.directory.revocation_error(tenant, key_id, self._wall())
 
+    def weight_of(self, tenant: str) -> float:
+        found = self.directory.tenants.get(tenant)
+        return 1.0 if found is None else found.weight
+
     async def ask(self, operation: Callable[[TenantManager, float], T]) -> T:
         """Have something looked up in the book, off the loop. Raises LedgerUnavailable."""
         with _as_client_errors():

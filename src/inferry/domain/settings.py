@@ -9,6 +9,7 @@ from msgspec import Struct
 from inferry.domain.lanes import Lane
 from inferry.domain.tenants import Isolation, Limits, Tenant
 
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 LaneName = Literal["P0", "P1", "P2"]
 
 
@@ -64,15 +65,22 @@ class TenantSettings(LimitSettings, frozen=True, kw_only=True, forbid_unknown_fi
     isolation: Isolation = "salt"
     """`salt` keeps its prompts apart from others' in prefix caches that can do so; `pool` gives it the workers whose
     `pool` is its name, and no others; `none` lets it share what is cached with other tenants of `none`."""
+    weight: float = 1.0
+    """Its share of a lane beside other tenants with queued jobs: 3 gets three times the tokens of 1. A change applies
+    once the tenant has had no jobs."""
     shadow: bool = False
     """Its limits are only reported, never enforced."""
     disabled: bool = False
     """Nobody is let in for it."""
 
     def tenant(self, name: str) -> Tenant:
-        return Tenant(
-            name=name, limits=self.limits(), isolation=self.isolation, shadow=self.shadow, disabled=self.disabled
-        )
+        rest = {field: getattr(self, field) for field in ("isolation", "weight", "shadow", "disabled")}
+        return Tenant(name=name, limits=self.limits(), **rest)
+
+    def validation_errors(self, where: str = "") -> Iterator[str]:
+        yield from super().validation_errors(where)
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            yield f"{where}weight must be between {MIN_WEIGHT:g} and {MAX_WEIGHT:g}"
 
 
 def limits_as_dict(limits: Limits) -> dict[str, Any]:
@@ -87,7 +95,9 @@ def limits_as_dict(limits: Limits) -> dict[str, Any]:
 
 def tenant_as_dict(tenant: Tenant) -> dict[str, Any]:
     """A tenant's settings without the limits it does not have, as they are written."""
-    rest = {"isolation": tenant.isolation, "shadow": tenant.shadow, "disabled": tenant.disabled}
+    rest: dict[str, Any] = {"isolation": tenant.isolation, "shadow": tenant.shadow, "disabled": tenant.disabled}
+    if tenant.weight != 1.0:
+        rest["weight"] = tenant.weight
     return {**limits_as_dict(tenant.limits), **rest}
 
 

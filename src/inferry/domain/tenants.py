@@ -40,6 +40,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
     name: str
     limits: Limits = Limits()
     isolation: Isolation = "salt"
+    weight: float = 1.0
     shadow: bool = False
     disabled: bool = False
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 metadata = MetaData()
 
@@ -49,6 +49,7 @@ tenants = Table(
     Column("name", Text, primary_key=True),
     Column("limits", LargeBinary, nullable=False),
     Column("isolation", Text, nullable=False),
+    Column("weight", Float, nullable=False, server_default="1"),
     Column("shadow", Boolean, nullable=False),
     Column("disabled", Boolean, nullable=False),
 )
@@ -96,13 +97,16 @@ Index(
     "attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=HAS_PARENT, postgresql_where=HAS_PARENT
 )
 
-UPGRADES: dict[int, tuple[str, ...]] = {
+_BY_PARENT = "attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL"
+UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
     1: (
-        "ALTER TABLE attempts ADD COLUMN key_id TEXT",
-        "ALTER TABLE attempts ADD COLUMN cost_nanos BIGINT",
-        "ALTER TABLE attempts ADD COLUMN shared_with TEXT",
-        "CREATE INDEX IF NOT EXISTS attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
+        ("attempts", "ALTER TABLE attempts ADD COLUMN key_id TEXT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN cost_nanos BIGINT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN shared_with TEXT"),
+        ("attempts", f"CREATE INDEX IF NOT EXISTS {_BY_PARENT}"),
     ),
     2: (),
+    3: (("tenants", "ALTER TABLE tenants ADD COLUMN weight FLOAT NOT NULL DEFAULT 1"),),
 }
-"""What makes a file of each earlier version one of the next. Tables that are new are made wherever they are missing."""
+"""Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
+missing: new tables are created whole."""

@@ -64,6 +64,13 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "Calls that were refused because a queue was full, were told when to come again, and have not yet.",
         ("lane",),
     ),
+    MetricSpec(
+        "inferry_fairness_index",
+        "gauge",
+        "Jain's index of tokens served over `tenants.<name>.weight`, across tenants with jobs in the lane: 1 is an "
+        "even share, 1/n is all to one of n. Counted since each tenant last had none.",
+        ("lane",),
+    ),
     MetricSpec("inferry_queued_bytes", "gauge", "Bytes of the bodies of jobs that wait in the gateway."),
     MetricSpec(
         "inferry_shadow_refusals_total",

@@ -187,6 +187,7 @@ class Metrics:
 
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
         self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
+        self._fairness: Callable[[], Mapping[Lane, float]] | None = None
         self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
@@ -308,6 +309,7 @@ class Metrics:
         wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
         output_error: Callable[[], float] | None = None,
         pending_retries: Callable[[], Mapping[Lane, int]] | None = None,
+        fairness: Callable[[], Mapping[Lane, float]] | None = None,
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
@@ -318,6 +320,7 @@ class Metrics:
         self._wait_coverage = wait_coverage or self._wait_coverage
         self._health = health or self._health
         self._pending_retries = pending_retries or self._pending_retries
+        self._fairness = fairness or self._fairness
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
         for name, read in (
             ("inferry_open_streams", open_streams),
@@ -356,6 +359,8 @@ class Metrics:
         if self._pending_retries is not None:
             retries = self._pending_retries()
             rows["inferry_pending_retries"] = [((lane.name,), retries.get(lane, 0)) for lane in Lane]
+        if self._fairness is not None:
+            rows["inferry_fairness_index"] = [((lane.name,), index) for lane, index in self._fairness().items()]
         if self._shadow_refusals is not None:
             by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
             rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]

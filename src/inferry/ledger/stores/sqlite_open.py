@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -35,9 +35,11 @@ def open_for_writing(url: str) -> Engine:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             version = _version(connection, parsed)
             if version < SCHEMA_VERSION:
+                tables = inspect(connection).get_table_names()
                 for older in range(version, SCHEMA_VERSION) if version else ():
-                    for statement in UPGRADES[older]:
-                        connection.exec_driver_sql(statement)
+                    for table, statement in UPGRADES[older]:
+                        if table in tables:
+                            connection.exec_driver_sql(statement)
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
             metadata.create_all(connection)
             connection.commit()

@@ -193,6 +193,7 @@ def _tenant(row: Any) -> Tenant:
         name=row.name,
         limits=_limits(row.limits),
         isolation=isolation,
+        weight=row.weight,
         shadow=bool(row.shadow),
         disabled=bool(row.disabled),
     )
