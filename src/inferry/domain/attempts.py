@@ -1,7 +1,4 @@
-"""One try at running a job, as a state machine that dispatch and simulation share.
-
-Whoever drives the attempt owns it; nothing here waits, sends or looks at a clock.
-"""
+"""One attempt to run a job: a state machine shared by dispatch and simulator. Pure; its driver owns it."""
 
 import enum
 import sys
@@ -14,7 +11,7 @@ from inferry.domain.streams import Done, End, Usage
 
 UNLIMITED = sys.maxsize
 RENEW_AHEAD_TOKENS = 32
-"""A job asks for more of its budget so many tokens before it needs them."""
+"""A job renews its budget lease this many tokens before it runs out."""
 
 
 class AttemptState(enum.Enum):
@@ -25,7 +22,7 @@ class AttemptState(enum.Enum):
 
 
 class IllegalTransition(Exception):
-    """The driver of an attempt broke its law."""
+    """The driver of an attempt violated its state machine."""
 
 
 class Attempt:
@@ -63,14 +60,14 @@ class Attempt:
         self.end: End | None = None
         self.output_tokens = 0
         self.reported_tokens = 0
-        # What the job's budgets grant it, and when to ask for more: in tokens of this attempt.
+        # Output tokens of this attempt that the budgets allow, and when to renew the lease.
         self.granted_tokens = UNLIMITED
         self.renew_at_tokens = UNLIMITED
         self.slo_attained = True
-        # When the promise began to run for the first token of this attempt: later for one that goes on with a job.
+        # Start of the SLO clock for this attempt's first token; later than the arrival for a resumed job.
         self.slo_start_at = job.arrived_at
         self.predicted: PredictedWait | None = None
-        # Whether the worker's account of it could not be true.
+        # Whether the usage reported by the worker was implausible.
         self.usage_corrected = False
 
     def sent(self, plan: BatchPlan, now: float) -> None:
@@ -88,13 +85,13 @@ class Attempt:
         self.first_token_at = self.last_token_at = now
 
     def grant(self, tokens: int) -> None:
-        """The job may write so many tokens in all, those of earlier attempts included."""
+        """Allow the job this many output tokens in total, earlier attempts included."""
         if tokens >= UNLIMITED:
             return
         before = 0 if self.job.resume_point is None else len(self.job.resume_point.output_ids)
         self.granted_tokens = tokens - before
         if tokens >= self.job.token_budget * self.job.payload.choices:
-            self.renew_at_tokens = self.granted_tokens + 1  # its own limit ends it first
+            self.renew_at_tokens = self.granted_tokens + 1  # the output limit ends it first
         else:
             self.renew_at_tokens = max(
                 min(self.output_tokens + 1, self.granted_tokens), self.granted_tokens - RENEW_AHEAD_TOKENS
@@ -102,7 +99,7 @@ class Attempt:
 
     @property
     def granted(self) -> int:
-        """What `grant` was told last."""
+        """The last grant, earlier attempts included."""
         if self.granted_tokens >= UNLIMITED:
             return UNLIMITED
         return self.granted_tokens + (0 if self.job.resume_point is None else len(self.job.resume_point.output_ids))
@@ -120,7 +117,7 @@ class Attempt:
 
     @property
     def is_representative(self) -> bool:
-        """Whether its usage says something about jobs like it: it is all of the job's, and can be true."""
+        """Whether predictors may learn from the usage: it covers the whole job and is plausible."""
         return self.job.resume_point is None and not self.usage_corrected
 
     @property
@@ -128,21 +125,21 @@ class Attempt:
         return None if self.sent_at is None else self.sent_at - self.job.arrived_at
 
     def usage(self) -> Usage:
-        """What an attempt that has ended used, as far as it is known."""
+        """Usage of a finished attempt, as far as it is known."""
         end = self.end
         if end is None:
-            raise IllegalTransition(f"{self.job.job_id}: no account before the end")
+            raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         usage = end.usage
         if isinstance(end, Done) or self.first_token_at is None:
             return usage
-        # It broke off without an account: the prompt was computed, and what was delivered is what is known.
+        # Lost without a usage report: the prompt was computed, and the delivered output is known.
         prompt = usage.prompt_tokens or self.job.footprint.prompt.expected
         return Usage(prompt, usage.cached_tokens, max(usage.output_tokens, self.output_tokens), usage.gpu_seconds)
 
     def entry(self, wall: float, cost_nanos: int | None = None) -> LedgerEntry:
-        """The account of an attempt that has ended."""
+        """The ledger entry of a finished attempt."""
         if self.end is None or self.ended_at is None:
-            raise IllegalTransition(f"{self.job.job_id}: no account before the end")
+            raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         job, end, usage = self.job, self.end, self.usage()
         error: GatewayError | None = None if isinstance(end, Done) else end.error
         reported_error = end.stopped if isinstance(end, Done) else error

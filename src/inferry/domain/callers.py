@@ -1,4 +1,4 @@
-"""Who a request is from."""
+"""The authenticated caller of a request."""
 
 from fnmatch import fnmatchcase
 from typing import Final
@@ -9,10 +9,10 @@ from inferry.domain.values import Value
 
 
 class Caller(Value):
-    """A tenant, and the key it came with; None where authentication is off. Made once per key, asked at every call.
+    """A tenant and its API key; `key` is None if authentication is off. Built once per key, read on every call.
 
-    `max_lane` is the highest lane it may ask for: the lower one of what tenant and key allow. `pool` names the workers
-    that its jobs are bound to; None for those that every tenant shares.
+    `max_lane`: the lower of the highest lanes of tenant and key. `pool`: the worker pool the tenant is bound to; None
+    for the shared workers.
     """
 
     def __init__(self, tenant: Tenant, key: ApiKey | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Time as a value: seconds on a clock that never goes back."""
+"""Clocks: system time, and manual time for simulations and tests."""
 
 import time
 from typing import Protocol
@@ -6,20 +6,20 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds on a monotonic clock; only differences mean anything."""
+        """Seconds on a monotonic clock with an arbitrary origin."""
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch, for what people read."""
+        """Unix seconds."""
 
 
 class SystemClock:
-    # The functions themselves: the path of a call asks for the time more often than for anything else.
+    # The functions themselves, without a wrapper: the hot path reads the time several times per call.
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
 
 
 class ManualClock:
-    """A clock that moves only when told to; what simulations and tests pass around."""
+    """A clock that only `advance` moves."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -32,5 +32,5 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError("time does not go back")
+            raise ValueError("seconds must not be negative")
         self._now += seconds

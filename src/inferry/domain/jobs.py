@@ -1,4 +1,4 @@
-"""The job: one model call as the gateway sees it, and what packing needs to know about it."""
+"""`InferenceJob`: one model call as the gateway sees it."""
 
 import enum
 from typing import Any, Final, Literal
@@ -10,7 +10,7 @@ from inferry.domain.values import Value
 
 
 class ResumeMode(enum.Enum):
-    """What may happen to a job whose attempt is lost or preempted (fixed when it is dispatched)."""
+    """How a job whose attempt is lost or preempted continues. Fixed when the job is created."""
 
     RESTART = "restart"
     NATIVE = "native"
@@ -19,7 +19,7 @@ class ResumeMode(enum.Enum):
 
 
 class Estimate(Value):
-    """A count that may not be known: low <= expected <= high."""
+    """An uncertain count: low <= expected <= high."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Estimate(Value):
 
 
 class Footprint(Value):
-    """What packing spends: prompt, cached and output tokens. Never a job count alone."""
+    """Prompt, cached and output tokens of a job. Packing spends these, not job counts."""
 
     def __init__(
         self,
@@ -55,26 +55,24 @@ class Footprint(Value):
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens the engine is expected to compute; at least one, since the last is never cached."""
+        """Expected prompt tokens to compute; at least one, since the last token is never cached."""
         return max(1, self.prompt.expected - self.cached.expected)
 
     @property
     def peak_kv_tokens(self) -> int:
-        """KV the job is expected to hold at its end, when it holds most."""
+        """Expected KV tokens at the end of the job, its maximum."""
         return self.prompt.expected + self.output.expected
 
 
 class Payload(Value):
-    """The hazardous part of a job: what the user wrote. Workers read it; nothing else does, nothing prints it.
+    """The user's data: read by workers only, never printed or logged.
 
-    `body` is the JSON as the client sent it. `prompt_ids` is present when the model's tokenizer is at hand or the
-    client sent token ids. `output_limit` is what an engine that keeps its word cannot exceed, over all choices; None
-    leaves that to the job's budget. `stream_fields` says whether the body names `stream` and `stream_options`, so
-    that nobody has to search a long one for them; None where nobody has looked. `output_cap` is what is left of a
-    budget where that is less than the client asked for: it takes the place of the body's limit, per choice.
-    `choices` is how many answers are asked for. `service_tier` is the service tier to be named in the answer, where the
-    client asked for one. `context_tokens` is the model's context, None where it is not known. `non_streaming`: it is to
-    be asked for in one piece.
+    `body`: the JSON as received. `prompt_ids`: set if the tokenizer is available or the client sent token ids.
+    `output_limit`: most output tokens of all choices together; None: `token_budget` applies. `stream_fields`: whether
+    the body contains `stream` and `stream_options`; None if unknown. `output_cap`: remaining budget, per choice, if it
+    is below the requested limit; it replaces the limit in the body. `choices`: the requested `n`. `service_tier`: tier
+    to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
+    engine is asked for the whole answer at once.
     """
 
     def __init__(
@@ -115,12 +113,11 @@ class Payload(Value):
 
 
 class ResumePoint(Value):
-    """What it takes to go on where an attempt broke off: the ids of the prompt, and of the output that was delivered.
+    """Where a lost attempt stopped: the ids of the prompt and of the output.
 
-    Of a job with stop strings the output's ids are all that came, for some of its text is held back until no stop
-    string can be completed with it. `unsent` is that text; None where only the engine knew, by whose rule it is found
-    again. `tail` is the end of the text that was delivered, as far as it is known.
-    As hazardous as the payload: nothing prints it.
+    For a job with stop strings `output_ids` are all ids received, although some text is held back until it cannot be
+    part of a stop string. `unsent` is that text; None if it must be recomputed by the engine's rule. `tail` is the end
+    of the delivered text, as far as it is known. User data, never printed.
     """
 
     def __init__(
@@ -143,11 +140,11 @@ class ResumePoint(Value):
 
 
 class RepeatPolicy(Value):
-    """How a call that is made again is known to be the same, and what it may get then.
+    """Identity of a call that may be repeated, and what a repetition may reuse.
 
-    `name` is equal for the same call of one tenant; None where nothing says which that is. `keep` asks for its answer
-    to be kept after its end; `fresh` for one of its own whatever there is. `linger_s` is how long it goes on without
-    its client, for it to come back.
+    `name` is equal for repetitions of one call of one tenant; None if the call is not repeatable. `keep`: keep the
+    answer after the end. `fresh`: do not reuse an answer. `linger_s`: how long the job continues after its client
+    disconnects.
     """
 
     def __init__(
@@ -164,15 +161,13 @@ class RepeatPolicy(Value):
 
 
 class InferenceJob(Value):
-    """One model call: whose it is, what it promises, what it needs. Run and step ids are scoped by tenant.
+    """One model call. Run and step ids are scoped by tenant; times are seconds on the gateway's clock.
 
-    Times are seconds on the gateway's clock. `max_wait_s` bounds voluntary holding only; `deadline` alone expires.
-    `prefix` are chained hashes over slices of the prompt, shortest first: equal entries mean equal beginnings.
-    `key_id` is the key it came with; `salted` keeps its prompt apart from other tenants' in prefix caches.
-    `output_hint` is how much the client expects to get. From the second attempt on, `resume_point` is where to go on
-    (None where nothing was delivered and the job starts again). `preemptions` counts the attempts that were stopped for
-    somebody else, `unreachable_attempts` those whose worker could not be reached. `repeat` is what the client says
-    about calls that are made again.
+    `max_wait_s` bounds voluntary holding; only `deadline` expires a job. `prefix`: chained hashes of prompt slices,
+    shortest first; equal entries mean equal prefixes. `key_id`: the API key. `salted`: the prefix cache is salted with
+    the tenant. `output_hint`: output tokens the client expects. `resume_point`: where a later attempt continues; None
+    if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
+    worker could not be reached. `repeat`: whether and how a repeated call shares the answer.
     """
 
     def __init__(

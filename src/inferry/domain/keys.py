@@ -1,8 +1,7 @@
-"""The text of an API key: `ifk_<key id>_<secret>`. The id is public and says where to look; the secret is the proof.
+"""API keys: `ifk_<key id>_<secret>`. The id is public and used for lookup; the secret authenticates.
 
-Letters and digits only, so that a key is one word to a terminal, a shell and a URL, and the two underscores say where
-its parts are. Of the secret only the SHA-256 is kept: 43 drawn characters are 256 bits, which no dictionary holds and
-nobody can try out, so the slow hashes that passwords need would cost every call milliseconds and buy nothing.
+Ids and secrets are letters and digits, so a key is one word in terminals, shells and URLs. Only the SHA-256 of the
+secret is stored: a random secret of 43 characters (256 bits) needs no slow password hash.
 """
 
 import hashlib
@@ -24,24 +23,24 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def format_key(key_id: str, secret: str) -> str:
-    """The whole key, as its owner gets it, once."""
+    """The key as shown to its owner once."""
     return f"{PREFIX}{key_id}_{secret}"
 
 
 def parse_key(text: bytes) -> tuple[bytes, bytes]:
-    """Key id and secret of what somebody sent. Where that is no key, the id is one that no key has: empty."""
+    """Key id and secret of a presented key; an empty id if it is not one."""
     prefix, _, rest = text.partition(b"_")
     key_id, _, secret = rest.partition(b"_")
     return (key_id if prefix == b"ifk" else b""), secret
 
 
 def hash_secret(secret: bytes) -> bytes:
-    """What is kept of a secret."""
+    """The hash that is stored instead of the secret."""
     return hashlib.sha256(secret).digest()
 
 
 def is_valid_tenant_name(name: str) -> bool:
-    """Whether a tenant can be called so: 1 to 64 letters, digits, dots, dashes and underscores."""
+    """Whether the name is 1 to 64 letters, digits, dots, dashes and underscores."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -52,7 +51,7 @@ def key_status(key: ApiKey, wall: float) -> Literal["valid", "expired", "revoked
 
 
 def key_as_dict(key: ApiKey, wall: float) -> dict[str, Any]:
-    """What operators may see of a key: nothing that helps to use it."""
+    """A key as shown to operators, without its secret hash."""
     return {
         "id": key.key_id,
         "tenant": key.tenant,
@@ -66,7 +65,7 @@ def key_as_dict(key: ApiKey, wall: float) -> dict[str, Any]:
 
 
 class NewKey(Struct, frozen=True):
-    """A key that was just made, with its whole text: for its owner's eyes, this once."""
+    """A new key with its text, which is shown once and not stored."""
 
     key: ApiKey
     text: str
@@ -76,7 +75,7 @@ class NewKey(Struct, frozen=True):
 
 
 class TenantSnapshot(Struct, frozen=True):
-    """All tenants and keys of a store as of one version of it, revoked and expired keys included."""
+    """All tenants and keys of a store at one version, revoked and expired keys included."""
 
     version: int
     tenants: tuple[Tenant, ...] = ()

@@ -1,4 +1,4 @@
-"""Lanes: what each promises, and how it forms batches."""
+"""Lanes: SLO targets and batching policy."""
 
 import enum
 from typing import Literal
@@ -7,7 +7,7 @@ from msgspec import Struct
 
 
 class Lane(enum.IntEnum):
-    """A promise of latency. The number orders lanes inside the gateway and never goes over the wire."""
+    """Service class of a job. The number orders lanes and is not part of any API."""
 
     P0 = 0
     P1 = 1
@@ -15,31 +15,31 @@ class Lane(enum.IntEnum):
 
 
 class ReleaseReason(enum.Enum):
-    """Why a plan was formed when it was."""
+    """Why a plan was released."""
 
     IMMEDIATE = "immediate"
-    """Nothing to wait for: the lane or the worker gains nothing by holding."""
+    """Holding the jobs would gain nothing."""
     SIZE = "size"
-    """The group held for company was full."""
+    """The batch was full."""
     WINDOW = "window"
-    """The coalescing window of the oldest job held was over."""
+    """The batching window of the oldest job had passed."""
     SIBLING = "sibling"
-    """Jobs of one run or template that begin alike were ready at the same time and went together."""
+    """Jobs of one run or template with a common prefix were released together."""
     MAX_WAIT = "max_wait"
-    """The job had been held for all it allows and went alone."""
+    """A job had reached its `max_wait`."""
     DEADLINE = "deadline"
-    """Holding any longer would have eaten the time left before the deadline."""
+    """A job had to be released to meet its deadline."""
 
 
 class LanePolicy(Struct, frozen=True, kw_only=True):
-    """What a lane promises and how it forms batches. Times in milliseconds, as people write them.
+    """SLO targets and batching policy of a lane. Times are milliseconds.
 
-    `coalesce_ms` is the longest a job is held for company, counted from its arrival; `max_wait_ms` bounds all
-    voluntary holding. `share` is the part of admitted prompt tokens a lower lane is owed while higher lanes are busy;
-    `reserve` is the part of every worker's room that it leaves to them. `may_preempt` names lanes whose running jobs
-    may be stopped for one of this lane; `preemptible` says whether this lane's may.
-    `ttft_ms` and `itl_ms` are the promise that attainment is measured against.
-    From the part `high_watermark` of `queue_limit` on no newcomer is queued; the rest is for jobs that come back.
+    `coalesce_ms`: longest time a job is held for others to join its batch, from its arrival. `max_wait_ms`: bound of
+    all voluntary holding. `share`: fraction of prompt tokens guaranteed to the lane while higher lanes are busy.
+    `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
+    running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
+    `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
+    queued.
     """
 
     max_wait_ms: float

@@ -1,4 +1,4 @@
-"""What the ledger keeps: one entry per attempt."""
+"""Ledger entries: one per attempt."""
 
 import enum
 
@@ -14,15 +14,14 @@ class Outcome(enum.Enum):
 
 
 class LedgerFileLost(RuntimeError):
-    """The database was deleted, or replaced by something that cannot be used, while it was open."""
+    """The database file was deleted or replaced while it was open."""
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):
-    """The account of one attempt. Appending the same (job_id, attempt) twice changes nothing.
+    """One attempt. Appending the same (job_id, attempt) again has no effect.
 
-    `cost_nanos` is money in billionths, None where no price is known. `shared_with` is the job whose execution this one
-    shared instead of having its own. Waits are milliseconds; None says that it never got so far. `ended_at` is seconds
-    since the Unix epoch.
+    `cost_nanos`: cost in billionths of the currency, None without a price. `shared_with`: the job whose execution this
+    one shared. Waits are milliseconds, None if the attempt did not get that far. `ended_at`: Unix seconds.
     """
 
     job_id: str

@@ -1,11 +1,11 @@
-"""Addresses of ledgers: what may be one, and which of them are files."""
+"""Validation of ledger URLs."""
 
 IN_MEMORY = "sqlite:///:memory:"
-"""The one way to say that nothing is to be kept."""
+"""URL of a ledger that is lost with the process."""
 
 
 def ledger_url_error(url: str) -> str | None:
-    """Why nothing can be kept there; None for a file, and for a database in memory that says so."""
+    """What is wrong with a ledger URL; None for a file and for `sqlite:///:memory:`."""
     scheme, separator, path = url.partition(":///")
     if scheme != "sqlite" or not separator:
         if url in ("sqlite:", "sqlite:/", "sqlite://"):
@@ -21,12 +21,12 @@ def ledger_url_error(url: str) -> str | None:
 
 
 _NO_FILE_MESSAGE = (
-    "names no file, and everything in it would be lost with the process; write sqlite:///inferry.db or "
-    "sqlite:////var/lib/inferry/inferry.db (sqlite:///:memory: keeps nothing, on purpose)"
+    "names no file, so everything would be lost with the process; use sqlite:///inferry.db or "
+    "sqlite:////var/lib/inferry/inferry.db (or sqlite:///:memory: to keep nothing)"
 )
 
 IN_MEMORY_MESSAGE = (
-    "the ledger sqlite:///:memory: is in the memory of one gateway, and no other process can read or change it; set "
+    "the ledger sqlite:///:memory: exists only inside the gateway process and cannot be read by a command; set "
     "`ledger: sqlite:///inferry.db` (or another file) in the gateway's configuration"
 )
-"""What a command says that was asked to work on a ledger in memory."""
+"""Error of a command that needs a ledger file."""

@@ -1,4 +1,4 @@
-"""What the scheduler decides, and what it is told of jobs it has sent."""
+"""Decisions of the scheduler, and the progress of jobs in flight reported to it."""
 
 import enum
 from typing import Final
@@ -9,7 +9,7 @@ from inferry.domain.values import Value
 
 
 class BatchPlan(Value):
-    """Jobs that go to one worker together, in order. Never empty; one batch key where the worker pads."""
+    """Jobs sent to one worker together, in order. Never empty; one batch key if the worker pads."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class BatchPlan(Value):
 
 
 class Tick(Value):
-    """What one call of `tick` decided. The same state and the same now give the same Tick."""
+    """Result of `Scheduler.tick`. The same state and time give the same Tick."""
 
     def __init__(
         self,
@@ -46,10 +46,7 @@ class Tick(Value):
 
 
 class QueuedAhead(Value):
-    """What is queued before a job that would come now, as far as it is expected: jobs, and tokens to compute for them.
-
-    `prompt_tokens` leaves out what is expected to be cached.
-    """
+    """Work queued ahead of a job: jobs, uncached prompt tokens and output tokens, as expected."""
 
     def __init__(
         self,
@@ -63,9 +60,7 @@ class QueuedAhead(Value):
 
 
 class PredictedWait(Value):
-    """How long a job was expected to wait when it came: half of such jobs no longer than `p50_s`, nine in ten no longer
-    than `p90_s`.
-    """
+    """Predicted queue wait of a job at its arrival: median and 90th percentile."""
 
     def __init__(
         self,
@@ -77,7 +72,7 @@ class PredictedWait(Value):
 
 
 class FirstToken(Value):
-    """The job's prefill is over; `prompt_tokens` is what the worker really computed, where it says so."""
+    """Prefill has ended. `prompt_tokens`: prompt tokens computed, if the worker reports them."""
 
     def __init__(
         self,
@@ -87,7 +82,7 @@ class FirstToken(Value):
 
 
 class Produced(Value):
-    """The job has written this many more tokens since it was last heard of."""
+    """Output tokens since the last report."""
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class Produced(Value):
 
 
 class Ended(Value):
-    """The job's sequence and KV are free again; what it really used, where that is known."""
+    """Sequence and KV are free. Actual token counts where known."""
 
     def __init__(
         self,
@@ -119,7 +114,7 @@ class JobLocation(enum.Enum):
 
 
 class CapacityUse(Value):
-    """How much of a worker the jobs in flight take up."""
+    """Capacity of a worker in use by jobs in flight."""
 
     def __init__(
         self,

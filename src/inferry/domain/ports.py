@@ -1,4 +1,4 @@
-"""The seams, one Protocol each. Every implementation and every fake passes the same contract suite."""
+"""One Protocol per seam. Every implementation and every fake passes the same contract suite."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -14,11 +14,11 @@ Emit = Callable[[Item], None]
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """What a worker says of one model it serves. `features` are the request features it can honour.
+    """A model as its worker describes it. `features` are the request features the worker supports.
 
-    `default_output_tokens` is what a call gets that names no limit; None leaves that to the engine. `can_resume` says
-    that a plain job can go on from token ids here, and that one which breaks off here says how far it got;
-    `can_resume_seeded` that one with a seed then goes on as it would have.
+    `default_output_tokens` is the output limit of a call that sets none; None leaves it to the engine. `can_resume`:
+    the worker continues a job from token ids and reports the ids of a job that it loses. `can_resume_seeded`: a
+    continued job with a seed samples the same tokens as an uninterrupted one.
     """
 
     name: str
@@ -32,23 +32,22 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 class Worker(Protocol):
-    """Something that runs plans. All methods belong to one event loop.
+    """Runs plans. All methods are called on one event loop.
 
-    `run` pushes items into `emit` from that loop and returns once every job of the plan has had exactly one end; it
-    raises only when it cannot go on, and then the caller ends what has not ended. Each job's deltas come with
-    contiguous indexes from 0 and before its end.
+    `run` pushes items into `emit` on that loop and returns after every job of the plan has had exactly one end. If it
+    raises, the caller ends the remaining jobs. The deltas of a job have contiguous indexes from 0 and precede its end.
 
-    A job with `resume_point` goes on from there: its prompt is the ids of both, its limit is what is left of it, and
-    its deltas carry text and token ids of what is new, never raw events. Its usage is that of this attempt alone. A job
-    whose `resume` is CONTINUE and that breaks off, or is cancelled, ends with `Failed.resume_point`, where that is
-    exact: all that was delivered, in earlier attempts too.
+    A job with a `resume_point` continues from it: its prompt is the prompt ids followed by the output ids, its output
+    limit is reduced by the latter, its deltas carry only new text and token ids and no raw events, and its usage is
+    that of this attempt. If a job with `resume` CONTINUE is lost or cancelled, its end carries `Failed.resume_point`
+    with all output delivered so far, earlier attempts included, provided that is exact.
     """
 
     @property
     def name(self) -> str: ...
 
     async def start(self) -> None:
-        """Return once the worker can be asked to generate; raise if it never will be."""
+        """Return once the worker can generate. Raise if it never will."""
 
     def view(self) -> WorkerView: ...
 
@@ -57,41 +56,41 @@ class Worker(Protocol):
     async def run(self, plan: BatchPlan, emit: Emit) -> None: ...
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
-        """Abort what is running; return the jobs that are confirmed to hold nothing any more."""
+        """Abort jobs. Returns those that are confirmed to hold no engine resources."""
 
     async def close(self) -> None:
-        """Free everything. Jobs still running end with an error."""
+        """Release all resources. Running jobs end with an error."""
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back, for models whose tokenizer is at hand. Thread-safe."""
+    """Converts text to token ids and back. Thread-safe."""
 
     longest_token_bytes: int
-    """No token stands for more bytes of text: what is longer than that many times a context cannot fit it."""
+    """Upper bound of a token's text in bytes. A prompt of more than this times the context cannot fit."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
-        """The prompt text that the model's chat template makes of the messages."""
+        """The prompt that the model's chat template renders."""
 
     def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids with special tokens left out."""
+        """Text of the ids, special tokens omitted."""
 
 
 class TextAssembler(Protocol):
-    """Token ids in, text out, one per job: never half a character, never past a stop string."""
+    """Incremental detokenizer of one job. Emits whole characters only and nothing after a stop string."""
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string has ended the output."""
+        """Text that is final, and whether a stop string ended the output."""
 
     def finish(self) -> str:
-        """What was held back, at the end of the output."""
+        """Text that was held back, at the end of the output."""
 
 
 class Ledger(Protocol):
-    """Where entries are kept. Called from one thread at a time, never from the event loop."""
+    """Stores entries. Called from one thread at a time, never from the event loop."""
 
     def append(self, entries: Sequence[LedgerEntry]) -> None: ...
 

@@ -1,7 +1,7 @@
-"""What becomes of a job whose attempt was lost, or stopped for somebody else: the same job again, or nothing more.
+"""Decides whether a job whose attempt was lost or preempted is retried. Shared by dispatch and simulator.
 
-Decided once for dispatch and simulation. A job starts again while its reader has seen nothing of it; after that it goes
-on from the token ids it has, where the worker that lost it knows them exactly.
+A job restarts if its client has received nothing. Otherwise it resumes from its token ids, provided the worker that
+lost it knows them exactly.
 """
 
 from msgspec import Struct
@@ -13,19 +13,19 @@ from inferry.domain.streams import Done, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 
 MAX_LOSSES = 3
-"""Workers that a job may be lost on. A job that brings down whoever takes it must not visit the whole fleet. A worker
-that could not be reached does not count: the job never began there."""
+"""Losses after which a job fails, so that a job that crashes its worker cannot crash the whole fleet. Workers that
+could not be reached do not count: the job did not start there."""
 
 
 class Retry(Struct, frozen=True):
-    """The job as it is to be offered again. `from_start` says that what its reader may hold of it is void."""
+    """The job of the next attempt. `from_start`: output received so far is void."""
 
     job: InferenceJob
     from_start: bool
 
 
 def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
-    """The job's next attempt; its end, where all it may write had been written; None where the error stands."""
+    """The next attempt; `Done` if the output limit was already reached; None if the error is final."""
     job, error = attempt.job, end.error
     was_preempted, was_unreachable = isinstance(error, Preempted), isinstance(error, WorkerUnreachable)
     losses = job.attempt - job.preemptions - job.unreachable_attempts
@@ -34,7 +34,7 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
     resume_point = end.resume_point if attempt.output_tokens else job.resume_point
     if resume_point is None and job.stream and attempt.output_tokens:
         return None
-    # Where stop strings are looked for, text may have been held back: a worker is to say what it was.
+    # With stop strings, text may have been held back by the worker.
     is_text_known = resume_point is not None and (not job.payload.sampling.stop or resume_point.unsent == "")
     if resume_point is not None and is_text_known and len(resume_point.output_ids) >= job.token_budget:
         before = len(job.resume_point.output_ids) if job.resume_point is not None else 0
@@ -53,14 +53,14 @@ def next_attempt(attempt: Attempt, end: Failed) -> Retry | Done | None:
         batch_key=replace(job.batch_key, route=route),
         footprint=job.footprint if resume_point is None else _remaining_footprint(job, resume_point),
         max_wait_s=0.0,
-        # Who reads it already is not told that it came too late.
+        # A client that has received output does not get a queue timeout.
         deadline=job.deadline if resume_point is None else None,
     )
     return Retry(next_job, from_start=resume_point is None)
 
 
 def total_usage(job: InferenceJob, usage: Usage) -> Usage:
-    """What the client is to hear of a job's use: the last attempt's, with what went before it where it belongs."""
+    """Usage of the whole job as reported to the client: that of the last attempt plus the output before it."""
     if job.resume_point is None:
         return usage
     before = len(job.resume_point.output_ids)

@@ -1,23 +1,23 @@
-"""How a server writes its answers in one piece: which fields there are, in which order, and which are null.
+"""Shape of a server's non-streaming answers: fields, their order, and which are null.
 
-Events of a stream leave out what is null, so an answer that is put together from them lacks those fields. What a server
-has shown in one whole answer is enough to add them.
+Stream events omit null fields, so an answer assembled from events lacks them. They are restored from the shape of one
+non-streaming answer of the same server.
 """
 
 from typing import Any
 
-_PRESENT = ...  # no JSON is decoded to this
+_PRESENT = ...  # no JSON value decodes to this
 _OPT_IN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
-"""Null unless a call asks for them, whatever the answer says that was seen."""
+"""Null unless requested, whatever they were in the answer the shape was taken from."""
 
 
 def shape_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """The shape of a whole answer: every field in its place, null or not, and nothing of what it says."""
+    """Fields of an answer in order, null or present, without their values."""
     return {key: None if key in _OPT_IN_FIELDS else _kind(value) for key, value in answer.items()}
 
 
 def with_null_fields(answer: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
-    """The answer with the fields of the shape that are null, each in its place; what it does not name is last."""
+    """The answer with the shape's null fields added, in the shape's order; unknown fields last."""
     found: dict[str, Any] = {}
     named = 0
     for key, kind in shape.items():

@@ -1,4 +1,4 @@
-"""Which workers may take a job, and which jobs may share a padded pass."""
+"""Route key: which workers may run a job. Batch key: which jobs may share a padded pass."""
 
 import enum
 
@@ -10,9 +10,10 @@ class Task(enum.Enum):
 
 
 class RouteKey(Struct, frozen=True, gc=False):
-    """Which workers may take a job. `isolation` names the tenant pool it must stay in, if any.
+    """Which workers may run a job.
 
-    `avoid` names workers that get it only where nobody else is up: those that have lost it.
+    `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers that lost the job; they get it again only
+    if no other worker is up.
     """
 
     model: str
@@ -23,7 +24,7 @@ class RouteKey(Struct, frozen=True, gc=False):
 
 
 class BatchKey(Struct, frozen=True, gc=False):
-    """What may share one padded pass. It splits queues only in front of workers that pad."""
+    """Which jobs may share one padded pass. Used only for workers that pad."""
 
     route: RouteKey
     task: Task = Task.GENERATE

@@ -1,8 +1,8 @@
-"""What a ledger tells of runs: one run by itself, and a whole tree of them.
+"""Summaries of runs and run trees, as read from the ledger.
 
-Tokens and GPU-seconds are those of all attempts, since all were paid for; the cached tokens are part of the prompt's.
-Jobs count by how their last attempt ended. `gpu_seconds` and `cost_nanos` are sums of what is known, None where nothing
-is. Times are seconds since the Unix epoch, spans are milliseconds.
+Tokens, GPU-seconds and cost are sums over all attempts; cached tokens are part of the prompt tokens. Jobs are counted
+by the outcome of their last attempt. `gpu_seconds` and `cost_nanos` are None if unknown for every attempt. Times are
+Unix seconds, durations milliseconds.
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ from inferry.domain.ledger import LedgerEntry
 class RunSummary(Struct, frozen=True, kw_only=True):
     """One run of one tenant, from the arrival of its first job to the end of its last.
 
-    `active_ms` is how long at least one of its jobs was in flight, and `running_ms` how long one was on a worker.
+    `active_ms`: time with at least one job in flight. `running_ms`: time with at least one job on a worker.
     """
 
     tenant: str
@@ -44,13 +44,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
     @property
     def active_ratio(self) -> float | None:
-        """Which part of its time the run waited for the model; None for one that took no time."""
+        """Fraction of the run's duration with a call in flight; None if the duration is 0."""
         took_ms = (self.ended_at - self.started_at) * 1000
         return None if took_ms <= 0 else min(1.0, self.active_ms / took_ms)
 
 
 class TreeSummary(Struct, frozen=True, kw_only=True):
-    """A run and everything below it."""
+    """A run with all its sub-runs."""
 
     runs: int
     jobs: int
@@ -61,7 +61,7 @@ class TreeSummary(Struct, frozen=True, kw_only=True):
 
 
 class RunQueries(Protocol):
-    """The read side of a ledger, for pages about runs. Its methods block, and are called one at a time."""
+    """Read side of a ledger. Methods block and are not called concurrently."""
 
     def runs(
         self,

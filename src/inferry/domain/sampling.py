@@ -1,10 +1,10 @@
-"""How an engine that takes tokens chooses the next one."""
+"""Sampling parameters."""
 
 from msgspec import Struct
 
 
 class Sampling(Struct, frozen=True, kw_only=True, gc=False):
-    """How the next token is chosen and when to stop, for engines that take tokens."""
+    """Sampling parameters for engines that take token ids."""
 
     temperature: float = 1.0
     top_p: float = 1.0

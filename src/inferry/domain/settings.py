@@ -1,4 +1,4 @@
-"""Tenants and limits as people write them, in a file, on a command line or over HTTP: lanes by their names."""
+"""Settings of tenants and keys as written in the configuration, on the command line and in the admin API."""
 
 import math
 from collections.abc import Iterator
@@ -14,24 +14,24 @@ LaneName = Literal["P0", "P1", "P2"]
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a tenant, or one key of it, may use; null is no limit. Where both say something, both count."""
+    """Limits of a tenant or of one of its keys; null is no limit. Both apply."""
 
     models: tuple[str, ...] | None = None
-    """Models it may use; a `*` stands for anything. null: all."""
+    """Models that may be used, with `*` as wildcard; null: all."""
     max_lane: LaneName = "P0"
-    """The highest lane it may use."""
+    """Highest lane that may be used."""
     default_lane: LaneName | None = None
-    """Its lane where a call names none; null: P1, or `max_lane` where that is lower."""
+    """Lane of calls that name none; null: P1, or `max_lane` if that is lower."""
     requests_per_minute: int | None = None
     """Calls per minute."""
     tokens_per_minute: int | None = None
-    """Tokens of prompts and answers per minute."""
+    """Prompt and output tokens per minute."""
     max_concurrent: int | None = None
-    """Calls in flight at once, queued ones included."""
+    """Concurrent calls, queued ones included."""
     run_token_ceiling: int | None = None
-    """Tokens that one run may use, with all its sub-runs."""
+    """Token budget of a run with all its sub-runs."""
     run_money_ceiling: float | None = None
-    """The same in money, in the currency of `prices`."""
+    """Money budget of a run with all its sub-runs, in the currency of `prices`."""
     day_token_ceiling: int | None = None
     """Tokens per day (UTC)."""
     month_token_ceiling: int | None = None
@@ -48,7 +48,7 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Limits(**given)
 
     def validation_errors(self, where: str = "") -> Iterator[str]:
-        """What is of the right type and cannot be, as sentences that name its path below `where`."""
+        """Invalid values, as messages that name the path below `where`."""
         for name in NUMERIC_LIMITS:
             value = getattr(self, name)
             if value is not None and not 0 < value < _TOO_LARGE:
@@ -60,18 +60,18 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TenantSettings(LimitSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One customer, team or service: its limits, and how it is kept apart from others."""
+    """One customer, team or service: limits, fair share and isolation."""
 
     isolation: Isolation = "salt"
-    """`salt` keeps its prompts apart from others' in prefix caches that can do so; `pool` gives it the workers whose
-    `pool` is its name, and no others; `none` lets it share what is cached with other tenants of `none`."""
+    """`salt`: prefix caches are salted per tenant where the engine supports it. `pool`: the tenant uses the workers
+    whose `pool` is its name, and no others. `none`: the tenant shares prefix caches with other tenants of `none`."""
     weight: float = 1.0
-    """Its share of a lane beside other tenants with queued jobs: 3 gets three times the tokens of 1. A change applies
-    once the tenant has had no jobs."""
+    """Fair share of a lane among tenants with queued jobs, in tokens: weight 3 gets three times as much as weight 1. A
+    change applies once the tenant has no jobs."""
     shadow: bool = False
-    """Its limits are only reported, never enforced."""
+    """Limits are reported and not enforced."""
     disabled: bool = False
-    """Nobody is let in for it."""
+    """All calls of the tenant are refused."""
 
     def tenant(self, name: str) -> Tenant:
         rest = {field: getattr(self, field) for field in ("isolation", "weight", "shadow", "disabled")}
@@ -84,7 +84,7 @@ class TenantSettings(LimitSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def limits_as_dict(limits: Limits) -> dict[str, Any]:
-    """The limits that are set, as they are written."""
+    """The limits that are set, in configuration form."""
     shown: dict[str, Any] = {}
     for name in LimitSettings.__struct_fields__:
         value = getattr(limits, name)
@@ -94,7 +94,7 @@ def limits_as_dict(limits: Limits) -> dict[str, Any]:
 
 
 def tenant_as_dict(tenant: Tenant) -> dict[str, Any]:
-    """A tenant's settings without the limits it does not have, as they are written."""
+    """A tenant's settings in configuration form, unset limits omitted."""
     rest: dict[str, Any] = {"isolation": tenant.isolation, "shadow": tenant.shadow, "disabled": tenant.disabled}
     if tenant.weight != 1.0:
         rest["weight"] = tenant.weight

@@ -1,4 +1,4 @@
-"""What was spent before: what the ledger tells whoever keeps budgets."""
+"""Spending as recorded by the ledger, and watermarks of budgets."""
 
 from typing import Literal, NamedTuple
 
@@ -8,10 +8,10 @@ Period = Literal["run", "day", "month"]
 
 
 class Spending(Struct, frozen=True, kw_only=True):
-    """Tokens of prompts and answers, and money in billionths, that a tenant, one of its keys or one of its runs spent.
+    """Tokens, and money in billionths, spent by a tenant, a key or a run in a period.
 
-    `at` is a moment of the day or month that is meant, in seconds since the Unix epoch; for a run, of its last end.
-    `run_id` and `parent_run` are given for runs alone, and a run's spending is that of all runs below it, too.
+    `at`: Unix seconds within the day or month; for a run, of its last end. `run_id` and `parent_run` are set for runs
+    only. The spending of a run includes its sub-runs.
     """
 
     tenant: str
@@ -25,10 +25,10 @@ class Spending(Struct, frozen=True, kw_only=True):
 
 
 class Watermark(Struct, frozen=True, kw_only=True):
-    """What an account may have used at most, written before it is used: a killed process leaves it behind.
+    """Upper bound of an account's spending, written before it is spent, so that it survives a crash.
 
-    `scope` is tenant, key or run, and `name` the key's or the run's; `period` is day, month or run, and `number` which
-    day or month. `at` is when it was written, in seconds since the Unix epoch.
+    `scope`: tenant, key or run; `name`: id of the key or run. `period`: day, month or run; `number`: which day or
+    month. `at`: time of writing, Unix seconds.
     """
 
     scope: str
@@ -42,7 +42,7 @@ class Watermark(Struct, frozen=True, kw_only=True):
 
 
 class WatermarkBatch(NamedTuple):
-    """Marks to write and marks to delete, in one transaction."""
+    """Watermarks to write and to delete in one transaction."""
 
     number: int
     upserts: list[Watermark]

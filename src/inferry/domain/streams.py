@@ -1,4 +1,4 @@
-"""What comes back from a worker: deltas, then exactly one end."""
+"""Output of a worker: deltas, then exactly one end per job."""
 
 import enum
 from typing import Any, Final
@@ -16,7 +16,7 @@ class FinishReason(enum.Enum):
 
 
 class Usage(Value):
-    """Tokens and engine time of one attempt. `gpu_seconds` is None where nobody measured or estimated it."""
+    """Tokens and GPU time of one attempt. `gpu_seconds` is None if neither measured nor estimated."""
 
     def __init__(
         self,
@@ -37,9 +37,8 @@ NO_USAGE = Usage()
 class Delta(Value):
     """The next piece of a job's output; `index` counts from 0 without gaps.
 
-    `raw` holds the server-sent events as they came from upstream, complete ones only, so that passing them on costs no
-    re-encoding. `tokens` is how many output tokens the piece stands for. `is_last` says that the job's end follows at
-    once, in the same call: whoever passes things on may do both together.
+    `raw`: complete server-sent events as received, passed on without re-encoding. `tokens`: output tokens of the piece.
+    `is_last`: the job's end follows in the same call, so both can be written together.
     """
 
     def __init__(
@@ -66,12 +65,11 @@ class Delta(Value):
 
 
 class Done(Value):
-    """The end of a job that ran. `raw` is the upstream's usage event, which only some clients asked for.
+    """Successful end of a job.
 
-    `stopped` says that a budget ended it which was used up: the gateway did, in the middle of it, or
-    `stopped_by_engine`, whose limit was set to what was left. `stop_reason` is the stop string or token that ended a
-    job which went on elsewhere. `shape` is how the server writes an answer in one piece, where it has shown it
-    (`domain.response_shapes`).
+    `raw`: the upstream's usage event. `stopped`: the exhausted budget that ended the output, enforced by the gateway
+    or, if `stopped_by_engine`, by a reduced output limit. `stop_reason`: the stop string or token of a resumed job.
+    `shape`: null fields of the server's non-streaming answers, if known (`domain.response_shapes`).
     """
 
     def __init__(
@@ -96,9 +94,9 @@ class Done(Value):
 
 
 class Failed(Value):
-    """The end of a job that did not. What was delivered before stands.
+    """Unsuccessful end of a job. Output delivered before remains valid.
 
-    `resume_point` is what another worker needs to go on from there; None where it is not known, or would not be exact.
+    `resume_point`: where another worker can continue; None if unknown or not exact.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who calls: tenants, their keys, and what each of them may use."""
+"""Tenants, API keys, limits and prices."""
 
 from typing import Literal
 
@@ -8,16 +8,16 @@ from msgspec import Struct
 from inferry.domain.lanes import Lane
 
 NANOS_PER_UNIT = 1_000_000_000
-"""Money is counted in whole billionths, so that sums are exact."""
+"""Money is counted in integer billionths, so sums are exact."""
 
 Isolation = Literal["salt", "pool", "none"]
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a tenant, or one key of it, may use; None is no limit. Both apply where both are given.
+    """Limits of a tenant or of one of its keys; None is no limit. Both apply.
 
-    `models` are names, where a `*` stands for anything. Tokens are those of prompts and answers together. A run's
-    ceilings hold for its whole tree. Money is in the currency that prices are written in; days and months are UTC's.
+    `models` may contain `*` as wildcard. Tokens are prompt plus output tokens. Ceilings of a run include its sub-runs.
+    Money is in the currency of the prices; days and months are in UTC.
     """
 
     models: tuple[str, ...] | None = None
@@ -35,7 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
-    """One customer, team or service. `shadow`: its limits are only reported, never enforced."""
+    """One customer, team or service. `shadow`: limits are reported and not enforced."""
 
     name: str
     limits: Limits = Limits()
@@ -46,7 +46,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(Struct, frozen=True, kw_only=True):
-    """One key of a tenant, without its secret: a hash says whether a given one is it. Times are Unix seconds."""
+    """An API key of a tenant with the hash of its secret. Times are Unix seconds."""
 
     key_id: str
     tenant: str
@@ -62,11 +62,10 @@ class ApiKey(Struct, frozen=True, kw_only=True):
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model costs: per million tokens, or for GPUs of one's own per hour of one.
+    """Price of a model: per million tokens, or per GPU-hour.
 
-    `cached_input` is None where cached tokens cost as much as others. Where no price per token is given, the measured
-    GPU time is what is charged; budgets in money then hold only as far as GPU time can be told from tokens, so they
-    ask for prices per token.
+    `cached_input`: None if cached tokens cost as much as others. Without a price per token, measured GPU time is
+    charged. Money budgets require a price per token, since GPU time is not known in advance.
     """
 
     input: float = 0.0
@@ -79,7 +78,7 @@ class Price(Struct, frozen=True, kw_only=True):
         return bool(self.input or self.output or self.cached_input)
 
     def nanos(self, prompt: int, cached: int, output: int, gpu_seconds: float | None = None) -> int:
-        """What so many tokens cost, in billionths; rounded up, so that nothing adds up to less than it is."""
+        """Cost in billionths, rounded up."""
         if not self.is_per_token:
             return (
                 0
@@ -87,7 +86,7 @@ class Price(Struct, frozen=True, kw_only=True):
                 else round(self.gpu_hour * gpu_seconds / 3600 * NANOS_PER_UNIT)
             )
         cached_rate = self.input if self.cached_input is None else self.cached_input
-        # Prices per million times a billion over a million: a thousand billionths per token and unit of price.
+        # A price per million tokens is 1000 billionths per token.
         cost = 1000 * ((prompt - cached) * self.input + cached * cached_rate + output * self.output)
         return -int(-cost // 1)
 
@@ -96,5 +95,5 @@ FREE = Price()
 
 
 def decode_limits(raw: bytes) -> Limits:
-    """Limits as a store keeps them."""
+    """Limits from their stored form."""
     return msgspec.json.decode(raw, type=Limits)

@@ -1,8 +1,7 @@
-"""What a worker says a job used, checked before anything is billed, learned or shown.
+"""Validation of the usage that workers report, before it is billed, learned from or returned.
 
-A worker is not believed what cannot be: a count below zero, a prompt beyond the model's context, more output than the
-job may write. What is not believed is replaced by what the gateway knows itself: the prompt as it was estimated, the
-output as it was counted while it streamed.
+Counts are rejected if they are negative, if the prompt exceeds the model's context, or if the output exceeds the job's
+limit. A rejected count is replaced by the gateway's own: the estimated prompt, the output counted while streaming.
 """
 
 from math import isfinite
@@ -14,18 +13,16 @@ from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
 
 TOLERANCE_TOKENS = 64
-"""Beyond what was asked for, plus an eighth: events are not quite tokens, and engines differ in what they count."""
+"""Tolerance above the output limit, in addition to an eighth of it: engines count tokens differently."""
 TEMPLATE_TOKENS = 4096
-"""What a chat template may add to a body. A token is at least one byte of the rest of it, where all of it is text."""
+"""Prompt tokens that a chat template may add. The rest of a text-only body has at most one token per byte."""
 MEDIA_TOKENS = 1_000_000
-"""What a body with images, sounds, videos or files may come to, where the context is not known: they may be links, so
-nothing bounds them by their size.
-"""
+"""Most prompt tokens of a body with media if the context is unknown. Media may be links, so their size is no bound."""
 _MEDIA = (b'"image', b'"video', b'"input_audio', b'"audio', b'"file', b'"document')
 
 
 def plausible_usage(job: InferenceJob, usage: Usage, counted: int) -> Usage:
-    """The same usage where it can be true, else one that can. `counted` is the output seen while it streamed."""
+    """The usage if it is plausible, else a corrected one. `counted` is the output counted while streaming."""
     prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
     gpu_s = usage.gpu_seconds
     is_timed = gpu_s is None or (isfinite(gpu_s) and gpu_s >= 0.0)
@@ -45,7 +42,7 @@ def plausible_usage(job: InferenceJob, usage: Usage, counted: int) -> Usage:
 
 
 def max_plausible_output(limit: int) -> int:
-    """Tokens that an engine may be heard to write where `limit` was asked for."""
+    """Largest plausible output for an output limit."""
     return limit + limit // 8 + TOLERANCE_TOKENS
 
 
@@ -63,7 +60,7 @@ def _max_plausible_prompt(job: InferenceJob, reported: int) -> int:
 
 
 def with_usage(end: Done, usage: Usage) -> Done:
-    """The end with this usage, and its usage event with the same figures: a client is shown what is billed."""
+    """The end with this usage, and its usage event rewritten to match."""
     event: dict[str, object] = {"choices": []}
     if end.raw.startswith(b"data:"):
         event = msgspec.json.decode(end.raw[5:], type=dict[str, object])
@@ -73,7 +70,7 @@ def with_usage(end: Done, usage: Usage) -> Done:
 
 
 def usage_object(usage: Usage) -> dict[str, object]:
-    """A usage in OpenAI's shape."""
+    """The usage as OpenAI's `usage` object."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,

@@ -12,7 +12,7 @@ AnyValue = TypeVar("AnyValue")
 
 
 class Value:
-    """Equal to another of its class whose fields are equal."""
+    """Equal to a value of the same class with equal fields."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and fields_of(self) == fields_of(other)
@@ -30,7 +30,7 @@ def fields_of(value: object) -> dict[str, Any]:
 
 
 def replace(value: AnyValue, **changes: Any) -> AnyValue:
-    """A copy of a value or a Struct in which these fields differ."""
+    """A copy of a value or Struct with some fields replaced."""
     if isinstance(value, Value):
         return type(value)(**(fields_of(value) | changes))
     return msgspec.structs.replace(value, **changes)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What the scheduler believes about workers."""
+"""Workers as the scheduler sees them."""
 
 import enum
 
@@ -13,11 +13,11 @@ class Phase(enum.Enum):
 
 
 class Capacity(Struct, frozen=True, gc=False):
-    """How much of a worker the gateway may use; None means that currency does not bind.
+    """How much of a worker the gateway may use; None is no limit.
 
-    Three are held until given back: sequences, KV tokens at the predicted peak, prompt tokens in prefill. The fourth,
-    prompt tokens per second, bounds how fast prefill is sent while live sequences decode. `batch_sequences` is how many
-    sequences may run before lanes that promise nothing are kept out.
+    Sequences, KV tokens (at the predicted peak) and prefill tokens are held by jobs in flight. `prefill_tokens_per_s`
+    limits the rate of prefill while live sequences decode. `batch_sequences`: number of running sequences above which
+    lanes without an SLO target are not sent.
     """
 
     sequences: int | None = None
@@ -28,7 +28,7 @@ class Capacity(Struct, frozen=True, gc=False):
 
 
 class Load(Struct, frozen=True, gc=False):
-    """What a worker says it is doing, whoever sent the work."""
+    """Load that a worker reports, from all clients."""
 
     running: int = 0
     waiting: int = 0
@@ -36,7 +36,7 @@ class Load(Struct, frozen=True, gc=False):
 
 
 class EngineCounts(Struct, frozen=True, gc=False):
-    """What an engine has done since it started, as it counts it: steps, prompt tokens computed, tokens written."""
+    """An engine's own counters since its start: steps, prompt tokens computed, output tokens."""
 
     steps: int
     prompt_tokens: int
@@ -44,14 +44,13 @@ class EngineCounts(Struct, frozen=True, gc=False):
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
-    """A belief about one worker, with a date. Replaced, never mutated.
+    """A worker as observed at `observed_at`. Replaced, never mutated.
 
-    `capacity` is a limit, not what is left: the scheduler alone counts its own use in flight. `foreign` is use that did
-    not come from this gateway. `pads` says that a plan runs as one padded pass and so needs one batch key. `controlled`
-    says that its room is what it holds at most, within which the gateway computes how much of it to use;
-    `chunk_tokens` is what it computes in one step. `counts` are its own, and `prefix_hits` is how many prompt tokens it
-    has found in its cache since it started, where it tells; both were read at `counted_at`. `last_activity_at` is its
-    last sign of life; None where it is not watched.
+    `capacity` is a limit, not what is free: the scheduler counts its own jobs in flight. `foreign`: load of other
+    clients. `pads`: a plan runs as one padded pass and needs one batch key. `controlled`: `capacity` is the upper bound
+    within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
+    `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
+    `last_activity_at`: last sign of life; None if liveness is not monitored.
     """
 
     worker: str

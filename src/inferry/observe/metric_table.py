@@ -1,10 +1,10 @@
-"""The metrics by name: the only place where one is declared. `metrics` fills them in, the reference page lists them."""
+"""Declarations of all metrics. `metrics` records them; the reference page is generated from this table."""
 
 from typing import Literal, NamedTuple
 
 
 class MetricSpec(NamedTuple):
-    """One row of the table. `buckets` are upper bounds, without +Inf; only histograms have them."""
+    """One metric. `buckets` are the upper bounds of a histogram, without +Inf."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -19,144 +19,141 @@ _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 METRIC_TABLE: tuple[MetricSpec, ...] = (
-    MetricSpec("inferry_queue_depth", "gauge", "Jobs that wait in the gateway.", ("lane",)),
+    MetricSpec("inferry_queue_depth", "gauge", "Jobs queued in the gateway.", ("lane",)),
     MetricSpec(
         "inferry_queue_wait_seconds",
         "histogram",
-        "From a job's arrival until it is sent to a worker; time held for company is part of it.",
+        "Time from arrival until the job is sent to a worker, batching window included.",
         ("lane",),
         _WAIT_BUCKETS,
     ),
-    MetricSpec("inferry_batch_size", "histogram", "Jobs sent to a worker together.", ("worker",), _BATCH_SIZE_BUCKETS),
-    MetricSpec("inferry_plans_total", "counter", "Plans formed, by why they were formed then.", ("reason",)),
-    MetricSpec(
-        "inferry_jobs_total", "counter", "Attempts that ended, by how they ended.", ("lane", "model", "outcome")
-    ),
+    MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), _BATCH_SIZE_BUCKETS),
+    MetricSpec("inferry_plans_total", "counter", "Plans sent, by release reason.", ("reason",)),
+    MetricSpec("inferry_jobs_total", "counter", "Finished attempts by outcome.", ("lane", "model", "outcome")),
     MetricSpec(
         "inferry_attempt_retries_total",
         "counter",
-        "Attempts that were lost or stopped and whose job went on, by why; a job that starts again is not resumed.",
+        "Lost or preempted attempts whose job was retried, by reason and by whether it resumed or restarted.",
         ("reason", "resumed"),
     ),
     MetricSpec(
         "inferry_wasted_tokens_total",
         "counter",
-        "Tokens computed for attempts that did not complete, less what the job could go on from: prompt less cached, "
-        "and output.",
+        "Uncached prompt tokens and output tokens of unfinished attempts, less what a resumed job could reuse.",
         ("outcome", "lane"),
     ),
     MetricSpec(
         "inferry_worker_usage_corrections_total",
         "counter",
-        "Attempts whose worker reported a usage that cannot be true: negative, beyond the context or the output limit.",
+        "Attempts with an implausible usage reported by the worker: negative, or beyond context or output limit.",
         ("worker",),
     ),
     MetricSpec(
         "inferry_shared_jobs_total",
         "counter",
-        "Jobs that got another's answer instead of an execution of their own: of an identical one in flight, of the "
-        "same call made again while it was in flight, or after its end.",
+        "Jobs answered by another job's execution: an identical call in flight, or a repetition of the call during or "
+        "after it.",
         ("kind",),
     ),
     MetricSpec(
         "inferry_pending_retries",
         "gauge",
-        "Calls that were refused because a queue was full, were told when to come again, and have not yet.",
+        "Calls refused by a full queue whose retry slot is still open.",
         ("lane",),
     ),
     MetricSpec(
         "inferry_fairness_index",
         "gauge",
-        "Jain's index of tokens served over `tenants.<name>.weight`, across tenants with jobs in the lane: 1 is an "
-        "even share, 1/n is all to one of n. Counted since each tenant last had none.",
+        "Jain's index of weighted tokens served to the tenants with jobs in the lane: 1 is a fair share, 1/n means one "
+        "of n tenants gets everything. Tokens are counted since the tenant was last idle.",
         ("lane",),
     ),
-    MetricSpec("inferry_queued_bytes", "gauge", "Bytes of the bodies of jobs that wait in the gateway."),
+    MetricSpec("inferry_queued_bytes", "gauge", "Bytes of request bodies of queued jobs."),
     MetricSpec(
         "inferry_shadow_refusals_total",
         "counter",
-        "Calls that a limit would have refused, of tenants whose limits are only reported, by that limit.",
+        "Calls of tenants in shadow mode that a limit would have refused, by limit.",
         ("limit",),
     ),
     MetricSpec(
         "inferry_budget_overrun_tokens_total",
         "counter",
-        "Tokens that engines used beyond what was leased from a budget, where no room was left to charge them.",
+        "Tokens used by engines beyond a budget's leases that could not be charged to it.",
     ),
-    MetricSpec("inferry_errors_total", "counter", "Refusals and failures, by public error code.", ("code",)),
+    MetricSpec("inferry_errors_total", "counter", "Refusals and failures by error code.", ("code",)),
     MetricSpec(
         "inferry_tokens_total",
         "counter",
-        "Tokens of attempts that ended: prompt (cached ones included), cached and output.",
+        "Tokens of finished attempts: prompt (cached included), cached and output.",
         ("kind", "model", "lane"),
     ),
     MetricSpec(
         "inferry_time_to_first_token_seconds",
         "histogram",
-        "From a job's arrival until its first token.",
+        "Time from arrival to the first token.",
         ("lane", "model"),
         _TTFT_BUCKETS,
     ),
     MetricSpec(
-        "inferry_inter_token_latency_seconds", "histogram", "Between one token of a job and the next.", ("lane",), _ITL
+        "inferry_inter_token_latency_seconds", "histogram", "Time between two tokens of a stream.", ("lane",), _ITL
     ),
     MetricSpec(
         "inferry_slo_attainment_total",
         "counter",
-        "Completed attempts in lanes that promise a first token and a gap, by whether every token attained it.",
+        "Completed attempts in lanes with SLO targets, by whether every token met them.",
         ("lane", "attained"),
     ),
     MetricSpec(
         "inferry_wait_prediction_coverage_ratio",
         "gauge",
-        "Part of the jobs, of late, that waited no longer than the P90 predicted when they came; 0.9 is what it means.",
+        "Fraction of recent jobs that waited no longer than their predicted P90; ideally 0.9.",
         ("lane",),
     ),
     MetricSpec(
         "inferry_output_prediction_log_error",
         "gauge",
-        "Mean absolute logarithm of output tokens written over expected, of late; 0.69 is a factor of two.",
+        "Mean absolute log of actual over predicted output tokens of recent jobs; 0.69 is a factor of two.",
     ),
-    MetricSpec("inferry_jobs_in_flight", "gauge", "Jobs that were let in and have not ended, queued or sent."),
-    MetricSpec("inferry_open_streams", "gauge", "Streams that have a reader."),
-    MetricSpec("inferry_merged_deltas_total", "counter", "Deltas joined to the one before for a slow reader."),
-    MetricSpec(
-        "inferry_worker_up", "gauge", "1 while the worker can generate, 0 while it starts or is down.", ("worker",)
-    ),
-    MetricSpec("inferry_worker_phase", "gauge", "1 for the phase that the worker is in.", ("worker", "phase")),
+    MetricSpec("inferry_jobs_in_flight", "gauge", "Admitted jobs that have not ended."),
+    MetricSpec("inferry_open_streams", "gauge", "Open client streams."),
+    MetricSpec("inferry_merged_deltas_total", "counter", "Deltas merged because the client reads slowly."),
+    MetricSpec("inferry_worker_up", "gauge", "1 if the worker is ready, 0 if it is starting or down.", ("worker",)),
+    MetricSpec("inferry_worker_phase", "gauge", "1 for the worker's current phase.", ("worker", "phase")),
     MetricSpec(
         "inferry_worker_breaker_state",
         "gauge",
-        "1 for the state of the worker's circuit breaker: it gets work only while that is closed.",
+        "1 for the current state of the worker's circuit breaker; work is sent only while it is closed.",
         ("worker", "state"),
     ),
     MetricSpec(
         "inferry_worker_breaker_opens_total",
         "counter",
-        "How often the worker was taken out: it lost several jobs, or went down.",
+        "Times the worker's circuit breaker opened.",
         ("worker",),
     ),
     MetricSpec(
         "inferry_worker_capacity_share",
         "gauge",
-        "Part of the worker's room that may be used; less than 1 for a while after it came back.",
+        "Fraction of the worker's capacity in use limits; below 1 during slow start.",
         ("worker",),
     ),
     MetricSpec(
         "inferry_hedged_retries_total",
         "counter",
-        "Calls retried on another worker because this one was silent and their first token overdue.",
+        "Calls retried elsewhere because the worker was silent and the first token overdue.",
         ("worker",),
     ),
-    MetricSpec("inferry_worker_running_sequences", "gauge", "Sequences the worker says it runs.", ("worker",)),
-    MetricSpec("inferry_worker_waiting_sequences", "gauge", "Sequences that wait inside the worker.", ("worker",)),
-    MetricSpec("inferry_worker_kv_used_tokens", "gauge", "Tokens in the worker's KV cache.", ("worker",)),
-    MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "Tokens that fit the worker's KV cache.", ("worker",)),
+    MetricSpec("inferry_worker_running_sequences", "gauge", "Running sequences reported by the worker.", ("worker",)),
+    MetricSpec("inferry_worker_waiting_sequences", "gauge", "Waiting sequences reported by the worker.", ("worker",)),
+    MetricSpec("inferry_worker_kv_used_tokens", "gauge", "KV cache tokens in use on the worker.", ("worker",)),
+    MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
     MetricSpec(
         "inferry_ledger_up",
         "gauge",
-        "1 while the ledger's database is the file that its address names, 0 while that is gone or unusable.",
+        "1 if the ledger's database is usable, 0 if its file is gone, replaced or unusable.",
     ),
-    MetricSpec("inferry_ledger_entries_written_total", "counter", "Entries the ledger has acknowledged."),
-    MetricSpec("inferry_ledger_entries_dropped_total", "counter", "Entries that will never reach the ledger."),
+    MetricSpec("inferry_ledger_entries_written_total", "counter", "Entries written to the ledger."),
+    MetricSpec(
+        "inferry_ledger_entries_dropped_total", "counter", "Entries lost because the ledger could not be written."
+    ),
 )
