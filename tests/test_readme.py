@@ -1,5 +1,6 @@
-"""The README's examples run, as they stand, against a gateway on a port of the test's own."""
+"""The README's examples run as they are, and every row of its table of claims names something that exists."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from inferry.cli import docs
 from inferry.cli.config.schema import parse
+from inferry.observe.metric_table import METRIC_TABLE
 from support.children import environment
 from support.serving import Serving
 
@@ -62,3 +65,49 @@ def test_every_figure_names_a_results_file_that_exists() -> None:
     assert named
     for name in named:
         assert (ROOT / "benchmarks" / "results" / name).is_file()
+
+
+# -- the table of claims -----------------------------------------------------------------------------------------------
+
+
+def _claims() -> dict[str, list[str]]:
+    """The names in the last column of "What works", by feature."""
+    section = README.split("## What works\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
+    return {cells[0].strip(): re.findall(r"`([^`]+)`", cells[-1]) for cells in rows}
+
+
+def _config_keys() -> set[str]:
+    """Keys of the generated configuration page; those of worker sections as `workers[].key`."""
+    keys: set[str] = set()
+    worker = False
+    for line in docs.config_page().splitlines():
+        if line.startswith("## "):
+            worker = line.startswith("## `workers[]`")
+            keys.update(re.findall(r"`(kind: [\w-]+)`", line))
+        elif found := re.match(r"\| `([^`]+)` \|", line):
+            keys.add(f"workers[].{found[1]}" if worker else found[1])
+    return keys
+
+
+KNOWN = (
+    _config_keys()
+    | set(json.loads(docs.pages()["openapi.json"])["paths"])
+    | {name for name, _ in docs.commands()}
+    | {metric.name for metric in METRIC_TABLE}
+)
+
+
+def test_there_are_claims() -> None:
+    assert len(_claims()) >= 15
+
+
+@pytest.mark.parametrize("feature", _claims())
+def test_a_claim_names_configuration_endpoints_commands_or_metrics_that_exist(feature: str) -> None:
+    named = _claims()[feature]
+    assert named, "the row names nothing that can be looked up"
+    assert [name for name in named if name not in KNOWN] == []
+
+
+def test_a_claim_about_something_that_does_not_exist_is_found() -> None:
+    assert {"lanes.<lane>.colour", "/v1/images", "inferry fly", "inferry_wishes_total", "kind: abacus"} & KNOWN == set()
