@@ -210,7 +210,7 @@ def metrics_page() -> str:
         "Metrics",
         "src/inferry/observe/metric_table.py",
         "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers "
-        "them, those of the process (`process_*`). Which to look at: [Watch it](../howto/watch-it.md).",
+        "them, those of the process (`process_*`). What to look at: [Monitor the gateway](../howto/monitoring.md).",
         _table(("name", "kind", "labels", "meaning"), rows),
         "## Labels",
         "Their values are bounded. Models and workers come from the configuration; whatever else turns up is `other`.",
