@@ -115,7 +115,7 @@ def test_every_metric_and_every_error_is_on_its_page() -> None:
 
 
 def test_text_under_an_attribute_is_read_from_the_source() -> None:
-    assert docs.attribute_docs(schema)["ServerConfig", "port"] == "Port to listen on; 0 takes a free one."
+    assert docs.attribute_docs(schema)["ServerConfig", "port"] == "Port to listen on; 0 selects a free one."
 
 
 # -- all pages -------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_kind_that_cannot_keep_tenants_apart_has_no_key_for_it() -> None:
 
 def test_one_key_or_several_but_not_both() -> None:
     hosted = {**VLLM, "kind": "openai", "api_key": "a", "api_keys": ["b"]}
-    assert "exclude each other" in error_of({"workers": [hosted]})
+    assert "mutually exclusive" in error_of({"workers": [hosted]})
 
 
 def test_secrets_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +228,8 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"single_flight": {"replay_max_bytes": -1}}, "single_flight.replay_max_bytes must not be negative"),
         ({"lanes": {"P0": {"ttft_ms": 0}}}, "lanes.P0.ttft_ms must be above 0"),
         ({"lanes": {"P0": {"itl_ms": -5}}}, "lanes.P0.itl_ms must be above 0"),
-        ({"workers": []}, "workers is empty: nothing would run"),
-        ({"workers": [VLLM, VLLM]}, "workers[1].name `gpu-a` is taken by an earlier worker"),
+        ({"workers": []}, "workers is empty"),
+        ({"workers": [VLLM, VLLM]}, "workers[1].name `gpu-a` is used by an earlier worker"),
         (
             {"workers": [{**VLLM, "url": "10.0.0.5:8000"}]},
             "workers[0].url must be of the form http://HOST:PORT or https://HOST",
@@ -284,9 +284,10 @@ def test_a_variable_wins_over_the_file_and_leaves_its_neighbours() -> None:
 
 
 def test_a_variable_that_would_set_nothing_is_an_error() -> None:
-    hint = "the environment variable INFERRY_PORT sets nothing; did you mean INFERRY_SERVER__PORT?"
+    hint = "the environment variable INFERRY_PORT sets no configuration key; did you mean INFERRY_SERVER__PORT?"
     assert error_of({}, {"INFERRY_PORT": "1"}) == hint
-    assert error_of({}, {"INFERRY_LOG_LEVEL": "debug"}) == "the environment variable INFERRY_LOG_LEVEL sets nothing"
+    unknown = "the environment variable INFERRY_LOG_LEVEL sets no configuration key"
+    assert error_of({}, {"INFERRY_LOG_LEVEL": "debug"}) == unknown
 
 
 @pytest.mark.parametrize("name", ["INFERRY_HOME", "SERVER__PORT", "OTHER_SERVER__PORT", "PATH"])

@@ -97,7 +97,7 @@ def test_shares_of_lanes_add_up_to_no_more_than_one() -> None:
         ("http://h:99999", "port"),
         ("http://h:0", "port 0"),
         ("http://h:1?key=1", "query"),
-        ("http://[::1", "cannot be read"),
+        ("http://[::1", "invalid host or port"),
         ("http://bücher.example", "non-ASCII"),
     ],
 )

@@ -114,7 +114,7 @@ def test_yamls_idea_of_on_and_off_is_a_mode(written: str, mode: str) -> None:
         ),
         (
             {"tenants": {"own": {"isolation": "pool"}}},
-            "tenants.own.isolation is pool, and no worker has `pool: own`: none of its calls could run",
+            "tenants.own.isolation is pool, but no worker has `pool: own`",
         ),
         ({"tenants": {"acme": {"weight": 0}}}, "tenants.acme.weight must be between 0.01 and 100"),
         ({"tenants": {"acme": {"weight": 101}}}, "tenants.acme.weight must be between 0.01 and 100"),
@@ -123,7 +123,7 @@ def test_yamls_idea_of_on_and_off_is_a_mode(written: str, mode: str) -> None:
         ({"workers": [{**WORKER, "pool": "a b"}]}, "workers[0].pool must be a tenant's name"),
         (
             {"auth": {"allow_remote": True}},
-            "auth.allow_remote goes with auth.mode: off, and that is auto",
+            "auth.allow_remote requires auth.mode: off; it is auto",
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_ceiling_in_money_wants_a_price_per_token_for_every_model() -> None:
 def test_a_pool_worker_whose_tenant_does_not_use_it_is_reported() -> None:
     config = parse({"tenants": {"acme": {}}, "workers": [WORKER, {**WORKER, "name": "b", "pool": "acme"}]})
     (sentence,) = advise_on_tenants(config.tenants, config.prices, config.workers)
-    assert "worker b is kept for tenant acme, whose isolation is salt" in sentence
+    assert "worker b is reserved for tenant acme, whose isolation is salt" in sentence
 
 
 def test_a_pool_worker_serves_only_its_tenant() -> None:
@@ -202,7 +202,7 @@ def check(tmp_path: Path) -> Callable[[str], Any]:
 def test_check_config_reports_unpriced_models(check: Callable[[str], Any]) -> None:
     result = check("tenants: {acme: {day_money_ceiling: 5}}\n")
     assert result.exit_code == 0
-    assert "# tenants.acme.day_money_ceiling: calls of inferry-tiny count nothing" in result.stdout
+    assert "# tenants.acme.day_money_ceiling: calls of inferry-tiny are not counted" in result.stdout
     assert "# tenants" not in check("tenants: {acme: {day_money_ceiling: 5}}\nprices: {'*': {input: 1}}\n").stdout
 
 

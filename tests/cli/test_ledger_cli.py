@@ -127,7 +127,7 @@ def test_an_empty_ledger_says_so(run: Command, url: str) -> None:
     kept(url)
     result = run("runs")
     assert (result.exit_code, result.output) == (0, "The ledger is empty.\n")
-    assert run("jobs", "--tenant", "nobody").output == "Nothing in the ledger matches.\n"
+    assert run("jobs", "--tenant", "nobody").output == "No matching rows.\n"
 
 
 def test_names_chosen_by_clients_are_shown_and_never_obeyed(run: Command, url: str) -> None:

@@ -46,14 +46,14 @@ def test_workers_names_the_percentile_it_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("wait --rate 12 --service-ms 2000", "2400% used: the queue grows without end"),
+        ("wait --rate 12 --service-ms 2000", "2400%: the queue grows without bound"),
         ("wait --rate 0 --service-ms 2000", "--rate must be above 0, got 0"),
         ("wait --rate nan --service-ms 2000", "--rate must be above 0, got nan"),
         ("wait --rate 1 --service-ms 20 --arrival-cv -1", "--arrival-cv must be 0 or above, got -1"),
         ("batch --rate 400 --fixed-ms 8 --each-ms 3", "no batch of up to 1024 keeps up with 400 jobs per second"),
         ("batch --rate 400 --fixed-ms 8 --each-ms 0.4 --target-ms 9", "within 9 ms"),
         ("workers --rate 4 --service-ms 8 --target-ms 9 --percentile 100", "--percentile must be between 0 and 100"),
-        ("workers --rate 1e9 --service-ms 8 --target-ms 9", "more than this can plan for"),
+        ("workers --rate 1e9 --service-ms 8 --target-ms 9", "exceed what the formulas cover"),
         ("utilisation --wait-per-service 0", "--wait-per-service must be above 0"),
     ],
 )

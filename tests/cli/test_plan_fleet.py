@@ -88,7 +88,7 @@ def test_the_price_is_that_of_the_whole_fleet(tmp_path: Path, model: Path) -> No
 def test_the_table_shows_every_probe_and_the_answer(tmp_path: Path, model: Path) -> None:
     done = run("--trace", a_trace(tmp_path, per_s=15), "--model", model, "--price-per-hour", "2")
     assert done.exit_code == 0, done.output
-    assert "workers keep at least 99 % of the SLO targets" in done.stdout
+    assert "workers attain at least 99 % of the SLO targets" in done.stdout
     assert "sized for all 90 calls of calls.csv" in done.stdout
     assert "cost:" in done.stdout
 
@@ -98,7 +98,7 @@ def test_an_unattainable_slo_is_reported(tmp_path: Path, model: Path) -> None:
         "--trace", a_trace(tmp_path, per_s=5, seconds=2), "--model", model, "--slo", "P1=10,1", "--max-workers", "4"
     )
     assert done.exit_code == 2
-    assert "4 workers do not keep 99 %" in done.output
+    assert "4 workers do not attain 99 %" in done.output
 
 
 @pytest.mark.parametrize(

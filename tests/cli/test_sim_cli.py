@@ -141,9 +141,9 @@ def test_a_table_a_page_and_plots(tmp_path: Path, model: Path) -> None:
     plots = tmp_path / "plots"
     done = run(*SMALL, "--model", model, "--direct", "--seed", "1", "--seed", "2", "--plots", plots)
     assert done.exit_code == 0, done.output
-    for heading in ("kept", "ttft p50", "p99", "itl p95", "good/s", "fair", "busy", "done"):
+    for heading in ("SLO", "ttft p50", "p99", "itl p95", "good/s", "fair", "busy", "done"):
         assert heading in done.stdout
-    assert "SLO targets: P0 first token 500 ms" in done.stdout
+    assert "SLO targets: P0 TTFT 500 ms" in done.stdout
     page = (plots / "index.html").read_text()
     assert page.startswith("<!doctype html>")
     assert page.count("<svg") == 6  # attainment, first tokens of three lanes, waiting, running

@@ -242,10 +242,10 @@ def test_models_that_are_not_there_or_not_named(calibrate: Calibrate) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "either the engine's --url or a file"),
-        (["--url", "http://h", "--from-raw", "f"], "either the engine's --url or a file"),
+        ([], "either --url or --from-raw"),
+        (["--url", "http://h", "--from-raw", "f"], "either --url or --from-raw"),
         (["--url", "h:8000"], "must begin with http"),
-        (["--url", "http://h", "--out", "no/where.json"], "no directory"),
+        (["--url", "http://h", "--out", "no/where.json"], "no such directory"),
         (["--url", "http://h", "--api-key-env", "NOT_SET_ANYWHERE"], "is not set"),
         (["--from-raw", "absent.jsonl"], "cannot read"),
         (["--from-raw", __file__], "not written by --raw"),

@@ -1,4 +1,4 @@
-"""`inferry bench`: send a workload to a server, open loop, and say what came of it."""
+"""`inferry bench`: open-loop load test of a server."""
 
 import asyncio
 import contextlib
@@ -38,48 +38,48 @@ if TYPE_CHECKING:
 SERVER_UNREACHABLE, NO_CALL_COMPLETED, INTERRUPTED = 3, 4, 130
 _SECRET_OPTIONS = ("--api-key", "--header")
 
-ARRIVALS, SERVER, MEASURE, AFTER = "What is sent", "To whom", "What is measured", "What is kept and compared"
+ARRIVALS, SERVER, MEASURE, AFTER = "Workload", "Server", "Measurement", "Results"
 
 
 def bench(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Results to look at, with --compare or --before-after.", metavar="RESULT.json"),
+        typer.Argument(help="Results files, for --compare or --before-after.", metavar="RESULT.json"),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="The server's address, such as http://host:8000.", rich_help_panel=SERVER)
+        str | None, typer.Option(help="URL of the server, such as http://host:8000.", rich_help_panel=SERVER)
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Which model; none: the only one served.", metavar="NAME", rich_help_panel=SERVER),
+        typer.Option(help="Model name; default: the only model of the server.", metavar="NAME", rich_help_panel=SERVER),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="Key to send; none: INFERRY_API_KEY or OPENAI_API_KEY.",
+            help="API key; default: INFERRY_API_KEY or OPENAI_API_KEY.",
             metavar="KEY",
             rich_help_panel=SERVER,
         ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="Send this header, too; may be repeated.", metavar="NAME=VALUE", rich_help_panel=SERVER),
+        typer.Option(help="Additional request header; may be repeated.", metavar="NAME=VALUE", rich_help_panel=SERVER),
     ] = None,
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="ids, text or chat; none: token ids where the server takes them, else text.", rich_help_panel=SERVER
+            help="ids, text or chat; default: token ids if the server accepts them, else text.", rich_help_panel=SERVER
         ),
     ] = None,
     lane_by: Annotated[
         str,
         typer.Option(
-            help="How the lane is told: header (x-inferry-lane), priority (vLLM's field) or none.",
+            help="How the lane is sent: header (x-inferry-lane), priority (vLLM's field) or none.",
             rich_help_panel=SERVER,
         ),
     ] = "header",
     tenant_header: Annotated[
-        str, typer.Option(help="Header that tells the tenant; empty: none.", rich_help_panel=SERVER)
+        str, typer.Option(help="Header for the tenant; empty: none.", rich_help_panel=SERVER)
     ] = "x-inferry-tenant",
     run_ids: Annotated[
         bool,
@@ -91,39 +91,39 @@ def bench(
     ] = True,
     poisson: Annotated[
         float | None,
-        typer.Option(help="Calls at random, so many a second.", metavar="RATE", rich_help_panel=ARRIVALS),
+        typer.Option(help="Poisson arrivals, RATE calls per second.", metavar="RATE", rich_help_panel=ARRIVALS),
     ] = None,
     bursts: Annotated[
         str | None,
         typer.Option(
-            help="So many calls, every so many seconds, within so many: 40,10,1.",
-            metavar="CALLS,EVERY,WITHIN",
+            help="CALLS per burst, PERIOD between bursts, DURATION of a burst (seconds): 40,10,1.",
+            metavar="CALLS,PERIOD,DURATION",
             rich_help_panel=ARRIVALS,
         ),
     ] = None,
     agents: Annotated[
         str | None,
         typer.Option(
-            help="So many runs of so many steps, with tool times between them: 20,6,0.1-2.",
+            help="COUNT runs of STEPS sequential calls with tool time between them (seconds): 20,6,0.1-2.",
             metavar="COUNT,STEPS[,TOOL_S]",
             rich_help_panel=ARRIVALS,
         ),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="harbor or simple-harbor, as simulated.", rich_help_panel=ARRIVALS)
+        str | None, typer.Option(help="harbor or simple-harbor, as in `inferry simulate`.", rich_help_panel=ARRIVALS)
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="A recorded trace, CSV or JSON lines.", metavar="FILE", rich_help_panel=ARRIVALS),
+        typer.Option(help="Recorded trace, CSV or JSON lines.", metavar="FILE", rich_help_panel=ARRIVALS),
     ] = None,
     duration: Annotated[
         float | None,
         typer.Option(
-            help="Seconds during which runs begin: 60, or a trace's own length, by default. Then they finish.",
+            help="Seconds in which runs start; default: 60, or the length of the trace. All runs then complete.",
             rich_help_panel=ARRIVALS,
         ),
     ] = None,
-    scale: Annotated[float, typer.Option(help="So many times the load.", rich_help_panel=ARRIVALS)] = 1.0,
+    scale: Annotated[float, typer.Option(help="Factor on the load.", rich_help_panel=ARRIVALS)] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed sends the same calls.", rich_help_panel=ARRIVALS)] = 7,
     digests: Annotated[
         int, typer.Option(min=0, help="Batch jobs at the start of the scenario.", rich_help_panel=ARRIVALS)
@@ -131,108 +131,112 @@ def bench(
     lane: Annotated[
         str,
         typer.Option(
-            help="Lane of runs that have none, or parts drawn by seed: P0=0.2,P1=0.5,P2=0.3.",
+            help="Lane of runs without one, or fractions drawn by seed: P0=0.2,P1=0.5,P2=0.3.",
             rich_help_panel=ARRIVALS,
         ),
     ] = "P1",
-    tenants: Annotated[str, typer.Option(help="Tenants to draw from: a,b,c.", rich_help_panel=ARRIVALS)] = "bench",
+    tenants: Annotated[str, typer.Option(help="Tenants, drawn by seed: a,b,c.", rich_help_panel=ARRIVALS)] = "bench",
     prompt_tokens: Annotated[
-        str, typer.Option(help="Length of prompts that have none.", metavar="FROM-TO", rich_help_panel=ARRIVALS)
+        str,
+        typer.Option(
+            help="Prompt tokens per call, if the workload has none.", metavar="FROM-TO", rich_help_panel=ARRIVALS
+        ),
     ] = "200-2000",
     output_tokens: Annotated[
-        str, typer.Option(help="Length of answers that have none.", metavar="FROM-TO", rich_help_panel=ARRIVALS)
+        str,
+        typer.Option(
+            help="Output tokens per call, if the workload has none.", metavar="FROM-TO", rich_help_panel=ARRIVALS
+        ),
     ] = "20-200",
     session_gap_s: Annotated[
         float,
-        typer.Option(min=0.0, help="Sessions of a trace without times start this far apart.", rich_help_panel=ARRIVALS),
+        typer.Option(min=0.0, help="Seconds between sessions of a trace without times.", rich_help_panel=ARRIVALS),
     ] = 1.0,
     max_context: Annotated[
         int | None,
         typer.Option(
-            min=16, help="Cut prompts to fit this; none: what the server says of its model.", rich_help_panel=ARRIVALS
+            min=16, help="Cut prompts to this context length; default: the model's.", rich_help_panel=ARRIVALS
         ),
     ] = None,
     salt: Annotated[
         str | None,
         typer.Option(
-            help="Prompts depend on it; none: a fresh one, so that no cache knows them.", rich_help_panel=ARRIVALS
+            help="Salt of the prompts; default: a random one, so that no cache contains them.", rich_help_panel=ARRIVALS
         ),
     ] = None,
     pods: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Not open loop: runs belong to so many pods, and a pod sends one call at a time.",
+            help="Closed loop: runs are divided among PODS pods, and a pod sends one call at a time.",
             metavar="PODS",
             rich_help_panel=ARRIVALS,
         ),
     ] = None,
     concurrency_cap: Annotated[
         int | None,
-        typer.Option(min=1, help="Never more calls in flight; no cap by default.", rich_help_panel=ARRIVALS),
+        typer.Option(min=1, help="Maximum calls in flight; default: no limit.", rich_help_panel=ARRIVALS),
     ] = None,
     retries: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Tries after a reset before the first byte, 408, 409, 429 or 5xx, as the official SDKs do; 0: none.",
+            help="Retries after 408, 409, 429, 5xx or a reset before the first byte, as in the official SDKs.",
             rich_help_panel=ARRIVALS,
         ),
     ] = 2,
     call_timeout_s: Annotated[
-        float, typer.Option(min=0.1, help="A call that takes longer has failed.", rich_help_panel=ARRIVALS)
+        float, typer.Option(min=0.1, help="Seconds after which a call counts as failed.", rich_help_panel=ARRIVALS)
     ] = 300.0,
     warmup: Annotated[
-        float, typer.Option(min=0.0, help="Calls due in the first seconds do not count.", rich_help_panel=MEASURE)
+        float, typer.Option(min=0.0, help="Seconds at the start whose calls do not count.", rich_help_panel=MEASURE)
     ] = 0.0,
     ttft_ms: Annotated[
         list[str] | None,
         typer.Option(
-            help="First-token promise, of one lane (P0=500) or all; none: the lanes' defaults.",
+            help="TTFT target of one lane (P0=500) or all; default: the lanes' targets.",
             metavar="[LANE=]MS",
             rich_help_panel=MEASURE,
         ),
     ] = None,
     itl_ms: Annotated[
         list[str] | None,
-        typer.Option(help="Promised gap, in the same way.", metavar="[LANE=]MS", rich_help_panel=MEASURE),
+        typer.Option(help="ITL target, in the same form.", metavar="[LANE=]MS", rich_help_panel=MEASURE),
     ] = None,
     gpu_cost_per_hour: Annotated[
-        float | None, typer.Option(min=0.0, help="What a GPU costs, for cost per run.", rich_help_panel=MEASURE)
+        float | None, typer.Option(min=0.0, help="Price of a GPU-hour, for the cost per run.", rich_help_panel=MEASURE)
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs serve.", rich_help_panel=MEASURE)] = 1,
-    run_budget: Annotated[
-        float | None, typer.Option(min=0.0, help="What a run may cost.", rich_help_panel=MEASURE)
-    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.", rich_help_panel=MEASURE)] = 1,
+    run_budget: Annotated[float | None, typer.Option(min=0.0, help="Budget of a run.", rich_help_panel=MEASURE)] = None,
     model_costs: Annotated[
         Path | None,
         typer.Option(
-            help="Engine model of `inferry calibrate`, or the name of a shipped one: utilisation, and what work is.",
+            help="Engine model for utilisation and work: a file of `inferry calibrate`, or a shipped name.",
             metavar="MODEL.json",
             rich_help_panel=MEASURE,
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="What this result is called in comparisons.", rich_help_panel=AFTER)] = "",
+    label: Annotated[str, typer.Option(help="Name of this result in comparisons.", rich_help_panel=AFTER)] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Keep the result.", metavar="RESULT.json", rich_help_panel=AFTER)
+        Path | None, typer.Option(help="Write the result to this file.", metavar="RESULT.json", rich_help_panel=AFTER)
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--html", help="Write a page with plots.", metavar="FILE", rich_help_panel=AFTER),
+        typer.Option("--html", help="Write an HTML report with plots.", metavar="FILE", rich_help_panel=AFTER),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Send nothing: compare kept results.", rich_help_panel=AFTER)
+        bool, typer.Option("--compare", help="Compare results files; sends nothing.", rich_help_panel=AFTER)
     ] = False,
     before_after: Annotated[
         bool,
         typer.Option(
             "--before-after",
-            help="Send nothing: two kept results by utilisation, step latency, cost and budget.",
+            help="Compare two results files by utilisation, step latency, cost and budget; sends nothing.",
             rich_help_panel=AFTER,
         ),
     ] = False,
 ) -> None:
-    """Send a workload to any OpenAI-compatible server, open loop, and measure what its callers see."""
+    """Load-test any OpenAI-compatible server, open loop, and measure what clients see."""
     from inferry.loadgen.costs import Price
     from inferry.loadgen.load_generator import ClientLimits
     from inferry.loadgen.load_test import LoadTest
@@ -248,18 +252,18 @@ def bench(
 
     for path in (out, page):
         if path is not None and not path.absolute().parent.is_dir():
-            fail(f"there is no directory {path.absolute().parent}", USAGE_ERROR)
+            fail(f"no such directory: {path.absolute().parent}", USAGE_ERROR)
     price = Price(gpu_per_hour=gpu_cost_per_hour, gpus=gpus, run_budget=run_budget)
     engine = _load_engine_model(model_costs)
     if compare or before_after:
         if url is not None:
-            fail("--compare and --before-after look at kept results and send nothing: leave --url away", USAGE_ERROR)
+            fail("--url cannot be combined with --compare or --before-after", USAGE_ERROR)
         _compare(results or [], price, engine, page, costs_only=before_after)
         return
     if results:
-        fail("name --compare or --before-after to look at kept results", USAGE_ERROR)
+        fail("results files need --compare or --before-after", USAGE_ERROR)
     if url is None or not url.startswith(("http://", "https://")):
-        fail(f"name the server with --url http://… ; got {url or 'none'}", USAGE_ERROR)
+        fail(f"--url must be of the form http://HOST:PORT; got {url or 'none'}", USAGE_ERROR)
     if lane_by not in ("header", "priority", "none"):
         fail(f"--lane-by must be header, priority or none; got {lane_by!r}", USAGE_ERROR)
     if prompts not in (None, "ids", "text", "chat"):
@@ -318,7 +322,7 @@ def bench(
         fail("no call was answered", NO_CALL_COMPLETED)
 
 
-# -- what was asked for ------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 def _load_engine_model(path: Path | None) -> "EngineModel | None":
@@ -336,7 +340,7 @@ def _load_engine_model(path: Path | None) -> "EngineModel | None":
 
 
 def _slo_targets(ttft_ms: Sequence[str], itl_ms: Sequence[str]) -> "dict[Lane, SloTarget]":
-    """What the lanes promise by default, and what was said of them."""
+    """The SLO targets of the lanes, with those of the options."""
     from inferry.sim.workload import SloTarget, slo_targets_for
 
     ttfts, itls = _parse_by_lane("--ttft-ms", ttft_ms), _parse_by_lane("--itl-ms", itl_ms)
@@ -354,7 +358,7 @@ def _parse_by_lane(option: str, texts: Sequence[str]) -> dict[Lane, float]:
             seconds = float(number) / 1000
             lanes = [Lane[name]] if name else list(Lane)
         except (KeyError, ValueError):
-            fail(f"{option} must look like 500 or P0=500 (milliseconds); got {text!r}", USAGE_ERROR)
+            fail(f"{option} must be of the form 500 or P0=500 (milliseconds); got {text!r}", USAGE_ERROR)
         if not 0 < seconds < inf:
             fail(f"{option} must be above 0; got {text!r}", USAGE_ERROR)
         values |= dict.fromkeys(lanes, seconds)
@@ -364,12 +368,12 @@ def _parse_by_lane(option: str, texts: Sequence[str]) -> dict[Lane, float]:
 def _header(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name or "\n" in text or "\r" in text:
-        fail("--header must look like name=value", USAGE_ERROR)
+        fail("--header must be of the form NAME=VALUE", USAGE_ERROR)
     return name, value
 
 
 def _redacted_command() -> str:
-    """The command line as it may be kept: without keys and the values of headers."""
+    """The command line without keys and header values."""
     words = ["inferry", *sys.argv[1:]]
     for number, word in enumerate(words):
         option, separator, _ = word.partition("=")
@@ -390,12 +394,12 @@ def _run(load_test: "LoadTest", key: str | None) -> "Result":
 
     raise_file_limit()
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):  # there is none for Windows
+    with contextlib.suppress(ImportError):  # not available on Windows
         import uvloop
 
         new_loop = uvloop.new_event_loop
     with make_progress_bar() as bar:
-        task = bar.add_task(load_test.traffic.name, total=None, said="asking the server")
+        task = bar.add_task(load_test.traffic.name, total=None, said="querying the server")
         bar.refresh()
         progress = ProgressBar(bar, task)
 
@@ -417,10 +421,10 @@ def _run(load_test: "LoadTest", key: str | None) -> "Result":
             fail(str(error), SERVER_UNREACHABLE)
         except KeyboardInterrupt:
             bar.stop()
-            fail("stopped before anything was sent", INTERRUPTED)
+            fail("interrupted before the first call", INTERRUPTED)
 
 
-# -- what came of it ---------------------------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------------------------------
 
 
 def _write_result(result: "Result", out: Path | None, page: Path | None) -> None:
@@ -441,7 +445,7 @@ def _compare(
     from inferry.loadgen.tables import cost_table, lane_table
 
     if len(paths) < 2 or (costs_only and len(paths) != 2):
-        fail(f"name {'two' if costs_only else 'at least two'} results to compare", USAGE_ERROR)
+        fail(f"{'exactly two' if costs_only else 'at least two'} results files are needed", USAGE_ERROR)
     try:
         results = [priced(one, price, engine) for one in read_results(paths)]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `inferry bench` shows in a terminal: a bar, tables, and words of caution."""
+"""Terminal output of `inferry bench`: progress bar, tables, warnings."""
 
 import os
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ def make_progress_bar() -> Progress:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[said]}", markup=False),
     )
-    # Drawn by the loop itself: a thread that draws would take turns with what is measured.
+    # Refreshed by the event loop: a drawing thread would compete with the measurement for the interpreter lock.
     return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
 
 
 class ProgressBar:
-    """Moves the bar: how far arrivals are, and what the calls do."""
+    """Updates the bar with the progress and state of the calls."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar = bar
@@ -52,15 +52,15 @@ class ProgressBar:
 
 
 def comparison_warnings(results: Sequence[Result]) -> list[str]:
-    """What makes results hard to compare."""
+    """Differences that make results incomparable."""
     said = []
     if len({one.workload for one in results}) > 1 or len({one.seconds for one in results}) > 1:
         said.append(f"the workloads differ: {'; '.join(one.workload for one in results)}")
     if len({repr(one.slo_targets) for one in results}) > 1:
-        said.append("the results were measured against different promises")
+        said.append("the SLO targets differ")
     if len({one.model for one in results}) > 1:
         said.append(f"the models differ: {', '.join(one.model for one in results)}")
-    said += [f"{one.label} was stopped before its end" for one in results if one.partial]
+    said += [f"{one.label} was interrupted" for one in results if one.partial]
     return said
 
 
@@ -75,8 +75,8 @@ def show_result(result: Result) -> None:
         out.print(rich_table(failures))
     out.print(
         f"\n{result.workload} on {result.model} at {result.url}: {result.done:,} calls done, {result.failed:,} failed; "
-        f"the generator was {result.generator.lag_p99_ms:.1f} ms late at p99 "
-        f"and used {result.generator.cpu:.0%} of a core",
+        f"generator lag {result.generator.lag_p99_ms:.1f} ms at p99, "
+        f"{result.generator.cpu:.0%} of a core",
         soft_wrap=True,
         markup=False,
     )
@@ -85,17 +85,17 @@ def show_result(result: Result) -> None:
 
 
 def warnings(result: Result) -> list[str]:
-    """Why the figures should be taken with care."""
+    """Reasons to distrust the figures."""
     said = []
     generator = result.generator
     if generator.lag_p99_ms > MAX_LAG_MS:
-        said.append(f"the generator was {generator.lag_p99_ms:.0f} ms late at p99: this machine is too busy for it")
+        said.append(f"the generator lagged {generator.lag_p99_ms:.0f} ms at p99: this machine is too busy")
     if generator.cpu > MAX_CLIENT_CPU:
-        said.append(f"the generator used {generator.cpu:.0%} of a core: times may be its own and not the server's")
+        said.append(f"the generator used {generator.cpu:.0%} of a core: it may have limited the results")
     if result.shortened:
         said.append(f"{result.shortened:,} prompts were cut to fit the model's context")
     if result.partial:
-        said.append("stopped before its end: calls under way were dropped and do not count")
+        said.append("interrupted: calls in flight were dropped and do not count")
     return said
 
 
@@ -110,7 +110,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Atomically, through a temporary file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(data)

@@ -1,4 +1,4 @@
-"""`inferry calibrate`: measure a live engine, and write the model of it that `inferry simulate` plays."""
+"""`inferry calibrate`: probe a live engine and write an engine model for `inferry simulate`."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _FIGURES = {"first": "first token", "itl": "inter-token latency", "total": "batc
 
 
 class Probes(msgspec.Struct, frozen=True):
-    """How many probes a model rests on."""
+    """Number of probes by use."""
 
     fitted: int
     held_out: int
@@ -36,7 +36,7 @@ class Probes(msgspec.Struct, frozen=True):
 
 
 class CalibratedModel(EngineModel, frozen=True, kw_only=True):
-    """An engine model with the circumstances of its calibration; whoever loads it as an engine model skips them."""
+    """An engine model with the conditions of its calibration, which loading as an `EngineModel` ignores."""
 
     flag_sources: dict[str, str]
     probes: Probes
@@ -44,37 +44,41 @@ class CalibratedModel(EngineModel, frozen=True, kw_only=True):
 
 
 def calibrate(
-    url: Annotated[str | None, typer.Option(help="The engine's address, such as http://host:8000.")] = None,
-    model: Annotated[str | None, typer.Option(help="Which model; none: the only one served.", metavar="NAME")] = None,
-    out: Annotated[Path, typer.Option(help="Where to write it (engine-model.json).", metavar="MODEL.json")] = Path(
+    url: Annotated[str | None, typer.Option(help="URL of the engine, such as http://host:8000.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name; default: the only model of the server.", metavar="NAME")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Output file (engine-model.json).", metavar="MODEL.json")] = Path(
         "engine-model.json"
     ),
-    seconds: Annotated[float, typer.Option(min=2, help="How long to probe.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=2, help="Duration of the probes, in seconds.")] = 60.0,
     quick: Annotated[bool, typer.Option("--quick", help=f"Probe for {QUICK_S:g} s: fewer and coarser probes.")] = False,
-    name: Annotated[str | None, typer.Option(help="What the engine model is called.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences the engine runs at once.")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens the engine computes in a step.")
+    name: Annotated[str | None, typer.Option(help="Name of the engine model.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running sequences of the engine.")
     ] = None,
-    kv_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that the engine's KV cache holds.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in a block of that cache.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens per step of the engine.")
+    ] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="Size of the engine's KV cache, in tokens.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(min=1, help="Size of a KV block, in tokens.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the API key.", metavar="VAR")
     ] = None,
     raw: Annotated[
-        Path | None, typer.Option(help="Also keep what was observed, as JSON lines.", metavar="FILE")
+        Path | None, typer.Option(help="Also write the observations, as JSON lines.", metavar="FILE")
     ] = None,
     from_raw: Annotated[
-        Path | None, typer.Option(help="Fit again what was kept with --raw, without an engine.", metavar="FILE")
+        Path | None, typer.Option(help="Fit the observations of --raw again, without an engine.", metavar="FILE")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the engine model instead of tables.")] = False,
 ) -> None:
-    """Measure what a live engine costs, for `inferry simulate --engine`. Nobody else should use it meanwhile."""
+    """Measure the step costs of a live engine for `inferry simulate --engine`. The engine should be idle otherwise."""
     if (url is None) == (from_raw is None):
-        _fail("name either the engine's --url or a file with --from-raw", USAGE_ERROR)
+        _fail("either --url or --from-raw is needed", USAGE_ERROR)
     for path in (out, raw):
         if path is not None and not path.absolute().parent.is_dir():
-            _fail(f"there is no directory {path.absolute().parent}", USAGE_ERROR)
+            _fail(f"no such directory: {path.absolute().parent}", USAGE_ERROR)
     given = {
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -105,7 +109,7 @@ def calibrate(
         _show(calibrated, fitted, out)
 
 
-# -- where observations come from --------------------------------------------------------------------------------------
+# -- observations ------------------------------------------------------------------------------------------------------
 
 
 def _load_observations(path: Path, given: dict[str, int | None]) -> tuple[Conditions, list[Observation]]:
@@ -133,7 +137,7 @@ def _collect_observations(
     except ProbeError as error:
         _fail(str(error), PROBE_FAILED)
     except KeyboardInterrupt:
-        _fail("stopped; nothing was written", INTERRUPTED)
+        _fail("interrupted; nothing was written", INTERRUPTED)
 
 
 def _probe(url: str, options: "CalibrationOptions", key: str | None) -> tuple[Conditions, list[Observation]]:
@@ -141,7 +145,7 @@ def _probe(url: str, options: "CalibrationOptions", key: str | None) -> tuple[Co
     from inferry.loadgen.server import Server
 
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):  # there is none for Windows
+    with contextlib.suppress(ImportError):  # not available on Windows
         import uvloop
 
         new_loop = uvloop.new_event_loop
@@ -172,7 +176,7 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-# -- what comes of it --------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _model(name: str | None, fitted: Fit, conditions: Conditions, observations: list[Observation]) -> CalibratedModel:
@@ -189,13 +193,13 @@ def _model(name: str | None, fitted: Fit, conditions: Conditions, observations: 
 
 
 def _probe_label(one: Observation) -> str:
-    """What kind of probe, how many calls, how long their prompts."""
+    """Kind of probe, number of calls, longest prompt."""
     longest = max(call.prompt_tokens for call in one.calls)
     return f"{one.kind} {len(one.calls)} x {longest}"
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Atomically, through a temporary file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(data)
@@ -211,7 +215,7 @@ def _show(model: CalibratedModel, fitted: Fit, out: Path) -> None:
     for name in COSTS:
         costs.add_row(name.removesuffix("_s").replace("_", " "), _format_duration(getattr(model.costs, name)))
     console.print(costs)
-    flags = _table("flag", "value", "how it is known")
+    flags = _table("flag", "value", "source")
     for name, flag in fitted.known_flags.items():
         flags.add_row(name, f"{flag.value:,}", flag.source)
     console.print(flags)

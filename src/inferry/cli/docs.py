@@ -1,6 +1,6 @@
-"""The generated reference pages: `python -m inferry.cli.docs` writes them, `--check` says which are stale.
+"""The generated reference pages: `python -m inferry.cli.docs` writes them, `--check` lists stale ones.
 
-Each page is a pure function of the code it describes, so that the two cannot disagree.
+Each page is a pure function of the code it describes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _EXAMPLE_WORKERS = [
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by its file name."""
+    """The generated pages by file name."""
     return {
         "config.md": config_page(),
         "metrics.md": metrics_page(),
@@ -50,7 +50,7 @@ def pages() -> dict[str, str]:
 
 
 def stale(directory: Path) -> list[str]:
-    """The pages that do not say what the code says."""
+    """Names of pages that differ from the code."""
     return [name for name, text in pages().items() if _read(directory / name) != text]
 
 
@@ -70,15 +70,14 @@ def config_page() -> str:
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
         "Configuration",
-        "src/inferry/cli/config/, domain/settings.py and domain/jobs.py",
-        "One YAML file, given with `--config`. Everything but an HTTP worker's name and URL has a default, so an empty "
-        "file is a whole configuration. A key that does not exist or a value that cannot be is an error that names its "
-        "path. "
-        "`inferry check-config --config FILE` prints what was understood, defaults included and secrets left out.",
+        "src/inferry/cli/config/ and src/inferry/domain/settings.py",
+        "One YAML file, given with `--config`. Every key except the name and URL of an HTTP worker has a default, so "
+        "an empty file is a valid configuration. Unknown keys and invalid values are errors that name their path. "
+        "`inferry check-config --config FILE` prints the configuration with defaults and without secrets.",
         f"An environment variable sets one key: `{schema.ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
         f"`{schema.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{schema.ENV_PREFIX}LEDGER` is `ledger`, "
         f"`{schema.ENV_PREFIX}WORKERS_FILE` is `workers_file`, `{schema.ADMIN_KEY}` is `server.admin_key`. "
-        "Values are read as YAML and win over the file. Entries of `workers` cannot be set this way.",
+        "Values are read as YAML and override the file. Entries of `workers` cannot be set this way.",
         *_section("Top level", "", schema.Config, docs),
         *_section("`server`", "server.", schema.ServerConfig, docs),
         *_section("`health`", "health.", schema.HealthConfig, docs),
@@ -97,21 +96,21 @@ def config_page() -> str:
             )
         ),
         *_section("`workers[]` of `kind: vllm-inprocess`", "", schema.VllmInProcessWorkerConfig, docs),
-        "## Everything at once",
-        "Every key with its default, and a worker of each kind. A configuration needs only the keys it changes.",
+        "## Complete example",
+        "Every key with its default, and three kinds of workers. A configuration needs only the keys it changes.",
         f"```yaml\n{example_config()}```",
     )
 
 
 def example_config() -> str:
-    """A configuration that names every key."""
+    """A configuration with every key."""
     return schema.dump(schema.parse({"workers": _EXAMPLE_WORKERS}))
 
 
 def _section(
     title: str, prefix: str, struct: type[Struct], docs: dict[tuple[str, str], str], base: type[Struct] | None = None
 ) -> Iterator[str]:
-    """The keys of a Struct; those it has from `base` only where it has something else to say of them."""
+    """The keys of a Struct; inherited from `base` only if it redefines them."""
     yield f"## {title}"
     yield inspect.cleandoc(struct.__doc__ or "")
     rows = [
@@ -132,7 +131,7 @@ def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
     lanes = [lane.name for lane in Lane]
     yield "## `lanes`"
     named = [f"`{name}` is {docs['LanesConfig', name].rstrip('.').lower()}" for name in lanes]
-    yield f"The three lanes: {', '.join(named)}. What is left out of a lane keeps that lane's default."
+    yield f"The three lanes: {', '.join(named)}. Omitted keys keep the lane's default."
     rows = []
     for field in msgspec.structs.fields(schema.LaneConfig):
         defaults = [shown(getattr(DEFAULT_LANES[lane], field.name)) for lane in Lane]
@@ -142,7 +141,7 @@ def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
 
 
 def attribute_docs(module: types.ModuleType) -> dict[tuple[str, str], str]:
-    """The text that stands under each attribute of each class of the module: Python keeps it only in the source."""
+    """The strings below the attributes of the module's classes, read from the source."""
     found: dict[tuple[str, str], str] = {}
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):
@@ -167,7 +166,7 @@ def _text(node: ast.stmt) -> str | None:
 
 
 def type_name(kind: Any) -> str:
-    """A type in words: what a person may write there."""
+    """A type in words."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is Literal:
         return " or ".join(f"`{one}`" for one in arguments)
@@ -194,7 +193,7 @@ def default_name(field: msgspec.structs.FieldInfo) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written in YAML."""
+    """A value as in YAML."""
     return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value).strip(chr(34))}`"
 
 
@@ -209,11 +208,11 @@ def metrics_page() -> str:
     return _page(
         "Metrics",
         "src/inferry/observe/metric_table.py",
-        "`GET /metrics` answers in the Prometheus text format with the metrics below and, where the system offers "
-        "them, those of the process (`process_*`). What to look at: [Monitor the gateway](../howto/monitoring.md).",
+        "`GET /metrics` returns the metrics below in the Prometheus text format and, where available, those of the "
+        "process (`process_*`). What to look at: [Monitor the gateway](../howto/monitoring.md).",
         _table(("name", "kind", "labels", "meaning"), rows),
         "## Labels",
-        "Their values are bounded. Models and workers come from the configuration; whatever else turns up is `other`.",
+        "Values are bounded. Models and workers come from the configuration; any other value is `other`.",
         _table(("label", "values"), _label_values()),
         "## Release reasons",
         _table(("reason", "meaning"), _release_reasons()),
@@ -249,18 +248,18 @@ def errors_page() -> str:
     return _page(
         "Errors",
         "src/inferry/domain/errors.py",
-        "Every refusal and failure has this body; `param` names the field or header it is about, or is null:",
+        "All errors have this body; `param` is the field or header concerned, or null:",
         '```json\n{"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_full"}}\n```',
-        "Answers with status 429 and 503 carry `Retry-After` in seconds. Retryable: the same call may succeed later "
-        "without a change. After the first byte of a stream the same object comes in-band, see [HTTP](http.md). "
-        "Messages never hold prompts or outputs.",
+        "Responses with status 429 and 503 have `Retry-After` in seconds. Retryable: the same call may succeed later. "
+        "After the first byte of a stream the same object is sent in-band, see [HTTP](http.md#streams). Messages never "
+        "contain prompts or outputs.",
         _table(("status", "code", "type", "retryable", "meaning"), rows),
     )
 
 
 def _error_kinds() -> list[type[GatewayError]]:
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
-    # A kind without a code of its own is the same to clients as the one it is a case of.
+    # A subclass without its own code is the same error to clients.
     cases = {kind for kind in kinds for base in kind.__bases__ if base is not GatewayError and base in kinds}
     return [kind for kind in kinds if kind is not GatewayError and kind not in cases]
 
@@ -281,21 +280,21 @@ def cli_page() -> str:
     sections = [part for path, command in commands() for part in _command_section(path, command)]
     return _page(
         "Command line",
-        "src/inferry/cli/main.py and src/inferry/cli/ledger.py",
-        "Exit status: 0 when it went well, 2 when the command line, the configuration or the ledger cannot be used. "
-        "Every command takes `--help`.",
+        "src/inferry/cli/",
+        "Exit status: 0 for success, 2 for an invalid command line, configuration or ledger. "
+        "All commands accept `--help`.",
         *sections,
     )
 
 
 def commands() -> list[tuple[str, Any]]:
-    """All commands with their full names, groups before what is in them."""
-    # Read by attribute: recent releases of typer carry click inside them, so there is no one class to import.
+    """All commands by full name, groups before their members."""
+    # Attributes instead of classes: recent releases of typer bundle click, so there is no single class to import.
     return list(_walk("inferry", typer.main.get_command(cli.app)))
 
 
 def options(command: Any) -> list[tuple[list[str], Any]]:
-    """The options of a command with all their spellings."""
+    """The options of a command with all spellings."""
     return [
         ([*one.opts, *one.secondary_opts], one)
         for one in command.params
@@ -343,7 +342,7 @@ def _default(option: Any) -> str:
 
 
 def _page(title: str, source: str, *parts: str) -> str:
-    note = f"<!-- Made by `make docs` from {source}: change it there. -->"
+    note = f"<!-- Generated by `make docs` from {source}. Do not edit. -->"
     return "\n\n".join([note, f"# {title}", *(part for part in parts if part)]) + "\n"
 
 
@@ -372,7 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m inferry.cli.docs", description="Write the generated reference pages."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    parser.add_argument("--directory", type=Path, default=REFERENCE, help="where the pages are")
+    parser.add_argument("--directory", type=Path, default=REFERENCE, help="directory of the pages")
     arguments_given = parser.parse_args(arguments)
     if not arguments_given.check:
         write(arguments_given.directory)

@@ -1,6 +1,6 @@
-"""`inferry keys` and `inferry tenants`: who may call and what each may use, in the ledger's database.
+"""`inferry keys` and `inferry tenants`: keys and limits in the ledger's database.
 
-No gateway has to run. One that does sees a change within a second.
+The commands need no running gateway; a running one applies changes within a second.
 """
 
 import difflib
@@ -36,22 +36,22 @@ MIN_WIDTH = 160
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The gateway's configuration.")]
 Ledger = Annotated[
-    str | None, typer.Option("--ledger", metavar="URL", help="The database; else the configuration's `ledger`.")
+    str | None, typer.Option("--ledger", metavar="URL", help="Database URL; default: the configuration's `ledger`.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the key and nothing else, for scripts.")]
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id: what is between its two underscores.")]
-Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the key, for scripts.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Id of the key: the part between its two underscores.")]
+Name = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the tenant.")]
 KeyLimits = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LIMIT=VALUE",
-        help=f"What this key may use, within what its tenant may: {_LIMITS}.",
+        help=f"Limits of the key, in addition to its tenant's: {_LIMITS}.",
     ),
 ]
 Settings = Annotated[
     list[str],
-    typer.Argument(metavar="SETTING=VALUE", help=f"Settings to change; null takes one away: {_SETTINGS}."),
+    typer.Argument(metavar="SETTING=VALUE", help=f"Settings to change; null removes one: {_SETTINGS}."),
 ]
 
 SettingsT = TypeVar("SettingsT", bound=LimitSettings)
@@ -60,17 +60,17 @@ SettingsT = TypeVar("SettingsT", bound=LimitSettings)
 @keys_app.command("create")
 def create_key(
     limits: KeyLimits = None,
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose key it is; made where it is new.")] = "default",
-    label: Annotated[str, typer.Option(help="What it is for; shown in lists.")] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of the key; created if new.")] = "default",
+    label: Annotated[str, typer.Option(help="Label, shown in lists.")] = "",
     expires: Annotated[
-        float | None, typer.Option(metavar="DURATION", parser=parse_duration, help="Valid for so long: 12h, 90d …")
+        float | None, typer.Option(metavar="DURATION", parser=parse_duration, help="Lifetime of the key: 12h, 90d …")
     ] = None,
     config_file: ConfigFile = None,
     ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a key and print it: this once, since only a hash of it is kept."""
+    """Create a key and print it once; only a hash is stored."""
     with _tenant_manager(config_file, ledger, may_create=True) as (manager, config):
         overrides = _merged_settings(LimitSettings, {}, limits or ())
         before = manager.snapshot()
@@ -84,25 +84,23 @@ def create_key(
         )
     notes = [*unpriced_models({"the key": overrides}, config.prices, config.workers)]
     if all(one.name != tenant for one in before.tenants):
-        notes.append(f"The tenant {tenant} is new and has no limits; `inferry tenants set {tenant} …` sets them.")
+        notes.append(f"The tenant {tenant} is new and has no limits; set them with `inferry tenants set {tenant} …`.")
     if not before.keys:
-        notes.append(
-            "It is the first key: gateways with this database ask for one from now on, unless auth.mode is off."
-        )
+        notes.append("This is the first key: gateways with this database now require a key, unless auth.mode is off.")
     _show_new(new_key, notes, as_json=as_json, quiet=quiet)
 
 
 @keys_app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only those that are valid, expired or revoked.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only keys of this tenant.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only keys with this status: valid, expired or revoked.")] = None,
     config_file: ConfigFile = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """All keys, the oldest first. Nothing of their secrets is known any more."""
+    """List keys, oldest first."""
     if status not in (None, "valid", "expired", "revoked"):
-        raise typer.BadParameter("it must be valid, expired or revoked", param_hint="--status")
+        raise typer.BadParameter("must be valid, expired or revoked", param_hint="--status")
     with _tenant_manager(config_file, ledger) as (manager, _):
         found = manager.keys(time.time())
     found = [key for key in found if tenant in (None, key["tenant"]) and status in (None, key["status"])]
@@ -111,7 +109,7 @@ def list_keys(
 
 @keys_app.command("revoke")
 def revoke_key(key_id: KeyId, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """End a key now. Within a second, running gateways refuse it and end its calls in flight."""
+    """Revoke a key now. Running gateways refuse it and end its calls in flight within a second."""
     with _tenant_manager(config_file, ledger) as (manager, _):
         now = time.time()
         key = key_as_dict(manager.revoke_key(key_id, now), now)
@@ -125,23 +123,23 @@ def revoke_key(key_id: KeyId, config_file: ConfigFile = None, ledger: Ledger = N
 def rotate_key(
     key_id: KeyId,
     grace: Annotated[
-        float, typer.Option(metavar="DURATION", parser=parse_duration, help="How long the old key stays valid.")
+        float, typer.Option(metavar="DURATION", parser=parse_duration, help="Time for which the old key stays valid.")
     ] = "24h",  # type: ignore[assignment]  # typer runs defaults through the parser
     config_file: ConfigFile = None,
     ledger: Ledger = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a new key with the rights of an old one, which ends after a while."""
+    """Create a key with the limits of an old one, which ends after a grace period."""
     with _tenant_manager(config_file, ledger) as (manager, _):
         new_key = manager.rotate_key(key_id, time.time(), grace)
-    note = f"The old one, {key_id}, ends at {_format_time(time.time() + grace)} at the latest."
+    note = f"The old key, {key_id}, ends at {_format_time(time.time() + grace)} at the latest."
     _show_new(new_key, [note], as_json=as_json, quiet=quiet)
 
 
 @tenants_app.command("list")
 def list_tenants(config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """All tenants, those of the configuration first."""
+    """List tenants, those of the configuration first."""
     with _tenant_manager(config_file, ledger, may_create=True) as (manager, _):
         found = manager.tenants(time.time())
     if as_json:
@@ -153,7 +151,7 @@ def list_tenants(config_file: ConfigFile = None, ledger: Ledger = None, as_json:
 
 @tenants_app.command("show")
 def show_tenant(name: Name, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """One tenant, with all its settings."""
+    """Show a tenant with its settings."""
     with _tenant_manager(config_file, ledger, may_create=True) as (manager, _):
         found = manager.tenant(name, time.time())
     if as_json:
@@ -166,13 +164,13 @@ def show_tenant(name: Name, config_file: ConfigFile = None, ledger: Ledger = Non
 def set_tenant(
     name: Name, settings: Settings, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False
 ) -> None:
-    """Change settings of a tenant, or make one; those that are not named stay as they are."""
+    """Change settings of a tenant, or create one; other settings stay unchanged."""
     with _tenant_manager(config_file, ledger, may_create=True) as (manager, config):
         now = time.time()
         known = [_only_settings(one) for one in manager.tenants(now) if one["name"] == name]
         wanted = _merged_settings(TenantSettings, known[0] if known else {}, settings)
         if wanted.isolation == "pool" and name not in _pools(config):
-            _fail(f"no worker of the configuration has `pool: {name}`: none of the tenant's calls could run")
+            _fail(f"no worker of the configuration has `pool: {name}`")
         manager.put_tenant(wanted.tenant(name))
         found = manager.tenant(name, now)
     for note in unpriced_models({name: wanted}, config.prices, config.workers):
@@ -185,20 +183,20 @@ def set_tenant(
 
 @tenants_app.command("remove")
 def remove_tenant(name: Name, config_file: ConfigFile = None, ledger: Ledger = None, as_json: Json = False) -> None:
-    """Take a tenant out of the database and revoke its keys. What it has used stays in the ledger."""
+    """Remove a tenant from the database and revoke its keys. Its usage stays in the ledger."""
     with _tenant_manager(config_file, ledger) as (manager, _):
         revoked = manager.remove_tenant(name, time.time())
     if as_json:
         typer.echo(msgspec.json.encode({"name": name, "revoked_keys": revoked}))
     else:
-        typer.echo(f"{name} is removed, {revoked} key{'' if revoked == 1 else 's'} of it revoked.")
+        typer.echo(f"Removed {name} and revoked {revoked} key{'' if revoked == 1 else 's'}.")
 
 
 @contextmanager
 def _tenant_manager(
     config_file: Path | None, ledger: str | None, *, may_create: bool = False
 ) -> Iterator[tuple[TenantManager, Config]]:
-    """The book of the configuration's tenants and the database's; what goes wrong with it is told in a sentence."""
+    """Tenants of the configuration and the database; errors end the command with a message."""
     try:
         config = load(config_file)
         url = ledger or config.ledger
@@ -225,9 +223,7 @@ def _pools(config: Config) -> set[str | None]:
 
 
 def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: Sequence[str]) -> SettingsT:
-    """Settings after NAME=VALUE ones were laid over those before. Values are YAML, as in a
-    configuration; models are names with commas between them.
-    """
+    """`before` with NAME=VALUE overrides. Values are YAML, as in a configuration; models are comma-separated."""
     raw = dict(before)
     for text in overrides:
         name, equals, value = text.partition("=")
@@ -235,10 +231,8 @@ def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: S
             _fail(f"{text!r} is not of the form NAME=VALUE", status=2)
         if name not in kind.__struct_fields__:
             close_match = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.5)
-            hint = (
-                f"did you mean {close_match[0]}?" if close_match else f"there are {', '.join(kind.__struct_fields__)}"
-            )
-            _fail(f"there is no {name}; {hint}", status=2)
+            hint = f"did you mean {close_match[0]}?" if close_match else f"known: {', '.join(kind.__struct_fields__)}"
+            _fail(f"unknown setting {name}; {hint}", status=2)
         raw.pop(name, None)
         if name == "models" and value != "null":
             raw[name] = [model.strip() for model in value.strip("[]").split(",")]
@@ -259,7 +253,7 @@ def _value(name: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        _fail(f"the value of {name} cannot be read", status=2)
+        _fail(f"the value of {name} is not valid YAML", status=2)
 
 
 def _only_settings(tenant: dict[str, Any]) -> dict[str, Any]:
@@ -279,8 +273,8 @@ def _show_new(new_key: NewKey, notes: Sequence[str], *, as_json: bool, quiet: bo
         return
     typer.echo(new_key.text)
     ends = "" if new_key.key.expires_at is None else f", valid until {_format_time(new_key.key.expires_at)}"
-    # Beside the key and not below it, so that a redirected key is the key alone.
-    _note(f"Key {new_key.key.key_id} of {new_key.key.tenant}{ends}. It is shown this once: keep it now.")
+    # On standard error, so that redirected output is the key alone.
+    _note(f"Key {new_key.key.key_id} of {new_key.key.tenant}{ends}. It is shown only once.")
     for note in notes:
         _note(note)
 
@@ -294,14 +288,14 @@ def _show(rows: list[dict[str, Any]], columns: Sequence[str], what: str, *, as_j
         typer.echo(msgspec.json.encode(rows))
         return
     if not rows:
-        typer.echo(f"There is no {what}.")
+        typer.echo(f"No {what}s.")
         return
     table = Table(*(name.removesuffix("_at") for name in columns))
     for row in rows:
         table.add_row(*(Text(_cell(row[name], is_time=name.endswith("_at"))) for name in columns))
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, MIN_WIDTH)  # whoever reads it there wants the words whole
+        console.width = max(console.width, MIN_WIDTH)  # piped output must not fold names
     console.print(table)
 
 

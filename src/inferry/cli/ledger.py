@@ -1,4 +1,4 @@
-"""`inferry ledger`: what was spent, by run, by tenant and by job."""
+"""`inferry ledger`: usage by run, tenant and job."""
 
 import os
 import re
@@ -22,43 +22,45 @@ from inferry.ledger.stores.sqlite import LedgerUnusable, open_sqlite_queries
 DefaultUrl = Callable[[Path | None], str]
 Row = TypeVar("Row")
 
-_EMPTY = "–"  # noqa: RUF001 - what a person reads where there is no number
+_EMPTY = "–"  # noqa: RUF001 - shown for a missing number
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def url_from_environment(config: Path | None) -> str:
-    """Where the ledger is when nobody says: INFERRY_LEDGER, or inferry.db in the working directory."""
+    """Default ledger: INFERRY_LEDGER, or inferry.db in the working directory."""
     if config is not None:
-        raise typer.BadParameter("this build reads no configuration file; name the ledger with --db")
+        raise typer.BadParameter("this build reads no configuration file; use --db")
     return os.environ.get("INFERRY_LEDGER") or "sqlite:///inferry.db"
 
 
 def parse_duration(text: str) -> float:
-    """A span of time as people write it: 90s, 15m, 2h, 7d, 1w."""
+    """Seconds of a duration such as 90s, 15m, 2h, 7d, 1w."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not a span of time such as 90s, 15m, 2h or 7d")
+        raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 2h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
 Db = Annotated[
     str | None,
-    typer.Option("--db", metavar="URL", help="The ledger; else the configuration's, INFERRY_LEDGER or ./inferry.db."),
+    typer.Option(
+        "--db", metavar="URL", help="Ledger URL; default: the configuration's, INFERRY_LEDGER or ./inferry.db."
+    ),
 ]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Take the ledger from this file.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration that names the ledger.")]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")]
 Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most this many rows.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
 Since = Annotated[
     float | None,
-    typer.Option("--since", metavar="DURATION", parser=parse_duration, help="Only the last 15m, 2h, 7d …"),
+    typer.Option("--since", metavar="DURATION", parser=parse_duration, help="Only this recent: 15m, 2h, 7d …"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")]
 
 
 def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
-    """The commands, with `default_url(config file or None)` to find the ledger where --db does not name it."""
-    app = typer.Typer(help="What was spent: by run, by tenant, by job.", no_args_is_help=True)
+    """The commands; `default_url(config file or None)` finds the ledger if --db is not given."""
+    app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
     def open_queries(db: str | None, config: Path | None) -> LedgerQueries:
         try:
@@ -77,8 +79,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
         since: Since = None,
         as_json: Json = False,
     ) -> None:
-        """Runs, the latest first: steps, tokens, GPU time, cost, waits, the part of their time that they waited for the
-        model, and how they ended."""
+        """Runs, latest first: steps, tokens, GPU time, cost, waits, fraction of time spent in model calls, outcome."""
         with open_queries(db, config) as ledger:
             rows = ledger.runs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
         _show(rows, _runs_table, as_json=as_json, filtered=bool(tenant or run or since))
@@ -91,7 +92,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
         since: Since = None,
         as_json: Json = False,
     ) -> None:
-        """Tenants, the largest first: runs, jobs, tokens and what they got for a GPU-second."""
+        """Tenants, largest first: runs, jobs, tokens, tokens per GPU-second."""
         with open_queries(db, config) as ledger:
             rows = ledger.tenants(tenant=tenant, since=_start_time(since))
         _show(rows, _tenants_table, as_json=as_json, filtered=bool(tenant or since))
@@ -106,7 +107,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
         since: Since = None,
         as_json: Json = False,
     ) -> None:
-        """Attempts at jobs, the latest first."""
+        """Attempts, latest first."""
         with open_queries(db, config) as ledger:
             rows = ledger.jobs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
         _show(rows, _jobs_table, as_json=as_json, filtered=bool(tenant or run or since))
@@ -122,7 +123,7 @@ def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_js
     if as_json:
         typer.echo(msgspec.json.encode(rows).decode())
     elif not rows:
-        typer.echo("Nothing in the ledger matches." if filtered else "The ledger is empty.")
+        typer.echo("No matching rows." if filtered else "The ledger is empty.")
     else:
         console = Console(highlight=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:

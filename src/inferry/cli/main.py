@@ -1,4 +1,4 @@
-"""The command line: parse, call wiring, print."""
+"""The command line: parse options, call wiring, print."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from inferry.domain.ledger_urls import IN_MEMORY
 
 app = typer.Typer(
     name="inferry",
-    help="The inference gateway and scheduler for fleets of LLM agents.",
+    help="Inference gateway and scheduler for fleets of LLM agents.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,7 +40,7 @@ log = logging.getLogger("inferry")
 
 
 def _ledger_url(path: Path | None) -> str:
-    """The ledger of a configuration, for the commands that read it."""
+    """The ledger URL of a configuration."""
     return _load(path).ledger
 
 
@@ -54,7 +54,8 @@ app.command()(calibrate)
 app.command()(bench)
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="YAML configuration; every key has a default.", metavar="FILE")
+    Path | None,
+    typer.Option("--config", "-c", help="YAML configuration file; every key has a default.", metavar="FILE"),
 ]
 
 
@@ -78,11 +79,12 @@ def serve(
     config_file: ConfigFile = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (config: server.host).")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Port to listen on (config: server.port); 0 takes a free one.")
+        int | None,
+        typer.Option(min=0, max=65_535, help="Port to listen on (config: server.port); 0 selects a free one."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = "info",
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Ask nobody for a key, wherever it listens (config: auth).")
+        bool, typer.Option("--no-auth", help="Disable authentication on any address (config: auth).")
     ] = False,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
@@ -100,10 +102,10 @@ def serve(
 def check_config(
     config_file: ConfigFile = None,
     query: Annotated[
-        bool, typer.Option("--ask", help="Ask the HTTP workers what they can do and how they are set.")
+        bool, typer.Option("--ask", help="Also query the HTTP workers for their features and settings.")
     ] = (False),
 ) -> None:
-    """Check a configuration and print it whole, defaults included, with what stands in the way of its promises."""
+    """Validate a configuration and print it with defaults, and what prevents its SLO targets from being met."""
     from inferry.cli import wiring
 
     config = _load(config_file)
@@ -125,7 +127,7 @@ def check_config(
             _fail(str(error))
         duplicates = configuration.duplicate_names(config, watched)
         if duplicates:
-            _fail(f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}")
+            _fail(f"{config.workers_file}: names already used in the configuration: {', '.join(duplicates)}")
         names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
         typer.echo(f"# workers_file has {names or 'no workers'}")
         missing = [*missing, *unset_secrets(watched, config.workers_file, os.environ)]
@@ -148,13 +150,13 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
     except OSError as error:
         raise configuration.ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     if config.ledger == IN_MEMORY:
-        log.warning("the ledger is in memory: rows, keys and what was spent of budgets are lost with this process")
+        log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
 
     async def main() -> None:
         service = wiring.build(config)
         count = len(service.pool.names())
         build_kind = "compiled" if is_compiled() else "plain Python"
-        log.info("starting %d worker%s; the path of a call is %s", count, "" if count == 1 else "s", build_kind)
+        log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
         try:
             refusal = exposure_error(config.auth, host, service.tenants.is_auth_required)
             if refusal is not None:

@@ -1,7 +1,4 @@
-"""`inferry plan`: how many workers, by simulation of real work; or by formula, for a steady load.
-
-`fleet` is `plan_fleet`'s. Everything else here asks queueing formulas: a rate, a service time and a promise.
-"""
+"""`inferry plan`: fleet sizing by simulation (`fleet`, see `plan_fleet`) or by queueing formulas for a steady load."""
 
 import os
 from math import inf
@@ -18,20 +15,21 @@ from inferry.prediction import queueing_theory
 plan_app = typer.Typer(help="Size a fleet: by simulation, or by queueing formulas.", no_args_is_help=True)
 plan_app.command()(fleet)
 
-Rate = Annotated[float, typer.Option("--rate", metavar="N", help="Jobs that arrive per second.")]
-ServiceMs = Annotated[float, typer.Option("--service-ms", metavar="MS", help="How long a job holds a worker or slot.")]
+Rate = Annotated[float, typer.Option("--rate", metavar="N", help="Arrivals per second.")]
+ServiceMs = Annotated[float, typer.Option("--service-ms", metavar="MS", help="Service time of a job.")]
 Workers = Annotated[
-    int, typer.Option("--workers", min=1, max=queueing_theory.MAX_WORKERS, help="Workers, or slots in all.")
+    int, typer.Option("--workers", min=1, max=queueing_theory.MAX_WORKERS, help="Number of workers or slots.")
 ]
 ArrivalCv = Annotated[
-    float, typer.Option("--arrival-cv", help="Spread of the gaps between arrivals: 1 is Poisson, fan-out is 2 to 4.")
+    float,
+    typer.Option(
+        "--arrival-cv", help="Coefficient of variation of interarrival times: 1 is Poisson, fan-out is 2 to 4."
+    ),
 ]
-ServiceCv = Annotated[
-    float, typer.Option("--service-cv", help="Spread of service times, standard deviation over mean.")
-]
-Percentile = Annotated[float, typer.Option("--percentile", help="The part of jobs the promise is for, in percent.")]
-FixedMs = Annotated[float, typer.Option("--fixed-ms", metavar="MS", help="What a pass costs whatever its size.")]
-EachMs = Annotated[float, typer.Option("--each-ms", metavar="MS", help="What each job adds to a pass.")]
+ServiceCv = Annotated[float, typer.Option("--service-cv", help="Coefficient of variation of service times.")]
+Percentile = Annotated[float, typer.Option("--percentile", help="Percentile of waits that must meet the target.")]
+FixedMs = Annotated[float, typer.Option("--fixed-ms", metavar="MS", help="Fixed time of a pass.")]
+EachMs = Annotated[float, typer.Option("--each-ms", metavar="MS", help="Time per job in a pass.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 
 
@@ -44,7 +42,7 @@ def wait(
     service_cv: ServiceCv = 1.0,
     as_json: Json = False,
 ) -> None:
-    """How long jobs wait for a worker."""
+    """Predicted waiting time."""
     _positive(rate=rate, service_ms=service_ms)
     _not_negative(arrival_cv=arrival_cv, service_cv=service_cv)
     service_s = service_ms / 1000
@@ -70,12 +68,13 @@ def batch_(
     fixed_ms: FixedMs,
     each_ms: EachMs,
     target_ms: Annotated[
-        float | None, typer.Option("--target-ms", metavar="MS", help="The largest batch done within this.")
+        float | None,
+        typer.Option("--target-ms", metavar="MS", help="Find the largest batch that completes within this time."),
     ] = None,
-    max_batch: Annotated[int, typer.Option("--max-batch", min=1, max=65_536, help="Never larger.")] = 1024,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, max=65_536, help="Maximum batch size.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """How many jobs to take together, and how long to wait for them: the fastest batch, or the largest in time."""
+    """Batch size and hold time: the lowest mean latency, or the largest batch within a target."""
     _positive(rate=rate, fixed_ms=fixed_ms)
     _not_negative(each_ms=each_ms)
     fixed_s, each_s = fixed_ms / 1000, each_ms / 1000
@@ -106,13 +105,13 @@ def batch_(
 def utilisation(
     workers: Workers = 1,
     wait_per_service: Annotated[
-        float | None, typer.Option("--wait-per-service", help="Mean wait allowed, as a multiple of the service time.")
+        float | None, typer.Option("--wait-per-service", help="Target mean wait, as a multiple of the service time.")
     ] = None,
     arrival_cv: ArrivalCv = 1.0,
     service_cv: ServiceCv = 1.0,
     as_json: Json = False,
 ) -> None:
-    """How busy workers may be: the wait at each utilisation, or the utilisation for a wait."""
+    """Wait at each utilisation, or the highest utilisation for a wait."""
     _not_negative(arrival_cv=arrival_cv, service_cv=service_cv)
     if wait_per_service is not None:
         _positive(wait_per_service=wait_per_service)
@@ -136,14 +135,14 @@ def utilisation(
 def workers(
     rate: Rate,
     service_ms: ServiceMs,
-    target_ms: Annotated[float, typer.Option("--target-ms", metavar="MS", help="The longest wait promised.")],
+    target_ms: Annotated[float, typer.Option("--target-ms", metavar="MS", help="Target for the wait.")],
     percentile: Percentile = 90.0,
     arrival_cv: ArrivalCv = 1.0,
     service_cv: ServiceCv = 1.0,
-    max_utilisation: Annotated[float, typer.Option("--max-utilisation", help="Never plan for more (percent).")] = 80.0,
+    max_utilisation: Annotated[float, typer.Option("--max-utilisation", help="Maximum utilisation (percent).")] = 80.0,
     as_json: Json = False,
 ) -> None:
-    """How many workers, or slots, a rate and a promise need."""
+    """Number of workers or slots for an arrival rate and a target wait."""
     _positive(rate=rate, service_ms=service_ms)
     _not_negative(target_ms=target_ms, arrival_cv=arrival_cv, service_cv=service_cv)
     for name, percent in (("percentile", percentile), ("max-utilisation", max_utilisation)):
@@ -151,7 +150,7 @@ def workers(
             _fail(f"--{name} must be between 0 and 100, got {percent:g}")
     service_s, level = service_ms / 1000, percentile / 100
     if rate * service_s > queueing_theory.MAX_WORKERS / 2:
-        _fail(f"{rate * service_s:g} jobs at a time are more than this can plan for")
+        _fail(f"{rate * service_s:g} concurrent jobs exceed what the formulas cover")
     count = queueing_theory.workers_needed(
         rate,
         service_s,
@@ -173,7 +172,7 @@ def workers(
     )
 
 
-# -- what is printed ---------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
@@ -220,7 +219,7 @@ def _not_negative(**values: float) -> None:
 
 def _must_keep_up(used: float) -> None:
     if used >= 1:
-        _fail(f"the workers would be {used:.0%} used: the queue grows without end")
+        _fail(f"utilisation would be {used:.0%}: the queue grows without bound")
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`inferry plan fleet`: how many workers a workload and the lanes' promises need, by simulation."""
+"""`inferry plan fleet`: the smallest fleet that meets the SLO targets for a workload, by simulation."""
 
 import sys
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ _SEEDS = (7, 8, 9)
 
 
 class Slice(Struct, frozen=True):
-    """What every probe plays: so many of all calls, and how long their arrivals last."""
+    """The part of the workload that every probe plays."""
 
     calls: int
     of_calls: int
@@ -55,7 +55,7 @@ class Slice(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """In whatever currency the price was given."""
+    """In the currency of the price."""
 
     per_hour: float
     per_month: float
@@ -79,18 +79,20 @@ def fleet(
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", "-c", help="Lanes and workers; the workers are repeated to the number tried.", metavar="FILE"
+            "--config", "-c", help="Configuration; its workers are repeated up to the number tried.", metavar="FILE"
         ),
     ] = None,
     model_file: ModelFile = None,
-    target: Annotated[float, typer.Option("--target", help="Promises to keep in every lane, in percent.")] = 99.0,
-    max_workers: Annotated[int, typer.Option("--max-workers", min=1, help="Try no more.")] = 256,
+    target: Annotated[
+        float, typer.Option("--target", help="SLO attainment to reach in every lane, in percent.")
+    ] = 99.0,
+    max_workers: Annotated[int, typer.Option("--max-workers", min=1, help="Maximum number of workers to try.")] = 256,
     seeds: Annotated[
         list[int] | None,
-        typer.Option("--seed", help="Seeds the answer is confirmed with.  [default: 7, 8, 9; one for a plain trace]"),
+        typer.Option("--seed", help="Seeds that confirm the result.  [default: 7, 8, 9; one for a plain trace]"),
     ] = None,
     calls: Annotated[
-        int, typer.Option("--calls", min=1, help="Play the busiest stretch of this many calls, if there are more.")
+        int, typer.Option("--calls", min=1, help="Play only the busiest window of this many calls.")
     ] = 20_000,
     seconds: Seconds = None,
     scale: Scale = 1.0,
@@ -99,11 +101,11 @@ def fleet(
     session_gap_s: SessionGap = 1.0,
     slo: SloOptions = None,
     price_per_hour: Annotated[
-        float | None, typer.Option("--price-per-hour", help="Of one worker; the answer then says what it costs.")
+        float | None, typer.Option("--price-per-hour", help="Price of a worker-hour, to print the cost.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """How many workers a trace or scenario and the lanes' promises need: the smallest fleet, by simulation."""
+    """Find the smallest fleet that meets the SLO targets for a trace or scenario, by simulation."""
     if not 0 < target <= 100:
         fail(f"--target must be above 0 and at most 100, got {target:g}")
     if price_per_hour is not None and not 0 < price_per_hour < inf:
@@ -150,8 +152,8 @@ def fleet(
             if not as_json:
                 console().print(_table(nothing.probes))
             fail(
-                f"{max_workers} workers do not keep {target:g} % of the SLO targets in every lane. Lanes that more "
-                "workers do not help need another promise, or an engine with shorter steps"
+                f"{max_workers} workers do not attain {target:g} % of the SLO targets in every lane. If more workers "
+                "do not help a lane, relax its targets or use an engine with shorter steps"
             )
     plan = FleetPlan(
         workload=workload.name,
@@ -186,7 +188,7 @@ def _print(plan: FleetPlan, slo_targets: dict[Lane, SloTarget]) -> None:
     out = console(100)
     sizing, part = plan.sizing, plan.slice
     out.print(_table(sizing.probes, sizing.workers))
-    lane_label = "1 worker keeps" if sizing.workers == 1 else f"{sizing.workers} workers keep"
+    lane_label = "1 worker attains" if sizing.workers == 1 else f"{sizing.workers} workers attain"
     out.print(
         f"{lane_label} at least {sizing.target * 100:g} % of the SLO targets in every lane",
         style="bold",
@@ -197,7 +199,7 @@ def _print(plan: FleetPlan, slo_targets: dict[Lane, SloTarget]) -> None:
     out.print(f"sized for {which} of {plan.workload}, in {part.seconds:,.0f} s, on {plan.model}", soft_wrap=True)
     out.print(slo_line(slo_targets, list(sizing.chosen.attainment)), soft_wrap=True)
     if part.left_out:
-        out.print(f"{part.left_out:,} runs were left out: they have calls that do not fit the KV of every engine")
+        out.print(f"{part.left_out:,} runs were left out: their calls exceed the KV capacity of an engine")
     if plan.cost is not None:
         cost = plan.cost
         tokens = (
@@ -211,7 +213,7 @@ def _print(plan: FleetPlan, slo_targets: dict[Lane, SloTarget]) -> None:
 def _table(probes: Sequence[Probe], chosen: int | None = None) -> Table:
     lanes = sorted({name for one in probes for name in one.attainment})
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("workers", "seeds", *[f"{lane} kept" for lane in lanes], *[f"{lane} p95" for lane in lanes]):
+    for heading in ("workers", "seeds", *[f"{lane} SLO" for lane in lanes], *[f"{lane} p95" for lane in lanes]):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("busy", justify="right", no_wrap=True)
     table.add_column("enough", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`inferry simulate`: what configurations would do with a workload, in virtual time, side by side."""
+"""`inferry simulate`: compare configurations on a workload, in virtual time."""
 
 import sys
 from collections.abc import Sequence
@@ -30,35 +30,35 @@ from inferry.sim.workload import (
 )
 
 TraceFile = Annotated[
-    Path | None, typer.Option("--trace", help="A recorded trace, CSV or JSON lines, packed or not.", metavar="FILE")
+    Path | None, typer.Option("--trace", help="Recorded trace, CSV or JSON lines, gzipped or not.", metavar="FILE")
 ]
 Scenario = Annotated[str | None, typer.Option("--scenario", help="harbor or simple-harbor.")]
 Seconds = Annotated[
     float | None,
-    typer.Option("--seconds", help="How long arrivals last: 60 for a scenario, a trace's own length by default."),
+    typer.Option("--seconds", help="Seconds in which runs start; default: 60 for a scenario, the length of a trace."),
 ]
-Scale = Annotated[
-    float, typer.Option("--scale", help="So many times the load: more runs of a scenario, a trace played faster.")
-]
-Digests = Annotated[int, typer.Option("--digests", min=0, help="Batch jobs waiting at the start of the scenario.")]
+Scale = Annotated[float, typer.Option("--scale", help="Factor on the load: more runs of a scenario, a faster trace.")]
+Digests = Annotated[int, typer.Option("--digests", min=0, help="Batch jobs at the start of the scenario.")]
 LaneParts = Annotated[
-    str, typer.Option("--lane", help="Lane of a trace's runs, or parts drawn by seed: P0=0.2,P1=0.5,P2=0.3.")
+    str, typer.Option("--lane", help="Lane of a trace's runs, or fractions drawn by seed: P0=0.2,P1=0.5,P2=0.3.")
 ]
 SessionGap = Annotated[
-    float, typer.Option("--session-gap-s", min=0.0, help="Sessions of a trace that has no times start this far apart.")
+    float, typer.Option("--session-gap-s", min=0.0, help="Seconds between sessions of a trace without times.")
 ]
 ModelFile = Annotated[
     Path | None,
-    typer.Option("--model", "--engine", help="Engine model; none: the one shipped.", metavar="MODEL.json"),
+    typer.Option("--model", "--engine", help="Engine model; default: 8B on an H200.", metavar="MODEL.json"),
 ]
 SloOptions = Annotated[
     list[str] | None,
-    typer.Option("--slo", help="Measure a lane against this instead: P0=500,30 (ms).", metavar="LANE=TTFT,ITL"),
+    typer.Option(
+        "--slo", help="SLO targets of a lane in ms, instead of the configuration's: P0=500,30.", metavar="LANE=TTFT,ITL"
+    ),
 ]
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
-    """What `--json` prints. `left_out` are runs with calls that no engine could hold."""
+    """Output of `--json`. `left_out` is the number of runs with calls that exceed the KV capacity of an engine."""
 
     workload: str
     model: str
@@ -83,28 +83,26 @@ def simulate(
     session_gap_s: SessionGap = 1.0,
     model_file: ModelFile = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="How many engines; none: as many as the configuration has.")
+        int | None, typer.Option(min=1, help="Number of engines; default: the workers of the configuration.")
     ] = None,
     config_files: Annotated[
         list[Path] | None,
-        typer.Option("--config", "-c", help="A configuration to try; give several to compare.", metavar="FILE"),
+        typer.Option("--config", "-c", help="Configuration to simulate; repeat to compare.", metavar="FILE"),
     ] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Also without a gateway: both queues of the engine.")
+        bool, typer.Option("--direct", help="Add two arms without a gateway: FCFS and engine priorities.")
     ] = False,
     slo: SloOptions = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
     plots: Annotated[
         Path | None,
-        typer.Option(help="Also write a page and PNGs there (needs 'inferry[plots]').", metavar="DIR"),
+        typer.Option(help="Also write an HTML report and PNG files there (needs 'inferry[plots]').", metavar="DIR"),
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option("--html", help="Also write the page alone, which needs nothing.", metavar="FILE")
-    ] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Also write an HTML report.", metavar="FILE")] = None,
 ) -> None:
-    """Play a workload against a model of the engine, with the real scheduler, and compare configurations."""
+    """Play a workload against an engine model with the real scheduler, and compare configurations."""
     if plots is not None and not can_draw():
-        fail("PNG plots need matplotlib: pip install 'inferry[plots]'; --html FILE writes a page without it")
+        fail("PNG plots need matplotlib: pip install 'inferry[plots]'; --html FILE writes a report without it")
     try:
         workload = check(
             Workload(
@@ -119,7 +117,7 @@ def simulate(
         )
         model = load_model(model_file)
         arms = build_arms(config_files or [], model, workers, direct)
-        # Arms are only comparable against the same promises: those of the first configuration.
+        # Arms are comparable only against the same SLO targets: those of the first configuration.
         slo_targets = slo_targets_for(
             load_config(config_files[0]).lane_policies() if config_files else DEFAULT_LANES, slo or ()
         )
@@ -157,7 +155,7 @@ def _compare(
     play: Play,
     rows: dict[str, Sequence[CallRow]],
 ) -> Comparison:
-    """One arm with every seed. The calls of the first are kept for the plots."""
+    """One arm with every seed. The calls of the first seed are kept for the plots."""
     reports = []
     itl_s = {lane: one.itl_s for lane, one in slo_targets.items()}
     ttft_s = {lane: one.ttft_s for lane, one in slo_targets.items()}
@@ -189,7 +187,7 @@ def _notes(result: SimulationResult, slo_targets: dict[Lane, SloTarget]) -> list
         slo_line(slo_targets, lanes),
     ]
     if result.left_out:
-        notes.append(f"{result.left_out:,} runs were left out: they have calls that do not fit the KV of every engine")
+        notes.append(f"{result.left_out:,} runs were left out: their calls exceed the KV capacity of an engine")
     return notes
 
 
@@ -217,4 +215,4 @@ def _draw(
     except OSError as error:
         fail(f"cannot write {error.filename}: {error.strerror}")
     if written:
-        Console(stderr=True, soft_wrap=True).print(f"drawn in {', '.join(map(str, written))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"written to {', '.join(map(str, written))}", highlight=False)

@@ -1,4 +1,4 @@
-"""What simulations show in a terminal: a bar that moves in virtual time, and tables."""
+"""Terminal output of simulations: a progress bar in virtual time, and tables."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from inferry.sim.report import Comparison, Spread
 from inferry.sim.simulation import Simulation
 from inferry.sim.workload import SloTarget
 
-NONE = "–"  # noqa: RUF001 - what a person reads where there is no number
+NONE = "–"  # noqa: RUF001 - shown for a missing number
 _LANE_COLUMNS = (
-    ("kept", "attainment"),
+    ("SLO", "attainment"),
     ("ttft p50", "ttft_p50"),
     ("p95", "ttft_p95"),
     ("p99", "ttft_p99"),
@@ -32,7 +32,7 @@ Play = Callable[[Simulation, Sequence[Run], str], None]
 
 
 def console(width: int = 120) -> Console:
-    """A console that does not fold tables just because nobody looks."""
+    """A console that does not fold tables in piped output."""
     one = Console(highlight=False)
     if not one.is_terminal and "COLUMNS" not in os.environ:
         one = Console(highlight=False, width=width)
@@ -46,7 +46,7 @@ def fail(message: str) -> NoReturn:
 
 @contextmanager
 def progress(total: int, word: str) -> Iterator[Play]:
-    """Plays worlds under one bar: which of how many, and how far in virtual time. Arrivals are what is known of it."""
+    """Plays simulations under one progress bar: their number, and the virtual time relative to the last arrival."""
     columns = (
         TextColumn("{task.fields[place]}"),
         TextColumn("{task.description}"),
@@ -72,7 +72,7 @@ def progress(total: int, word: str) -> Iterator[Play]:
 
 
 def comparison_table(arms: Sequence[Comparison]) -> Table:
-    """A row per arm and lane; with several seeds the median, and under it the least and the most."""
+    """A row per arm and lane; with several seeds the median, followed by minimum and maximum."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("arm", width=12)
     table.add_column("lane", no_wrap=True)
@@ -83,7 +83,7 @@ def comparison_table(arms: Sequence[Comparison]) -> Table:
             table.add_row()
         for number, (lane, figures) in enumerate(arm.lanes.items()):
             cells = [(name, figures.get(name), NONE) for _, name in _LANE_COLUMNS]
-            # What belongs to the whole arm is said once.
+            # Values of the whole arm are in its first row.
             cells += [(name, None if number else arm.over_seeds.get(name), "") for _, name in _ARM_COLUMNS]
             table.add_row("" if number else arm.arm, lane, *_row(cells, "median"))
             if len(arm.reports) > 1:
@@ -98,7 +98,7 @@ def _row(cells: Sequence[tuple[str, Spread | None, str]], which: str) -> list[st
 
 def slo_line(slo_targets: Mapping[Lane, SloTarget], lanes: Sequence[str]) -> str:
     parts = [
-        f"{lane.name} first token {_time(one.ttft_s)}, then {_time(one.itl_s)} a token"
+        f"{lane.name} TTFT {_time(one.ttft_s)}, ITL {_time(one.itl_s)}"
         for lane, one in slo_targets.items()
         if lane.name in lanes
     ]

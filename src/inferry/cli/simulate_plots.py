@@ -1,4 +1,4 @@
-"""The plots of a simulation as PNG files, drawn by matplotlib, which is an extra: pip install 'inferry[plots]'."""
+"""Plots of a simulation as PNG files, with matplotlib (the `plots` extra)."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def draw_pngs(
     rows: Mapping[str, Sequence[CallRow]],
     ttft_target_s: Mapping[Lane, float],
 ) -> list[Path]:
-    """Promises kept, first tokens and open calls, each in a file of its own in the directory."""
+    """SLO attainment, TTFT and open calls, one file each."""
     lanes = [lane for lane in Lane if any(lane.name in arm.lanes for arm in arms)]
     figures = {
         "attainment.png": _attainment_figure(title, arms, lanes),
@@ -44,7 +44,7 @@ def _figure(title: str, width: float, height: float) -> Any:
 
 
 def _attainment_figure(title: str, arms: Sequence[Comparison], lanes: Sequence[Lane]) -> Any:
-    figure = _figure(f"{title}: promises kept", 7, 4)
+    figure = _figure(f"{title}: SLO attainment", 7, 4)
     axes = figure.add_subplot()
     bar = 0.8 / max(1, len(arms))
     for number, arm in enumerate(arms):
@@ -91,7 +91,7 @@ def _ttft_figure(
             )
         slo_target = axes.axvline(ttft_target_s[lane], color="#111", linestyle="--", linewidth=1)
         if place == 1:
-            slo_target.set_label("promised")
+            slo_target.set_label("TTFT target")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda seconds, _: tick(seconds))
         axes.set_title(lane.name)

@@ -1,4 +1,4 @@
-"""From options to what is played: the runs, the promises they are measured against, and the arms that serve them."""
+"""Arms of a simulation from configurations and engine models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +19,9 @@ from inferry.sim.prompts import length
 from inferry.sim.simulation import Frontend
 from inferry.sim.workload import SimulationSetupError
 
-# Who serves it.
-
 
 class SimulatedWorker(Struct, frozen=True):
-    """An engine, and what the gateway may use of it: always all of `capacity`, or `adaptive`, what promises leave of
-    it."""
+    """An engine and its capacity limits. With `adaptive` the capacity controller decides within them."""
 
     flags: engines.EngineFlags
     capacity: Capacity
@@ -33,7 +30,7 @@ class SimulatedWorker(Struct, frozen=True):
 
 
 class Arm(Struct, frozen=True):
-    """One way to serve the work. Every simulation gets a door of its own, since doors remember."""
+    """One way to serve the workload. Every simulation gets a new frontend, because frontends have state."""
 
     name: str
     flags: tuple[engines.EngineFlags, ...]
@@ -53,17 +50,16 @@ def load_model(path: Path | None) -> engines.EngineModel:
     except OSError as error:
         raise SimulationSetupError(f"cannot read the engine model {path}: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise SimulationSetupError(f"{path} is no engine model: {error}") from None
+        raise SimulationSetupError(f"{path} is not an engine model: {error}") from None
 
 
 def simulated_workers(
     config: configuration.Config | None, model: engines.EngineModel, count: int | None = None
 ) -> tuple[SimulatedWorker, ...]:
-    """The workers of a configuration in order, over and over until there are `count`.
+    """The workers of a configuration in order, repeated up to `count`.
 
-    An HTTP worker is an engine as the model has it, and the gateway keeps inside what the configuration says. An
-    embedded worker is an engine with the configured sequences, KV and chunk at the model's speed. Without a
-    configuration there is one HTTP worker with the default room.
+    An HTTP worker is the modelled engine, limited by the configuration. An embedded worker has the configured
+    sequences, KV and chunk at the model's speed. Without a configuration there is one HTTP worker with defaults.
     """
     kinds: Sequence[configuration.WorkerConfig] = (
         [configuration.VllmWorkerConfig(name="default", url="")] if config is None else config.workers
@@ -98,7 +94,7 @@ def _simulated_worker(worker: configuration.WorkerConfig, flags: engines.EngineF
 
 
 def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:
-    """The gateway as `inferry serve` would run it. It expects of prompts what a tenant has sent before to be cached."""
+    """The gateway as in `inferry serve`. It expects everything that a tenant has sent before to be cached."""
     capacities, groups = [one.capacity for one in workers], [one.group for one in workers]
     fixed = [number for number, one in enumerate(workers) if not one.adaptive]
 
@@ -111,7 +107,7 @@ def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[S
 
 
 def direct_arms(model: engines.EngineModel, workers: int) -> list[Arm]:
-    """Without a gateway: every call goes straight to an engine and waits in its queue."""
+    """Without a gateway: every call goes directly to an engine's queue."""
     fcfs, priority = replace(model.flags, policy="fcfs"), replace(model.flags, policy="priority")
     return [
         Arm("direct, fcfs", (fcfs,) * workers, Direct),
@@ -120,7 +116,7 @@ def direct_arms(model: engines.EngineModel, workers: int) -> list[Arm]:
 
 
 def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int | None, direct: bool) -> list[Arm]:
-    """One arm per configuration, or one with the defaults; before them, if asked for, those without a gateway."""
+    """One arm per configuration, or one with the defaults; preceded by the direct arms if `direct`."""
     loaded = [(file, load_config(file)) for file in files]
     stems = [file.stem for file in files]
     arms = [
@@ -135,6 +131,6 @@ def build_arms(files: Sequence[Path], model: engines.EngineModel, workers: int |
 
 
 def drop_oversized(runs: Sequence[Run], arms: Sequence[Arm]) -> list[Run]:
-    """Those whose every call fits the KV of every engine; the gateway would refuse the others."""
+    """The runs whose calls all fit the KV of every engine; the gateway would refuse the others."""
     limit = min(flags.blocks * flags.block_tokens for arm in arms for flags in arm.flags)
     return [run for run in runs if all(length(step.prompt) + step.output <= limit for step in run.steps)]

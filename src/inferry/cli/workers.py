@@ -1,4 +1,4 @@
-"""`inferry workers`: what a running gateway believes of its workers, and taking them out and back in."""
+"""`inferry workers`: list, drain and readmit the workers of a running gateway."""
 
 import http.client
 import os
@@ -14,11 +14,11 @@ from rich.text import Text
 
 from inferry.cli.config.schema import ADMIN_KEY
 
-workers_app = typer.Typer(help="The workers of a running gateway: list, drain, readmit.", no_args_is_help=True)
+workers_app = typer.Typer(help="Workers of a running gateway: list, drain, readmit.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option("--url", help="Where the gateway is.")]
+Url = Annotated[str, typer.Option("--url", help="URL of the gateway.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
-Name = Annotated[str, typer.Argument(help="The worker's name.")]
+Name = Annotated[str, typer.Argument(help="Name of the worker.")]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 10.0
@@ -28,27 +28,27 @@ _COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "down"
 
 @workers_app.command("list")
 def list_workers(url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Show every worker: its phase, its circuit breaker, its capacity and its load."""
+    """List workers with phase, circuit breaker, capacity and load."""
     _show(_call(url, "GET", "/admin/workers"), as_json)
 
 
 @workers_app.command()
 def drain(name: Name, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Give a worker no new work; what runs there goes on to its end."""
+    """Stop sending new work to a worker; running calls complete."""
     _show(_call(url, "POST", f"/admin/workers/{quote(name, safe='')}/drain"), as_json)
 
 
 @workers_app.command()
 def readmit(name: Name, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
-    """Give a drained worker new work again."""
+    """Send new work to a drained worker again."""
     _show(_call(url, "POST", f"/admin/workers/{quote(name, safe='')}/readmit"), as_json)
 
 
 def _call(url: str, method: str, path: str) -> Any:
-    """The gateway's answer; the key comes from the environment, so that no process list shows it."""
+    """Call the gateway. The key comes from the environment, so that process lists do not show it."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter("it must be of the form http://HOST:PORT", param_hint="--url")
+        raise typer.BadParameter("must be of the form http://HOST:PORT", param_hint="--url")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     key = os.environ.get(ADMIN_KEY)
     connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
@@ -57,7 +57,7 @@ def _call(url: str, method: str, path: str) -> Any:
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        _fail(f"{url} cannot be reached: {error}")
+        _fail(f"cannot reach {url}: {error}")
     finally:
         connection.close()
     try:
@@ -68,7 +68,7 @@ def _call(url: str, method: str, path: str) -> Any:
         problem = answer.get("error") if isinstance(answer, dict) else None
         _fail(problem["message"] if isinstance(problem, dict) else f"{url} answered {response.status}")
     if not isinstance(answer, dict) or "workers" not in answer:
-        _fail(f"{url} does not answer like an Inferry gateway")
+        _fail(f"{url} is not an Inferry gateway")
     return answer["workers"]
 
 
@@ -104,7 +104,7 @@ def _show(workers: list[dict[str, Any]], as_json: bool) -> None:
         )
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, WIDE_COLUMNS)  # whoever reads it there wants the words whole
+        console.width = max(console.width, WIDE_COLUMNS)  # piped output must not fold names
     console.print(table)
 
 

@@ -13,7 +13,7 @@ Cells = list[list[str]]
 
 _LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
     ("planned", lambda lane: count(lane.planned)),
-    ("kept", lambda lane: share(lane.attainment if lane.planned else None)),
+    ("SLO", lambda lane: share(lane.attainment if lane.planned else None)),
     ("ttft p50", lambda lane: seconds(lane.ttft_p50)),
     ("p95", lambda lane: seconds(lane.ttft_p95)),
     ("p99", lambda lane: seconds(lane.ttft_p99)),

@@ -1,4 +1,4 @@
-"""Checks that hold for every value of a configuration, and for addresses: sentences that name the path."""
+"""Checks of configuration values. Error messages name the path of the value."""
 
 import math
 import re
@@ -36,7 +36,7 @@ def check_values(value: Any, path: str = "") -> Iterator[str]:
             yield from check_values(below, f"{path}[{index}]")
     elif isinstance(value, str):
         if _CONTROL.search(value):
-            yield f"{path} has control characters (line breaks among them)"
+            yield f"{path} has control characters or line breaks"
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield f"{path} must be a finite number"
@@ -45,19 +45,19 @@ def check_values(value: Any, path: str = "") -> Iterator[str]:
 
 
 def check_url(url: str) -> str | None:
-    """Why a worker cannot be reached at this URL; None where it can be tried."""
+    """Why this cannot be the URL of a worker; None if it can."""
     if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
         return "has spaces, control or non-ASCII characters"
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        return "is not a URL: its host or port cannot be read"
+        return "is not a URL: invalid host or port"
     if parts.scheme not in ("http", "https"):
         has = f"has scheme `{parts.scheme}` and " if parts.scheme and parts.netloc else ""
         return f"{has}must be of the form http://HOST:PORT or https://HOST"
     if "@" in parts.netloc:
-        return "has a user name or password in it; a server's key belongs in api_key"
+        return "has a user name or password; use api_key"
     if not parts.hostname:
         return "has no host and must be of the form http://HOST:PORT or https://HOST"
     if port == 0:
@@ -68,24 +68,24 @@ def check_url(url: str) -> str | None:
 
 
 def check_host(host: str) -> str | None:
-    """Why nothing can listen there, as far as the name alone says."""
+    """Why this cannot be an address to listen on; None if it can."""
     if not host:
-        return "is empty; 127.0.0.1 is this machine alone, 0.0.0.0 every address of it"
+        return "is empty; use 127.0.0.1 for this host only or 0.0.0.0 for all addresses"
     try:
         host.encode("idna")
     except UnicodeError:
-        return "is not the name or address of a host"
+        return "is not a host name or address"
     if any(char <= " " or char in "/@[]" for char in host):
-        return "is not the name or address of a host: no spaces, brackets, slashes or user names"
+        return "is not a host name or address: no spaces, brackets, slashes or user names"
     return None
 
 
 def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
-    """What lanes cannot be, as sentences."""
+    """Error messages for lanes."""
     shares = math.fsum(policy.share for policy in policies.values())
     if shares > 1 + 1e-9:
         names = ", ".join(f"lanes.{lane.name}.share" for lane, policy in policies.items() if policy.share)
-        yield f"{names} add up to {shares:g}: lanes cannot be owed more than all there is (1)"
+        yield f"{names} add up to {shares:g}; the sum must not exceed 1"
     for lane, policy in policies.items():
         where = f"lanes.{lane.name}"
         yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
@@ -107,12 +107,12 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
 
 
 def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
-    """What workers cannot be, as sentences."""
+    """Error messages for workers."""
     seen: set[str] = set()
     for index, worker in enumerate(workers):
         where = f"workers[{index}]"
         if worker.name in seen:
-            yield f"{where}.name `{worker.name}` is taken by an earlier worker"
+            yield f"{where}.name `{worker.name}` is used by an earlier worker"
         seen.add(worker.name)
         if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < MIN_KV_TOKENS:
             yield f"{where}.kv_tokens must be at least {MIN_KV_TOKENS}"
@@ -125,13 +125,13 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_range(where, worker, 1, math.inf, *counts)
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
-            yield f"{where}.api_key and {where}.api_keys exclude each other"
+            yield f"{where}.api_key and {where}.api_keys are mutually exclusive"
         if isinstance(worker, HttpWorkerConfig) and (problem := check_url(worker.url)) is not None:
             yield f"{where}.url {problem}"
         if not all(worker.models):
-            yield f"{where}.models names a model without a name"
+            yield f"{where}.models contains an empty name"
         if not worker.group:
-            yield f"{where}.group must have a name"
+            yield f"{where}.group must not be empty"
 
 
 def check_range(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:

@@ -1,7 +1,6 @@
-"""One YAML file (and the environment) in, frozen per-component configuration out.
+"""The configuration: one YAML file and environment variables, as frozen Structs per component.
 
-Every key has a default. A key that does not exist, or a value that cannot be, is an error that names its path and,
-where there is one, the key that was probably meant.
+Every key has a default. An unknown key or an invalid value is an error that names its path and the closest known key.
 """
 
 import difflib
@@ -72,106 +71,103 @@ __all__ = [
 
 ENV_PREFIX = "INFERRY_"
 NON_CONFIG_VARIABLES = frozenset({"INFERRY_HOME"})
-"""Environment variables of the same family that are read elsewhere."""
+"""Environment variables with this prefix that are not configuration."""
 ADMIN_KEY = "INFERRY_ADMIN_KEY"
 MIN_ADMIN_KEY_CHARS = 16
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message says where and why."""
+    """The configuration is invalid; the message names the path and the reason."""
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP surface."""
+    """The HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback that takes a key, see `auth`."""
+    """Address to listen on. Addresses other than loopback require a key, see `auth`."""
     port: int = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 selects a free one."""
     max_body_bytes: int = 32 * 1024 * 1024
-    """Largest request body; more is answered with 413 `body_too_large`."""
+    """Maximum request body; larger bodies get 413 `body_too_large`."""
     body_timeout_s: float = 30.0
-    """How long a request body may take to arrive."""
+    """Time for a request body to arrive, in seconds."""
     idle_timeout_s: float = 75.0
-    """How long a connection may stay open without a request."""
+    """Time a connection may stay open without a request, in seconds."""
     heartbeat_interval_s: float = 15.0
-    """A stream that has nothing to say for this long gets its headers and an SSE comment."""
+    """After this many seconds without an event a stream gets its headers and an SSE comment."""
     max_unread_bytes: int = 8 * 1024 * 1024
-    """How far a client may fall behind its stream; one that leaves more unread is cut off and its call cancelled."""
+    """Unread bytes of a stream after which its connection is reset and its call cancelled."""
     max_queued_bytes: int = 512 * 1024 * 1024
-    """Most bytes of request bodies in all queues together; beyond it calls are answered with 429 `queue_full`."""
+    """Maximum bytes of request bodies in all queues; beyond it calls get 429 `queue_full`."""
     retry_slots: bool = True
-    """Whether a call that was answered with `queue_full` goes before others when it comes back at the time it was told.
-    Without, that time is when all that is queued will have gone, and who comes first is first."""
+    """Whether a call refused with `queue_full` gets a retry slot: a time of its own at which it is admitted before
+    new calls. Without slots the time to retry is when everything queued now will have been sent."""
     drain_timeout_s: float = 30.0
-    """After SIGTERM: how long accepted calls may still run before they are ended with an error. The same for those of a
-    worker that is removed."""
+    """After SIGTERM: time for accepted calls to complete, in seconds. The same for calls of a removed worker."""
     admin_key: str | None = None
-    """What `/admin/…` asks for as a bearer token; INFERRY_ADMIN_KEY sets it too. null lets clients on this machine in,
-    and nobody else."""
+    """Bearer token for `/admin/…`; INFERRY_ADMIN_KEY sets it too. null admits clients on this host only."""
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a worker is taken out, when it is asked again, and how fast it is trusted again."""
+    """Circuit breaker, liveness checks, slow start and hedged retries of workers."""
 
     failure_threshold: int = 3
-    """Different jobs lost on a worker, with none served in between, that take it out. One job alone never does."""
+    """Different jobs lost in a row after which the circuit breaker opens. One job alone never opens it."""
     failure_window_s: float = 30.0
-    """As many failure_threshold within this time take it out as well, where they are at least `failure_ratio` of what
-    ended there."""
+    """The breaker also opens if `failure_threshold` jobs are lost within this time (seconds) and they are at least
+    `failure_ratio` of the jobs that ended there."""
     failure_ratio: float = 0.5
     """See `failure_window_s`."""
     initial_backoff_s: float = 0.25
-    """Until a worker that was taken out is asked for a token; doubles with every failure."""
+    """Seconds until a worker with an open breaker is probed with one token; doubles with every failure."""
     max_backoff_s: float = 10.0
-    """That pause grows no longer than this."""
+    """Maximum backoff, in seconds."""
     slow_start_share: float = 0.1
-    """Part of its room that a worker gets when it has come back; doubles until it has all of it."""
+    """Fraction of its capacity that a recovered worker gets first; doubles until it has all of it."""
     slow_start_doubling_s: float = 1.0
-    """How long each of those parts is kept."""
+    """Seconds between two doublings."""
     liveness_interval_s: float = 2.0
-    """How often a server without calls is asked whether it is alive: for its metrics page, or for its models. Hosted
-    APIs (`kind: openai`) are not asked."""
+    """Interval at which an idle HTTP worker is polled: its metrics page, or its models. Hosted APIs (`kind:
+    openai`) are not polled."""
     liveness_timeout_s: float = 1.5
-    """A server that is asked twice in a row and from which nothing at all is heard for this long is down. One that
-    answers slowly, or has long prompts to read first, is given more."""
+    """A worker is down if two polls in a row stay unanswered and nothing else is received for this many seconds.
+    Slow responses and long prompts extend it."""
     no_worker_timeout_s: float = 30.0
-    """How long a call without a deadline waits for a worker of its model to come back up, before it is answered with
-    503 `no_worker`; 0 refuses at once. A call with a deadline waits until that."""
+    """How long a call without a deadline waits for a worker of its model, in seconds, before it gets 503
+    `no_worker`; 0 refuses at once. A call with a deadline waits until the deadline."""
     max_hedged_retry_ratio: float = 0.02
-    """Part of all calls that may be retried on another worker because their first token is overdue and their worker
-    silent; 0 retries none before the worker is down."""
+    """Maximum fraction of calls that are retried on another worker because their first token is overdue and their
+    worker silent; 0 disables hedged retries."""
 
 
 class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One lane; what is left out keeps that lane's default."""
+    """One lane; omitted keys keep the lane's default."""
 
     max_wait_ms: float | UnsetType = UNSET
-    """Longest voluntary hold of a job, whatever the reason; after it the job goes alone."""
+    """Longest voluntary hold of a job for any reason; after it the job is sent alone."""
     coalesce_ms: float | UnsetType = UNSET
-    """Longest a job is held for company, counted from its arrival."""
+    """Longest hold of a job in a batching window, from its arrival."""
     window: Literal["adaptive", "fixed", "off"] | UnsetType = UNSET
     """`adaptive` holds only where it pays (busy workers that pad), `fixed` always holds, `off` never."""
     max_batch: int | UnsetType = UNSET
-    """A group held for company is released when it has this many jobs."""
+    """A batching window closes when it has this many jobs."""
     queue_limit: int | UnsetType = UNSET
-    """Most jobs queued in the lane."""
+    """Maximum number of queued jobs."""
     high_watermark: float | UnsetType = UNSET
-    """Part of `queue_limit` from which newcomers are answered with 429 `queue_full`. The rest is for calls that come
-    back when they were told to, and for tenants with less than their part of the queue."""
+    """Fraction of `queue_limit` from which new calls get 429 `queue_full`. The rest is for calls with retry slots
+    and for tenants that hold less than their part of the queue."""
     share: float | UnsetType = UNSET
-    """Part of the admitted prompt tokens this lane is owed while higher lanes are busy."""
+    """Guaranteed fraction of the admitted prompt tokens while higher lanes are busy."""
     reserve: float | UnsetType = UNSET
-    """Part of every worker's room that jobs of this lane leave to higher lanes."""
+    """Fraction of every worker's capacity that jobs of this lane leave to higher lanes."""
     may_preempt: tuple[Literal["P0", "P1", "P2"], ...] | UnsetType = UNSET
-    """Lower lanes whose running jobs may be stopped for one of this lane that finds no room; they go on later, where
-    they were."""
+    """Lower lanes whose running jobs may be preempted for a job of this lane; they resume later."""
     preemptible: bool | UnsetType = UNSET
-    """Whether running jobs of this lane may be stopped for those of a lane that names it."""
+    """Whether running jobs of this lane may be preempted by a lane that names it."""
     ttft_ms: float | UnsetType | None = UNSET
-    """Promise: time to the first token. Measured as `inferry_slo_attainment_total`; null promises nothing."""
+    """SLO target: time to first token. Measured by `inferry_slo_attainment_total`; null sets no target."""
     itl_ms: float | UnsetType | None = UNSET
-    """Promise: time each further token may take."""
+    """SLO target: inter-token latency."""
 
 
 class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,30 +182,30 @@ class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything `inferry serve` needs to know."""
+    """The configuration of `inferry serve`."""
 
     server: ServerConfig = ServerConfig()
-    """The HTTP surface."""
+    """The HTTP server."""
     lanes: LanesConfig = LanesConfig()
-    """The promises, per lane."""
+    """SLO targets, shares and limits per lane."""
     workers: tuple[WorkerConfig, ...] = (EmbeddedWorkerConfig(),)
-    """What runs the work. With a `workers_file`, none but those in it unless they are named here."""
+    """The engines. With a `workers_file` and no `workers` there is no built-in worker."""
     workers_file: str | None = None
-    """A YAML list of more workers, written as in `workers`. It is looked at every second: workers are added, replaced
-    and removed as it changes. One that cannot be used is told to the log and changes nothing."""
+    """A YAML list of further workers, written as in `workers` and checked every second: workers are added, replaced
+    and removed as it changes. An invalid file is logged and changes nothing."""
     health: HealthConfig = HealthConfig()
-    """When workers are trusted."""
+    """Failure detection and recovery of workers."""
     auth: AuthConfig = AuthConfig()
-    """Whether callers need a key."""
+    """Whether calls need a key."""
     tenants: dict[str, TenantConfig] = {}
-    """What callers may use, by the tenant's name. `/admin/tenants` and `inferry tenants` add others."""
+    """Limits by tenant name. `/admin/tenants` and `inferry tenants` add others."""
     prices: dict[str, PriceConfig] = {}
-    """What models cost, by their names; `*` is every other."""
+    """Prices by model name; `*` is any other model."""
     single_flight: SingleFlightConfig = SingleFlightConfig()
-    """When one execution answers several calls."""
+    """When calls share one execution."""
     ledger: str = "sqlite:///inferry.db"
-    """The database where one row per attempt is kept, and the keys. One gateway at a time writes to it: a second
-    `inferry serve` on the same file ends with an error. `"sqlite:///:memory:"` keeps nothing beyond the process."""
+    """Database of attempts and keys. One gateway at a time writes to it: a second `inferry serve` on the same file
+    exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""
 
     def configured_tenants(self) -> dict[str, Tenant]:
         return {name: one.tenant(name) for name, one in self.tenants.items()}
@@ -222,7 +218,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Config:
-    """Read `path` (or nothing but defaults), lay the environment over it, check it."""
+    """Read `path` (or the defaults), apply the environment, validate."""
     raw: Any = {}
     if path is not None:
         try:
@@ -238,7 +234,7 @@ def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Conf
 
 
 def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
-    """A configuration from what a YAML document holds."""
+    """A configuration from a parsed YAML document."""
     if not isinstance(raw, dict):
         raise ConfigError(f"the configuration must be a mapping of keys, not {_kind(raw)}")
     raw = _apply_environment(raw, env or {})
@@ -270,7 +266,7 @@ def load_workers(path: Path) -> tuple[WorkerConfig, ...]:
 
 
 def parse_workers(content: bytes) -> tuple[WorkerConfig, ...]:
-    """Workers from what a `workers_file` holds, checked like those of the configuration."""
+    """The workers in the content of a `workers_file`, validated like those of the configuration."""
     try:
         raw = read_yaml(content.decode())
     except UnicodeDecodeError:
@@ -279,18 +275,18 @@ def parse_workers(content: bytes) -> tuple[WorkerConfig, ...]:
         raise ConfigError(f"it is not valid YAML: {one_line_error(error)}") from None
     if not isinstance(raw, list):
         raise ConfigError(f"it must be a list of workers, not {_kind(raw)}")
-    # An empty list is a fleet that is gone; an empty file is more likely an accident.
+    # An empty list removes all workers; an empty file is more likely an accident.
     return parse({"workers": raw}).workers if raw else ()
 
 
 def duplicate_names(config: Config, workers: Sequence[WorkerConfig]) -> list[str]:
-    """Names in a `workers_file` that the configuration has given to workers of its own."""
+    """Names in a `workers_file` that workers of the configuration already have."""
     duplicates = {worker.name for worker in config.workers}
     return [worker.name for worker in workers if worker.name in duplicates]
 
 
 def dump(config: Config) -> str:
-    """The whole configuration as YAML, defaults included; secrets are left out."""
+    """The configuration as YAML, with defaults and without secrets."""
     raw = msgspec.to_builtins(config)
     raw["lanes"] = {
         lane.name: {name: getattr(policy, name) for name in LaneConfig.__struct_fields__}
@@ -310,7 +306,7 @@ def dump(config: Config) -> str:
 
 
 def _redact(secret: str) -> str:
-    """A secret as it may be shown: where it comes from, or nothing of it."""
+    """The name of the secret's environment variable, or asterisks."""
     return secret if secret.startswith("$") else "***"
 
 
@@ -322,13 +318,13 @@ def _lane_policy(lane: Lane, override: LaneConfig) -> LanePolicy:
 
 
 def _apply_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. A name that sets nothing is an error."""
+    """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. An unknown name is an error."""
     raw = dict(raw)
     for name, text in env.items():
         if not name.startswith(ENV_PREFIX) or name in NON_CONFIG_VARIABLES:
             continue
         if name == ADMIN_KEY:
-            # As it is: a key that looks like a number is still a key.
+            # Not read as YAML: a key that looks like a number is a string.
             server = raw.get("server") or {}
             raw["server"] = {**server, "admin_key": text} if isinstance(server, dict) else server
             continue
@@ -337,9 +333,9 @@ def _apply_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str,
             hint = (
                 f"; did you mean {ENV_PREFIX}SERVER__{leaf}?" if leaf.lower() in ServerConfig.__struct_fields__ else ""
             )
-            raise ConfigError(f"the environment variable {name} sets nothing{hint}")
+            raise ConfigError(f"the environment variable {name} sets no configuration key{hint}")
         if name == f"{ENV_PREFIX}LEDGER":
-            raw["ledger"] = text  # as it is: YAML would read the colon at the end of sqlite:///:memory: as its own
+            raw["ledger"] = text  # not read as YAML: sqlite:///:memory: ends with a colon
             continue
         *parents, leaf = name.removeprefix(ENV_PREFIX).split("__")
         # Lanes are the only upper-case keys.
@@ -358,7 +354,7 @@ def _apply_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str,
 
 
 def _restore_off_words(raw: dict[str, Any]) -> None:
-    """YAML reads a bare `off` as false and `on` as true; for a window and for `auth` they are modes."""
+    """YAML reads a bare `off` as false and `on` as true; `window` and `auth.mode` use them as modes."""
     auth = raw.get("auth")
     if isinstance(auth, dict) and isinstance(auth.get("mode"), bool):
         raw["auth"] = {**auth, "mode": "on" if auth["mode"] else "off"}
@@ -369,7 +365,7 @@ def _restore_off_words(raw: dict[str, Any]) -> None:
 
 
 def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
-    """Before msgspec looks at types, so that the message can say which key was probably meant."""
+    """Runs before msgspec checks types, so that the message can suggest the closest key."""
     if isinstance(raw, list | tuple):
         (inner, *_) = typing.get_args(kind) or (None,)
         for index, item in enumerate(raw):
@@ -396,7 +392,7 @@ def _refuse_unknown_keys(raw: Any, kind: Any, path: str) -> None:
 
 
 def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
-    """The Struct a value would become: for a tagged union, the one its tag names."""
+    """The Struct of a value: for a tagged union, the one named by its tag."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     structs = [one for one in options if isinstance(one, type) and issubclass(one, Struct)]
     if len(structs) > 1 and isinstance(raw, dict):
@@ -406,7 +402,7 @@ def _struct_for(kind: Any, raw: Any) -> type[Struct] | None:
 
 
 def _check_values(config: Config) -> Iterator[str]:
-    """Everything that is of the right type and cannot be, as sentences."""
+    """Error messages for values of the right type that are invalid."""
     server = config.server
     yield from check_positive(
         "server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_interval_s"
@@ -433,20 +429,20 @@ def _check_values(config: Config) -> Iterator[str]:
         if not 0 < getattr(health, name) <= 1:
             yield f"health.{name} must be above 0 and at most 1"
     if not config.workers and config.workers_file is None:
-        yield "workers is empty: nothing would run"
+        yield "workers is empty"
     yield from check_workers(config.workers)
     yield from check_single_flight(config.single_flight)
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
         yield from check_pools(config.tenants, config.workers)
     if config.workers_file == "":
-        yield "workers_file is empty: leave it out, or name a file"
+        yield "workers_file is empty: remove it, or name a file"
     if (problem := ledger_url_error(config.ledger)) is not None:
         yield f"ledger {problem}"
 
 
 def _locate_error(raw: dict[str, Any], message: str) -> str:
-    """msgspec says `$.tenants[...]`: which of them, is found by trying each alone."""
+    """Resolve the `[...]` of msgspec's `$.tenants[...]` by converting each entry alone."""
     section = message.partition("`$.")[2].partition("[...]")[0]
     entries = raw.get(section) if "[...]" in message else None
     for key, entry in entries.items() if isinstance(entries, dict) else ():

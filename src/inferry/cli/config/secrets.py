@@ -1,4 +1,4 @@
-"""Secrets that a configuration names instead of holding: `$NAME` is whatever that environment variable says."""
+"""Secrets of a configuration that are read from environment variables (`$NAME`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,12 +9,12 @@ _LISTS = ("api_keys",)
 
 
 def secret_variable(secret: str) -> str | None:
-    """The environment variable that holds the secret; None where it is written out."""
+    """The environment variable that holds the secret; None for a literal secret."""
     return secret[1:] if secret.startswith("$") else None
 
 
 def unset_secrets(workers: Sequence[WorkerConfig], where: str, env: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for every secret that is named and not there, with its path below `where`."""
+    """One error message per unset environment variable, with its path below `where`."""
     for index, worker in enumerate(workers):
         for path, secret in _secrets(worker):
             variable = secret_variable(secret)

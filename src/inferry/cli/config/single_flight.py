@@ -8,20 +8,20 @@ MAX_LINGER_MS = 60_000
 
 
 class SingleFlightConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When one execution answers several calls of a tenant."""
+    """When calls of a tenant share one execution."""
 
     identical: bool = True
-    """Calls in flight at temperature 0, or with the same `seed`, whose bodies are equal get one answer."""
+    """Whether calls in flight with equal bodies, at temperature 0 or with the same `seed`, share one execution."""
     linger_ms: int = 0
-    """How long a call that can be made again goes on after its client has left, where `x-inferry-linger-ms` does not
-    say; 0 cancels it at once. At most a minute."""
+    """How long an execution continues after its client has disconnected, unless `x-inferry-linger-ms` is sent; 0
+    cancels it at once. At most one minute."""
     replay_ttl_s: float = 300.0
-    """How long an answer is kept after its end where `x-inferry-replay: allow` asks for that."""
+    """How long a response is kept after its end for `x-inferry-replay: allow`, in seconds."""
     replay_max_bytes: int = 64 * 1024 * 1024
-    """Most memory for answers that are kept after their end. Whose answers take most loses the oldest first."""
+    """Maximum memory for kept responses. The tenant with the most bytes loses its oldest response first."""
     join_history_max_bytes: int = 64 * 1024 * 1024
-    """Most memory for what has been said in answers that others may still join. Beyond it, or beyond 1 MiB of one
-    answer, nobody joins any more."""
+    """Maximum memory for the output of responses that can still be joined. Beyond it, or beyond 1 MiB of one
+    response, no further call can join."""
 
 
 def check_single_flight(config: SingleFlightConfig) -> Iterator[str]:

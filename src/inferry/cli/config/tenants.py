@@ -1,4 +1,4 @@
-"""What a configuration says of callers: how they are told apart, what each may use, what models cost."""
+"""The sections `auth`, `tenants` and `prices` of the configuration."""
 
 import ipaddress
 import math
@@ -15,33 +15,33 @@ from inferry.domain.tenants import Price
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether callers need a key. See [Tenants and keys](../howto/tenants-and-keys.md)."""
+    """Whether calls need a key. See [Tenants and keys](../howto/tenants-and-keys.md)."""
 
     mode: Literal["auto", "on", "off"] = "auto"
-    """`on` asks every call for a key. `auto` does so once a first key was created, and until then serves clients on
-    this machine alone. `off` never does: who calls is what `x-inferry-tenant` says."""
+    """`on` requires a key for every call. `auto` does so from the first created key on, and until then serves
+    clients on this host only. `off` never does: the tenant is `x-inferry-tenant`."""
     allow_remote: bool = False
-    """With `mode: off`: serve clients on other machines too. Whoever reaches the gateway can then use it, in any
-    tenant's name. `inferry serve --no-auth` sets both."""
+    """With `mode: off`: also serve other hosts. Any client that reaches the gateway can then call as any tenant.
+    `inferry serve --no-auth` sets both."""
 
 
 class TenantConfig(TenantSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One customer, team or service. What is written here cannot be changed through `/admin/tenants` or
-    `inferry tenants`, which keep theirs in the ledger's database. Keys are always there.
+    """A customer, team or service. Tenants of the configuration cannot be changed through `/admin/tenants` or
+    `inferry tenants`, which store theirs in the ledger's database. Keys are always stored there.
     """
 
 
 class PriceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model costs, in any one currency. The key is its name, or `*` for all that have no price of their own."""
+    """Prices of a model, in one currency. The key is the model name, or `*` for models without their own."""
 
     input: float = 0.0
     """Per million prompt tokens."""
     cached_input: float | None = None
-    """Per million prompt tokens that were in a prefix cache; null: as much as others."""
+    """Per million prompt tokens found in a prefix cache; null: the same as `input`."""
     output: float = 0.0
-    """Per million tokens written."""
+    """Per million output tokens."""
     gpu_hour: float | None = None
-    """Per hour of one's own GPU, charged where there is no price per token. Ceilings in money need prices per token."""
+    """Per GPU-hour, charged if there is no price per token. Money ceilings need prices per token."""
 
     def price(self) -> Price:
         return Price(**{name: getattr(self, name) for name in self.__struct_fields__})
@@ -50,9 +50,9 @@ class PriceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def check_tenants(
     auth: AuthConfig, tenants: Mapping[str, TenantConfig], prices: Mapping[str, PriceConfig]
 ) -> Iterator[str]:
-    """The same for all of a configuration's callers."""
+    """Error messages for `auth`, `tenants` and `prices`."""
     if auth.allow_remote and auth.mode != "off":
-        yield f"auth.allow_remote goes with auth.mode: off, and that is {auth.mode}"
+        yield f"auth.allow_remote requires auth.mode: off; it is {auth.mode}"
     for name, tenant in tenants.items():
         if not is_valid_tenant_name(name):
             yield f"tenants.{name}: a name is 1 to 64 letters, digits, dots, dashes and underscores"
@@ -65,22 +65,22 @@ def check_tenants(
 
 
 def check_pools(tenants: Mapping[str, TenantConfig], workers: Sequence[WorkerConfig]) -> Iterator[str]:
-    """Tenants that keep to workers of their own and have none."""
+    """Error messages for tenants with `isolation: pool` and no worker in their pool."""
     pools = {worker.pool for worker in workers}
     for name, tenant in tenants.items():
         if tenant.isolation == "pool" and name not in pools:
-            yield f"tenants.{name}.isolation is pool, and no worker has `pool: {name}`: none of its calls could run"
+            yield f"tenants.{name}.isolation is pool, but no worker has `pool: {name}`"
 
 
 def advise_on_tenants(
     tenants: Mapping[str, TenantConfig], prices: Mapping[str, PriceConfig], workers: Sequence[WorkerConfig]
 ) -> Iterator[str]:
-    """What works otherwise than somebody may think, as sentences."""
+    """Warnings about settings without the expected effect."""
     for worker in workers:
         if worker.pool is not None and getattr(tenants.get(worker.pool), "isolation", "pool") != "pool":
             yield (
-                f"worker {worker.name} is kept for tenant {worker.pool}, whose isolation is "
-                f"{tenants[worker.pool].isolation}: it gets no calls at all until that is pool"
+                f"worker {worker.name} is reserved for tenant {worker.pool}, whose isolation is "
+                f"{tenants[worker.pool].isolation}: it gets no calls until isolation is pool"
             )
     yield from unpriced_models({f"tenants.{name}": one for name, one in tenants.items()}, prices, workers)
 
@@ -88,28 +88,28 @@ def advise_on_tenants(
 def unpriced_models(
     limits: Mapping[str, LimitSettings], prices: Mapping[str, PriceConfig], workers: Sequence[WorkerConfig]
 ) -> Iterator[str]:
-    """Models whose calls count nothing against ceilings in money; limits are by what to call them."""
+    """Warnings about models without a price per token under money ceilings. `limits` are keyed by their path."""
     in_money = [f"{where}.{field}" for where, one in limits.items() for field in MONEY_CEILINGS if getattr(one, field)]
     if in_money:
         for model in dict.fromkeys(model for worker in workers for model in _models(worker)):
             price = prices.get(model, prices.get("*", PriceConfig()))
             if not price.price().is_per_token:
-                yield f"{in_money[0]}: calls of {model} count nothing against it, for prices has none per token for it"
+                yield f"{in_money[0]}: calls of {model} are not counted, because prices has no price per token for it"
 
 
 def exposure_error(auth: AuthConfig, host: str, is_auth_required: bool) -> str | None:
-    """Why a gateway that asks for keys, or does not, must not listen there; None where it may."""
+    """Why the gateway must not listen on this address; None if it may."""
     if is_auth_required or auth.allow_remote or is_loopback(host):
         return None
     if auth.mode == "off":
         return (
-            f"auth.mode is off, and {host} can be reached from other machines: whoever does could use the gateway in "
-            "any tenant's name; listen on 127.0.0.1, or say auth.allow_remote: true (or `inferry serve "
-            "--no-auth`) if something else keeps strangers away"
+            f"auth.mode is off and {host} is reachable from other hosts: any client could call as any tenant; listen "
+            "on 127.0.0.1, or set auth.allow_remote: true (or `inferry serve --no-auth`) on a protected network"
         )
     return (
-        f"{host} can be reached from other machines, and there is no API key yet: create one with `inferry keys create "
-        "--tenant NAME` (with the same --config), or listen on 127.0.0.1; `inferry serve --no-auth` lets everybody in"
+        f"{host} is reachable from other hosts and there is no API key: create one with `inferry keys create "
+        "--tenant NAME` (with the same --config), or listen on 127.0.0.1; `inferry serve --no-auth` disables "
+        "authentication"
     )
 
 
@@ -123,7 +123,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _models(worker: WorkerConfig) -> tuple[str, ...]:
-    """The models that a worker is known to serve before anybody has asked it."""
+    """The models of a worker as far as the configuration tells."""
     if worker.models or not isinstance(worker, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
-        return worker.models or (f"what worker {worker.name} lists",)
+        return worker.models or (f"worker {worker.name}",)
     return ("inferry-tiny" if worker.model is None else Path(worker.model).expanduser().resolve().name,)

@@ -1,4 +1,4 @@
-"""What a configuration says of workers: one Struct for each kind."""
+"""The `workers` section of the configuration: one Struct per kind."""
 
 import typing
 from typing import Any, Literal
@@ -9,89 +9,89 @@ from msgspec import Struct
 class EmbeddedWorkerConfig(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded"
 ):
-    """Inferry's own engine in a process of its own (needs the `engine` extra)."""
+    """The embedded engine, in its own process (needs the `engine` extra)."""
 
     name: str = "local"
-    """How the worker is called in headers, metrics and the ledger."""
+    """Name of the worker in headers, metrics and the ledger."""
     model: str | None = None
-    """A Hugging Face model directory; null makes and uses the small built-in model."""
+    """A Hugging Face model directory; null creates and uses the small built-in model."""
     models: tuple[str, ...] = ()
-    """Names the model is served under; none: the directory's name, or `inferry-tiny`."""
+    """Names the model is served under; default: the directory's name, or `inferry-tiny`."""
     group: str = "default"
     """Worker group."""
     pool: str | None = None
-    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
+    """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
     max_sequences: int = 64
-    """Most sequences that run at once."""
+    """Maximum number of running sequences."""
     kv_tokens: int = 65_536
-    """Room of the KV cache, in tokens."""
+    """Size of the KV cache, in tokens."""
     chunk_tokens: int = 256
-    """Most prompt tokens computed in one engine step: smaller keeps live token gaps short, larger prefills faster."""
+    """Maximum prompt tokens per engine step: smaller values reduce the ITL of live streams, larger ones prefill
+    faster."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
-    """How much of the engine is used: computed from what lanes promise and what it is seen to do, or always all."""
+    """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
+    of it."""
     threads: int | None = None
-    """CPU threads of the engine; null picks."""
+    """CPU threads of the engine; null: half of the cores."""
     default_output_tokens: int = 512
-    """Output limit of a call that names none."""
+    """Output limit of a call without one."""
 
 
 class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A server that speaks the OpenAI API. What it can do beyond that depends on its kind."""
+    """A server with the OpenAI API. Further features depend on its kind."""
 
     name: str
-    """How the worker is called in headers, metrics and the ledger."""
+    """Name of the worker in headers, metrics and the ledger."""
     url: str
-    """Where the server is, without `/v1`."""
+    """URL of the server, without `/v1`."""
     models: tuple[str, ...] = ()
-    """Models to send to it; none: what its `/v1/models` lists at start."""
+    """Models to send to it; default: what its `/v1/models` lists at startup."""
     group: str = "default"
     """Worker group."""
     pool: str | None = None
-    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
+    """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
     api_key: str | None = None
-    """Sent upstream as a bearer token; `$NAME` takes it from that environment variable. Client keys are never sent."""
+    """Sent upstream as a bearer token; `$NAME` reads an environment variable. Client keys are never sent."""
     max_sequences: int = 256
-    """Most calls in flight to this server."""
+    """Maximum number of calls in flight."""
     kv_tokens: int | None = None
-    """Most KV tokens the calls in flight may be expected to need; null does not bound it."""
+    """Maximum expected KV tokens of the calls in flight; null sets no limit."""
     prefill_tokens: int | None = None
-    """Most prompt tokens sent and still without a first token, those expected in its prefix cache not counted; this is
-    what first tokens of live calls wait behind. null does not bound it."""
+    """Maximum uncached prompt tokens sent without a first token, ahead of which live calls wait; null sets no
+    limit."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
-    """How much of the server is used: computed from what lanes promise and what it is seen to do, within the figures
-    above; or always all they allow."""
+    """`adaptive` computes how much of the server is used from SLO targets and measured step costs, within the
+    limits above; `fixed` always uses these limits."""
     chunk_tokens: int | None = None
-    """What the server computes in one step (vLLM's `--max-num-batched-tokens`); null where it is not
-    known."""
+    """Maximum tokens per step (vLLM's `--max-num-batched-tokens`); null if unknown."""
     connect_timeout_s: float = 5.0
-    """How long a connection may take."""
+    """Time to connect, in seconds."""
     first_token_timeout_s: float = 120.0
-    """How long an answer may take to begin, and then its first token, before the call fails with 504 `worker_timeout`.
-    Comments in between do not count."""
+    """Time until the response starts, and from there until the first token, in seconds; then the call fails with
+    504 `worker_timeout`. SSE comments do not count."""
     inter_token_timeout_s: float = 30.0
-    """The same once tokens have come: how long the next may take."""
+    """Time until the next token, in seconds."""
 
 
 class VllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="vllm"):
-    """A vLLM server, or anything else that speaks the OpenAI API: what it cannot do is found out at the start."""
+    """A vLLM server, or any other server with the OpenAI API: missing features are detected at startup."""
 
     engine_priority: bool = True
-    """Tell the server each call's lane as its `priority`, where it takes that (vLLM's `--scheduling-policy priority`).
-    It is asked once, at the start."""
+    """Send each call's lane as its `priority`, if the server supports it (vLLM's `--scheduling-policy priority`)."""
     isolation: Literal["salt", "none"] = "salt"
-    """`salt` keeps the prefix caches of tenants apart, so that nobody can tell from the time to a first token what
-    others have sent; `none` lets tenants share what is cached."""
+    """`salt` separates the prefix caches of tenants, so TTFT reveals nothing about other tenants' prompts; `none`
+    shares the cache."""
     salt_secret: str | None = None
-    """What tenants' salts are derived from (`$NAME` takes it from the environment). null draws one at every start,
-    and what the server had cached before is not found again."""
+    """Secret from which salts are derived (`$NAME` reads an environment variable). null draws a new one at every
+    start, which invalidates what the server has cached."""
 
 
 class SglangWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="sglang"):
-    """An SGLang server. Start it with `--enable-metrics`, so that its load is seen."""
+    """An SGLang server. Start it with `--enable-metrics` so that its load is known."""
 
 
 class TgiWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="tgi"):
-    """A server of Text Generation Inference."""
+    """A Text Generation Inference server."""
 
 
 class TrtllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="trtllm"):
@@ -99,45 +99,46 @@ class TrtllmWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field=
 
 
 class OpenAIWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field="kind", tag="openai"):
-    """A hosted API, paced by what its `x-ratelimit-…` and `Retry-After` headers say."""
+    """A hosted API, paced by its `x-ratelimit-…` and `Retry-After` headers."""
 
     api_keys: tuple[str, ...] = ()
-    """Several keys instead of one, each paced on its own; the one with most left is used. `$NAME` takes one from the
-    environment."""
+    """Several keys, each paced on its own; the one with the most quota left is used. `$NAME` reads an environment
+    variable."""
     capacity: Literal["adaptive", "fixed"] = "fixed"
-    """How much of it is used: always what its headers and the figures above allow, or computed from what lanes promise
-    as for an engine of one's own."""
+    """`fixed` uses what the headers and the limits above allow; `adaptive` computes capacity as for a self-hosted
+    engine."""
 
 
 class VllmInProcessWorkerConfig(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm-inprocess"
 ):
-    """vLLM without its HTTP server, in a process of its own that vLLM's virtual environment runs."""
+    """vLLM without its HTTP server, in a process that runs in its own virtual environment."""
 
     name: str
-    """How the worker is called in headers, metrics and the ledger."""
+    """Name of the worker in headers, metrics and the ledger."""
     model: str
     """A Hugging Face model directory with its tokenizer."""
     models: tuple[str, ...] = ()
-    """Names the model is served under; none: the directory's name."""
+    """Names the model is served under; default: the directory's name."""
     group: str = "default"
     """Worker group."""
     pool: str | None = None
-    """The one tenant it works for, whose `isolation` is `pool`; null works for all others."""
+    """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
     python: str = ".venv-vllm/bin/python"
-    """The interpreter of the virtual environment that has vLLM, never the gateway's own."""
+    """Interpreter of the virtual environment that has vLLM."""
     max_sequences: int = 256
-    """Most sequences that run at once (vLLM's `max_num_seqs`)."""
+    """Maximum number of running sequences (vLLM's `max_num_seqs`)."""
     chunk_tokens: int = 2048
-    """Most tokens computed in one step (vLLM's `max_num_batched_tokens`): smaller keeps live token gaps short."""
+    """Maximum tokens per step (vLLM's `max_num_batched_tokens`): smaller values reduce the ITL of live streams."""
     context_tokens: int | None = None
-    """Longest context (vLLM's `max_model_len`); null keeps the model's own."""
+    """Maximum context (vLLM's `max_model_len`); null: the model's own."""
     engine_args: dict[str, Any] = {}
-    """More of vLLM's engine arguments by their Python names, such as `dtype` or `gpu_memory_utilization`."""
+    """Further engine arguments by their Python names, such as `dtype` or `gpu_memory_utilization`."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
-    """How much of the engine is used: computed from what lanes promise and what it is seen to do, or always all."""
+    """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
+    of it."""
     default_output_tokens: int = 512
-    """Output limit of a call that names none."""
+    """Output limit of a call without one."""
 
 
 HttpWorker = VllmWorkerConfig | SglangWorkerConfig | TgiWorkerConfig | TrtllmWorkerConfig | OpenAIWorkerConfig

@@ -1,4 +1,4 @@
-"""YAML as a configuration may be written: a key that stands twice in one mapping is an error, not a silent override."""
+"""YAML loading in which a duplicate key is an error instead of an override."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -25,12 +25,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """What the document holds. Raises yaml.YAMLError."""
+    """Load one document. Raises yaml.YAMLError."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
-    except (ValueError, OverflowError) as error:  # dates and numbers that there are not
+    except (ValueError, OverflowError) as error:  # impossible dates and numbers
         raise yaml.YAMLError(str(error)) from None
 
 
