@@ -15,7 +15,8 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 
 PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),

@@ -18,7 +18,8 @@ from inferry.domain.errors import Conflict, GatewayError, InternalError, Invalid
 from inferry.domain.keys import NewKey, key_as_dict
 from inferry.domain.settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.auth import Auth
 from inferry.ingress.errors import error_body, error_headers
 from inferry.ingress.http.limits import HttpLimits
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.openai.parse import Api, LongPrompt, new_job_id, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openai.response import FullResponse, HeartbeatTimer, StreamingResponse

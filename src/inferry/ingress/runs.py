@@ -20,7 +20,8 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
 from inferry.domain.runs import RunQueries, RunSummary
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.run_responses import live_run_item, recorded_run_item, run_detail
 
 T = TypeVar("T")
