@@ -4,9 +4,10 @@
 class StepMeter:
     """Divides the time of steps among requests.
 
-    The time of a step is divided evenly among its prompt tokens and new tokens. New tokens are charged on arrival. vLLM does not report which requests the prompt tokens of a step belong to, so a prompt is charged when
-    its first output token arrives, at the average cost of the prompt tokens computed and not charged so far. The sum of
-    the charges never exceeds the time of the steps. A prompt that is aborted before its first token is not charged.
+    The time of a step is divided evenly among its prompt tokens and new tokens. New tokens are charged on arrival. vLLM
+    does not report which requests the prompt tokens of a step belong to, so a prompt is charged when its first output
+    token arrives, at the average cost of the prompt tokens computed and not charged so far. The sum of the charges
+    never exceeds the time of the steps. A prompt that is aborted before its first token is not charged.
     """
 
     def __init__(self) -> None:
