@@ -23,7 +23,9 @@ from inferry.ingress.errors import error_body, error_headers
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
-from inferry.ingress.openai.parse import Api, LongPrompt, new_job_id, parse
+from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.openai.decode import Api
+from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openai.response import FullResponse, HeartbeatTimer, StreamingResponse
 from inferry.ingress.openapi import document

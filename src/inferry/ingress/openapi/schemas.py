@@ -9,7 +9,7 @@ from msgspec import Struct
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
-from inferry.ingress.openai.parse import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
+from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
 from inferry.ingress.openapi import responses
 
 Json = dict[str, Any]

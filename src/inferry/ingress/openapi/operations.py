@@ -1,0 +1,300 @@
+"""Every operation of the HTTP API: its path, parameters, bodies, responses and errors."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from inferry.dispatch.gateway import RunStatus
+from inferry.domain import errors
+from inferry.domain.errors import GatewayError
+from inferry.domain.settings import TenantSettings
+from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
+from inferry.ingress.openai import request_schema
+from inferry.ingress.openapi import responses as answers
+from inferry.ingress.openapi.headers import (
+    CALL_HEADERS,
+    HEADERS_IN,
+    IDENTIFIER,
+    headers,
+    integer_parameter,
+    parameter,
+)
+from inferry.ingress.openapi.schemas import TENANT_NAME, Json, ref
+from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One method on one path. `answers` are by status; `errors` the kinds of error it may end with."""
+
+    summary: str
+    description: str = ""
+    tag: str
+    answers: Mapping[int, Json]
+    errors: tuple[type[GatewayError], ...] = ()
+    body: type[Struct] | None = None
+    needs_body: bool = True
+    parameters: tuple[Json, ...] = ()
+
+
+def operations() -> dict[str, dict[str, Operation]]:
+    """Every operation by its path and method."""
+    return {
+        "/v1/chat/completions": {
+            "post": _call(
+                "A chat call", request_schema.ChatCompletionRequest, answers.ChatCompletion, answers.ChatCompletionChunk
+            )
+        },
+        "/v1/completions": {
+            "post": _call(
+                "A completion of a text, or of token ids",
+                request_schema.CompletionRequest,
+                answers.Completion,
+                answers.Completion,
+            )
+        },
+        **_models(),
+        **_runs(),
+        **_workers(),
+        **_tenants(),
+        **_keys(),
+        **_process(),
+    }
+
+
+def error_kinds() -> list[type[GatewayError]]:
+    """Every error that a client may see."""
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
+    return [one for one in kinds if one not in (GatewayError, errors.ClientClosed)]
+
+
+_ERRORS_NOT_FROM_CALLS = (
+    errors.RunNotFound,
+    errors.NotFound,
+    errors.AdminOnly,
+    errors.MethodNotAllowed,
+    errors.Conflict,
+)
+_RUN_ERRORS = (errors.InvalidRequest, errors.InvalidApiKey, errors.RunNotFound, errors.InternalError)
+_ADMIN_ERRORS = (errors.AdminOnly, errors.InternalError)
+
+
+def _call(summary: str, body: type[Struct], full: type[Struct], event: type[Struct]) -> Operation:
+    stream = {"schema": {"type": "string"}, "x-event-schema": ref(event)}
+    content = {"application/json": {"schema": ref(full)}, "text/event-stream": stream}
+    return Operation(
+        summary=summary,
+        description=(
+            "With `stream` the answer is server-sent events, one `data:` line each and an empty line after it: events "
+            f"of the schema `{event.__name__}`, then with `stream_options.include_usage` one with `usage` and no "
+            "choices, then `data: [DONE]`. The comment `: waiting` may stand anywhere between. An error after the "
+            "first byte is an event of the schema `Error`, and the end, without `[DONE]`. Fields that are not named "
+            "here go to the worker as they are."
+        ),
+        tag="calls",
+        body=body,
+        parameters=tuple({"$ref": f"#/components/parameters/{name}"} for name in HEADERS_IN),
+        answers={200: {"description": "The answer.", "content": content, "headers": headers(*CALL_HEADERS)}},
+        errors=tuple(one for one in error_kinds() if one not in _ERRORS_NOT_FROM_CALLS),
+    )
+
+
+def _models() -> dict[str, dict[str, Operation]]:
+    wrong = (errors.InvalidApiKey, errors.InvalidRequest)
+    one = parameter("path", "model", {"type": "string", "minLength": 1}, "The model's name; it may have slashes in it.")
+    return {
+        "/v1/models": {
+            "get": Operation(
+                summary="The models that the key may use",
+                tag="calls",
+                answers={200: _json(answers.ModelList, "The models.")},
+                errors=wrong,
+            )
+        },
+        "/v1/models/{model}": {
+            "get": Operation(
+                summary="One model",
+                tag="calls",
+                parameters=(one,),
+                answers={200: _json(answers.Model, "The model.")},
+                errors=(*wrong, errors.ModelNotFound),
+            )
+        },
+    }
+
+
+def _runs() -> dict[str, dict[str, Operation]]:
+    run = parameter("path", "id", IDENTIFIER, "The run's id, percent-encoded.")
+    steps = integer_parameter("steps", 0, MAX_STEPS, 20, "How many of the latest steps to show.")
+    wait = integer_parameter("wait_ms", 0, MAX_WAIT_MS, DEFAULT_WAIT_MS, "How long to wait for workers to confirm.")
+    statuses: Json = {"type": "string", "enum": [one.value for one in RunStatus]}
+    seconds: Json = {"type": "string", "pattern": r"^\d{1,12}(\.\d{1,9})?$"}
+    listing = (
+        parameter("query", "status", statuses, "Only those that are so."),
+        parameter("query", "parent", {"type": "string"}, "Only those that this run started."),
+        parameter("query", "since", seconds, "Only those with calls since then, in seconds since 1970."),
+        integer_parameter("limit", 1, MAX_LISTED, 20, "How many."),
+        parameter("query", "cursor", {"type": "string"}, "Where an earlier page ended: its `next_cursor`."),
+    )
+    some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
+    render_page = {200: _json(answers.RunDetail, "The run.")}
+    return {
+        "/v1/runs": {
+            "get": Operation(
+                summary="The tenant's runs",
+                tag="runs",
+                parameters=listing,
+                answers={200: _json(answers.RunList, "The runs.")},
+                errors=some,
+            )
+        },
+        "/v1/runs/{id}": {
+            "get": Operation(
+                summary="One run", tag="runs", parameters=(run, steps), answers=render_page, errors=_RUN_ERRORS
+            ),
+            "delete": Operation(
+                summary="Cancel a run with everything below it",
+                description="What is queued goes, what runs is stopped, what comes is refused. Again is no error.",
+                tag="runs",
+                parameters=(run, wait),
+                answers={200: _json(answers.CancelledRun, "What was found and done.")},
+                errors=_RUN_ERRORS,
+            ),
+        },
+        "/v1/runs/{id}/finish": {
+            "post": Operation(
+                summary="Say that a run is over",
+                description="A later call opens it again.",
+                tag="runs",
+                parameters=(run,),
+                answers=render_page,
+                errors=_RUN_ERRORS,
+            )
+        },
+    }
+
+
+def _workers() -> dict[str, dict[str, Operation]]:
+    name = parameter("path", "name", {"type": "string", "minLength": 1}, "The worker's name.")
+    listed = {200: _json(answers.WorkerList, "Every worker, as things stand now.")}
+
+    def act(summary: str, *more: type[GatewayError]) -> dict[str, Operation]:
+        wrong: tuple[type[GatewayError], ...] = (*_ADMIN_ERRORS, errors.NotFound, *more)
+        one = Operation(summary=summary, tag="admin", parameters=(name,), answers=listed, errors=wrong)
+        return {"post": one}
+
+    return {
+        "/admin/workers": {"get": Operation(summary="The workers", tag="admin", answers=listed, errors=_ADMIN_ERRORS)},
+        "/admin/workers/{name}/drain": act("No new work for a worker; what runs there goes on"),
+        "/admin/workers/{name}/readmit": act("New work for a worker again", errors.Draining),
+    }
+
+
+def _tenants() -> dict[str, dict[str, Operation]]:
+    name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
+    render_page = {200: _json(answers.TenantDetail, "The tenant.")}
+    found = (*_ADMIN_ERRORS, errors.NotFound)
+    put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
+    removed = {200: _json(answers.RemovedTenant, "It is gone, and its keys are revoked.")}
+    return {
+        "/admin/tenants": {
+            "get": Operation(
+                summary="The tenants",
+                tag="admin",
+                answers={200: _json(answers.TenantList, "Those of the configuration first.")},
+                errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
+            )
+        },
+        "/admin/tenants/{name}": {
+            "get": Operation(summary="One tenant", parameters=(name,), answers=render_page, errors=found, tag="admin"),
+            "put": Operation(
+                summary="Make or replace a tenant",
+                tag="admin",
+                description="What is left out has its default. Those of the configuration are changed there.",
+                parameters=(name,),
+                body=TenantSettings,
+                answers=render_page,
+                errors=put,
+            ),
+            "delete": Operation(
+                summary="Remove a tenant",
+                tag="admin",
+                parameters=(name,),
+                answers=removed,
+                errors=(*found, errors.Conflict, errors.InvalidRequest),
+            ),
+        },
+    }
+
+
+def _keys() -> dict[str, dict[str, Operation]]:
+    key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's id, which is public.")
+    statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
+    render_page = {200: _json(answers.KeyDetail, "The key.")}
+    made = {201: _json(answers.CreatedKey, "The new key, with its text this once.")}
+    found = (*_ADMIN_ERRORS, errors.NotFound)
+    wrong = (errors.InvalidRequest, errors.BodyTooLarge)
+    return {
+        "/admin/keys": {
+            "get": Operation(
+                summary="The keys",
+                tag="admin",
+                parameters=(
+                    parameter("query", "tenant", {"type": "string"}, "Only those of this tenant."),
+                    parameter("query", "status", statuses, "Only those that are so."),
+                ),
+                answers={200: _json(answers.KeyList, "The oldest first.")},
+                errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
+            ),
+            "post": Operation(
+                summary="Make a key",
+                tag="admin",
+                description="A tenant that is new is made with it.",
+                body=CreateKeyBody,
+                answers=made,
+                errors=(*_ADMIN_ERRORS, *wrong, errors.NotFound),
+            ),
+        },
+        "/admin/keys/{id}": {
+            "get": Operation(summary="One key", parameters=(key,), answers=render_page, errors=found, tag="admin"),
+            "delete": Operation(
+                summary="Revoke a key",
+                tag="admin",
+                description="Again is no error.",
+                parameters=(key,),
+                answers=render_page,
+                errors=found,
+            ),
+        },
+        "/admin/keys/{id}/rotate": {
+            "post": Operation(
+                summary="Make a key with the rights of another, which ends after a grace",
+                tag="admin",
+                parameters=(key,),
+                body=RotateKeyBody,
+                needs_body=False,
+                answers=made,
+                errors=(*found, *wrong, errors.Conflict),
+            )
+        },
+    }
+
+
+def _process() -> dict[str, dict[str, Operation]]:
+    text = {"description": "The Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    itself = {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    ready = {200: _json(answers.Ready, "It is."), 503: _json(answers.Ready, "Not yet, or no longer.")}
+    return {
+        "/": {"get": Operation(summary="What there is", tag="process", answers={200: _json(answers.Index, "A list.")})},
+        "/health": {
+            "get": Operation(
+                summary="Alive?", tag="process", answers={200: _json(answers.Health, "The process answers.")}
+            )
+        },
+        "/ready": {"get": Operation(summary="Is new work welcome?", tag="process", answers=ready)},
+        "/metrics": {"get": Operation(summary="Metrics", tag="process", answers={200: text})},
+        "/openapi.json": {"get": Operation(summary="This document", tag="process", answers={200: itself})},
+    }
+
+
+def _json(kind: type[Struct], description: str) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": ref(kind)}}}
