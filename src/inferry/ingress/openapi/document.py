@@ -22,25 +22,25 @@ _SECURITY: Json = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A tenant's key. A gateway without any keys serves its own machine without one.",
+        "description": "A tenant's key. A gateway without keys serves clients on its own machine without one.",
     },
-    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, where it is easier."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "A tenant's key, as a header."},
     "admin": {
         "type": "http",
         "scheme": "bearer",
-        "description": "`server.admin_key`. Without one: clients on its machine, but neither browsers nor proxies.",
+        "description": "`server.admin_key`. Without one, clients on the gateway's machine except browsers and proxies.",
     },
 }
 
 
 @cache
 def render_document() -> bytes:
-    """The document as it is served."""
+    """The document as bytes, as served."""
     return msgspec.json.encode(document())
 
 
 def render_page() -> str:
-    """The document as it is written down."""
+    """The document indented, for the repository."""
     return msgspec.json.format(render_document(), indent=1).decode() + "\n"
 
 
@@ -51,21 +51,22 @@ def document() -> Json:
             "title": "Inferry",
             "version": __version__,
             "description": (
-                "The inference gateway and scheduler of an agent fleet. What `GET` answers is there for `HEAD` too. "
-                "A path that is not here is 404 `not_found`, another method on one that is 405 `method_not_allowed` "
-                "with `allow`. What is no HTTP/1.1 gets 400, 501 or 505, a head of more than 64 KiB or 128 fields 431, "
-                "and one that does not arrive in time 408, each with an error as body, and the connection is closed."
+                "Inference gateway and scheduler for fleets of LLM agents. Every `GET` path supports `HEAD`. "
+                "An unknown path gets 404 `not_found`; another method on a known path gets 405 `method_not_allowed` "
+                "with `allow`. Malformed HTTP gets 400, 501 or 505; a request head of more than 64 KiB or 128 fields "
+                "gets 431; a head that does not arrive in time gets 408. Each of these has an error body and closes "
+                "the connection."
             ),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "tags": [
-            {"name": "calls", "description": "Models, and calls of them."},
+            {"name": "calls", "description": "Models and inference calls."},
             {
                 "name": "runs",
-                "description": "What the calls of an agent belong to. Others' runs are as if they were not.",
+                "description": "Runs of agents. Runs of other tenants are reported as unknown.",
             },
-            {"name": "admin", "description": "Workers, tenants and keys, for operators."},
-            {"name": "process", "description": "The gateway itself."},
+            {"name": "admin", "description": "Workers, tenants and keys. For operators."},
+            {"name": "process", "description": "State of the gateway process."},
         ],
         "paths": {path: {m: _operation(m, path, one) for m, one in ops.items()} for path, ops in operations().items()},
         "components": {
@@ -100,7 +101,7 @@ def _operation_id(method: str, path: str) -> str:
 
 
 def _error_responses(kinds: Iterable[type[GatewayError]]) -> dict[str, Json]:
-    """An answer for every status, with the codes it may have."""
+    """One response per status, with its codes."""
     by_status: dict[int, list[type[GatewayError]]] = {}
     for kind in sorted(kinds, key=lambda kind: (kind.status, kind.code)):
         by_status.setdefault(kind.status, []).append(kind)

@@ -24,7 +24,7 @@ from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAI
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One method on one path. `answers` are by status; `errors` the kinds of error it may end with."""
+    """One method on one path. `answers` are the responses by status; `errors` the possible errors."""
 
     summary: str
     description: str = ""
@@ -37,16 +37,19 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 def operations() -> dict[str, dict[str, Operation]]:
-    """Every operation by its path and method."""
+    """Every operation by path and method."""
     return {
         "/v1/chat/completions": {
             "post": _call(
-                "A chat call", request_schema.ChatCompletionRequest, answers.ChatCompletion, answers.ChatCompletionChunk
+                "Create a chat completion",
+                request_schema.ChatCompletionRequest,
+                answers.ChatCompletion,
+                answers.ChatCompletionChunk,
             )
         },
         "/v1/completions": {
             "post": _call(
-                "A completion of a text, or of token ids",
+                "Create a completion of text or token ids",
                 request_schema.CompletionRequest,
                 answers.Completion,
                 answers.Completion,
@@ -62,7 +65,7 @@ def operations() -> dict[str, dict[str, Operation]]:
 
 
 def error_kinds() -> list[type[GatewayError]]:
-    """Every error that a client may see."""
+    """Every error that a client can receive."""
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
     return [one for one in kinds if one not in (GatewayError, errors.ClientClosed)]
 
@@ -84,27 +87,27 @@ def _call(summary: str, body: type[Struct], full: type[Struct], event: type[Stru
     return Operation(
         summary=summary,
         description=(
-            "With `stream` the answer is server-sent events, one `data:` line each and an empty line after it: events "
-            f"of the schema `{event.__name__}`, then with `stream_options.include_usage` one with `usage` and no "
-            "choices, then `data: [DONE]`. The comment `: waiting` may stand anywhere between. An error after the "
-            "first byte is an event of the schema `Error`, and the end, without `[DONE]`. Fields that are not named "
-            "here go to the worker as they are."
+            "With `stream` the response is server-sent events, each one `data:` line and an empty line: events of the "
+            f"schema `{event.__name__}`, then with `stream_options.include_usage` one event with `usage` and without "
+            "choices, then `data: [DONE]`. The comment `: waiting` may occur between events. An error after the first "
+            "byte is an event of the schema `Error` that ends the stream without `[DONE]`. Fields that are not named "
+            "here are forwarded to the worker."
         ),
         tag="calls",
         body=body,
         parameters=tuple({"$ref": f"#/components/parameters/{name}"} for name in HEADERS_IN),
-        answers={200: {"description": "The answer.", "content": content, "headers": headers(*CALL_HEADERS)}},
+        answers={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
         errors=tuple(one for one in error_kinds() if one not in _ERRORS_NOT_FROM_CALLS),
     )
 
 
 def _models() -> dict[str, dict[str, Operation]]:
     wrong = (errors.InvalidApiKey, errors.InvalidRequest)
-    one = parameter("path", "model", {"type": "string", "minLength": 1}, "The model's name; it may have slashes in it.")
+    one = parameter("path", "model", {"type": "string", "minLength": 1}, "The model's name. It may contain slashes.")
     return {
         "/v1/models": {
             "get": Operation(
-                summary="The models that the key may use",
+                summary="List the models that the key may use",
                 tag="calls",
                 answers={200: _json(answers.ModelList, "The models.")},
                 errors=wrong,
@@ -112,7 +115,7 @@ def _models() -> dict[str, dict[str, Operation]]:
         },
         "/v1/models/{model}": {
             "get": Operation(
-                summary="One model",
+                summary="Get a model",
                 tag="calls",
                 parameters=(one,),
                 answers={200: _json(answers.Model, "The model.")},
@@ -124,23 +127,25 @@ def _models() -> dict[str, dict[str, Operation]]:
 
 def _runs() -> dict[str, dict[str, Operation]]:
     run = parameter("path", "id", IDENTIFIER, "The run's id, percent-encoded.")
-    steps = integer_parameter("steps", 0, MAX_STEPS, 20, "How many of the latest steps to show.")
-    wait = integer_parameter("wait_ms", 0, MAX_WAIT_MS, DEFAULT_WAIT_MS, "How long to wait for workers to confirm.")
+    steps = integer_parameter("steps", 0, MAX_STEPS, 20, "Number of latest steps in the response.")
+    wait = integer_parameter(
+        "wait_ms", 0, MAX_WAIT_MS, DEFAULT_WAIT_MS, "How long to wait for workers to confirm, in milliseconds."
+    )
     statuses: Json = {"type": "string", "enum": [one.value for one in RunStatus]}
     seconds: Json = {"type": "string", "pattern": r"^\d{1,12}(\.\d{1,9})?$"}
     listing = (
-        parameter("query", "status", statuses, "Only those that are so."),
-        parameter("query", "parent", {"type": "string"}, "Only those that this run started."),
-        parameter("query", "since", seconds, "Only those with calls since then, in seconds since 1970."),
-        integer_parameter("limit", 1, MAX_LISTED, 20, "How many."),
-        parameter("query", "cursor", {"type": "string"}, "Where an earlier page ended: its `next_cursor`."),
+        parameter("query", "status", statuses, "Only those with this status."),
+        parameter("query", "parent", {"type": "string"}, "Only sub-runs of this run."),
+        parameter("query", "since", seconds, "Only runs with calls since this time, in seconds since 1970."),
+        integer_parameter("limit", 1, MAX_LISTED, 20, "Maximum number of runs."),
+        parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
     )
     some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
     render_page = {200: _json(answers.RunDetail, "The run.")}
     return {
         "/v1/runs": {
             "get": Operation(
-                summary="The tenant's runs",
+                summary="List the tenant's runs",
                 tag="runs",
                 parameters=listing,
                 answers={200: _json(answers.RunList, "The runs.")},
@@ -149,21 +154,21 @@ def _runs() -> dict[str, dict[str, Operation]]:
         },
         "/v1/runs/{id}": {
             "get": Operation(
-                summary="One run", tag="runs", parameters=(run, steps), answers=render_page, errors=_RUN_ERRORS
+                summary="Get a run", tag="runs", parameters=(run, steps), answers=render_page, errors=_RUN_ERRORS
             ),
             "delete": Operation(
-                summary="Cancel a run with everything below it",
-                description="What is queued goes, what runs is stopped, what comes is refused. Again is no error.",
+                summary="Cancel a run and its sub-runs",
+                description="Queued jobs are evicted, running ones aborted, new ones refused. Idempotent.",
                 tag="runs",
                 parameters=(run, wait),
-                answers={200: _json(answers.CancelledRun, "What was found and done.")},
+                answers={200: _json(answers.CancelledRun, "What was cancelled.")},
                 errors=_RUN_ERRORS,
             ),
         },
         "/v1/runs/{id}/finish": {
             "post": Operation(
-                summary="Say that a run is over",
-                description="A later call opens it again.",
+                summary="Mark a run as finished",
+                description="A later call reopens it.",
                 tag="runs",
                 parameters=(run,),
                 answers=render_page,
@@ -175,7 +180,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
 
 def _workers() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "minLength": 1}, "The worker's name.")
-    listed = {200: _json(answers.WorkerList, "Every worker, as things stand now.")}
+    listed = {200: _json(answers.WorkerList, "The state of every worker.")}
 
     def act(summary: str, *more: type[GatewayError]) -> dict[str, Operation]:
         wrong: tuple[type[GatewayError], ...] = (*_ADMIN_ERRORS, errors.NotFound, *more)
@@ -183,9 +188,11 @@ def _workers() -> dict[str, dict[str, Operation]]:
         return {"post": one}
 
     return {
-        "/admin/workers": {"get": Operation(summary="The workers", tag="admin", answers=listed, errors=_ADMIN_ERRORS)},
-        "/admin/workers/{name}/drain": act("No new work for a worker; what runs there goes on"),
-        "/admin/workers/{name}/readmit": act("New work for a worker again", errors.Draining),
+        "/admin/workers": {
+            "get": Operation(summary="List the workers", tag="admin", answers=listed, errors=_ADMIN_ERRORS)
+        },
+        "/admin/workers/{name}/drain": act("Drain a worker: no new jobs, running ones finish"),
+        "/admin/workers/{name}/readmit": act("Readmit a drained worker", errors.Draining),
     }
 
 
@@ -194,22 +201,24 @@ def _tenants() -> dict[str, dict[str, Operation]]:
     render_page = {200: _json(answers.TenantDetail, "The tenant.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
-    removed = {200: _json(answers.RemovedTenant, "It is gone, and its keys are revoked.")}
+    removed = {200: _json(answers.RemovedTenant, "The tenant is removed and its keys are revoked.")}
     return {
         "/admin/tenants": {
             "get": Operation(
-                summary="The tenants",
+                summary="List the tenants",
                 tag="admin",
-                answers={200: _json(answers.TenantList, "Those of the configuration first.")},
+                answers={200: _json(answers.TenantList, "The tenants, those from the configuration first.")},
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             )
         },
         "/admin/tenants/{name}": {
-            "get": Operation(summary="One tenant", parameters=(name,), answers=render_page, errors=found, tag="admin"),
+            "get": Operation(
+                summary="Get a tenant", parameters=(name,), answers=render_page, errors=found, tag="admin"
+            ),
             "put": Operation(
-                summary="Make or replace a tenant",
+                summary="Create or replace a tenant",
                 tag="admin",
-                description="What is left out has its default. Those of the configuration are changed there.",
+                description="Missing fields get defaults. Tenants from the configuration are changed there.",
                 parameters=(name,),
                 body=TenantSettings,
                 answers=render_page,
@@ -227,39 +236,39 @@ def _tenants() -> dict[str, dict[str, Operation]]:
 
 
 def _keys() -> dict[str, dict[str, Operation]]:
-    key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's id, which is public.")
+    key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's public id.")
     statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
     render_page = {200: _json(answers.KeyDetail, "The key.")}
-    made = {201: _json(answers.CreatedKey, "The new key, with its text this once.")}
+    made = {201: _json(answers.CreatedKey, "The new key. Only this response has its text.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     wrong = (errors.InvalidRequest, errors.BodyTooLarge)
     return {
         "/admin/keys": {
             "get": Operation(
-                summary="The keys",
+                summary="List the keys",
                 tag="admin",
                 parameters=(
-                    parameter("query", "tenant", {"type": "string"}, "Only those of this tenant."),
-                    parameter("query", "status", statuses, "Only those that are so."),
+                    parameter("query", "tenant", {"type": "string"}, "Only keys of this tenant."),
+                    parameter("query", "status", statuses, "Only those with this status."),
                 ),
-                answers={200: _json(answers.KeyList, "The oldest first.")},
+                answers={200: _json(answers.KeyList, "The keys, the oldest first.")},
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             ),
             "post": Operation(
-                summary="Make a key",
+                summary="Create a key",
                 tag="admin",
-                description="A tenant that is new is made with it.",
+                description="Creates the tenant too where it does not exist.",
                 body=CreateKeyBody,
                 answers=made,
                 errors=(*_ADMIN_ERRORS, *wrong, errors.NotFound),
             ),
         },
         "/admin/keys/{id}": {
-            "get": Operation(summary="One key", parameters=(key,), answers=render_page, errors=found, tag="admin"),
+            "get": Operation(summary="Get a key", parameters=(key,), answers=render_page, errors=found, tag="admin"),
             "delete": Operation(
                 summary="Revoke a key",
                 tag="admin",
-                description="Again is no error.",
+                description="Idempotent.",
                 parameters=(key,),
                 answers=render_page,
                 errors=found,
@@ -267,7 +276,7 @@ def _keys() -> dict[str, dict[str, Operation]]:
         },
         "/admin/keys/{id}/rotate": {
             "post": Operation(
-                summary="Make a key with the rights of another, which ends after a grace",
+                summary="Replace a key; the old one expires after a grace period",
                 tag="admin",
                 parameters=(key,),
                 body=RotateKeyBody,
@@ -282,17 +291,21 @@ def _keys() -> dict[str, dict[str, Operation]]:
 def _process() -> dict[str, dict[str, Operation]]:
     text = {"description": "The Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     itself = {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    ready = {200: _json(answers.Ready, "It is."), 503: _json(answers.Ready, "Not yet, or no longer.")}
+    ready = {200: _json(answers.Ready, "Ready."), 503: _json(answers.Ready, "Not ready.")}
     return {
-        "/": {"get": Operation(summary="What there is", tag="process", answers={200: _json(answers.Index, "A list.")})},
-        "/health": {
+        "/": {
             "get": Operation(
-                summary="Alive?", tag="process", answers={200: _json(answers.Health, "The process answers.")}
+                summary="List the endpoints", tag="process", answers={200: _json(answers.Index, "The endpoints.")}
             )
         },
-        "/ready": {"get": Operation(summary="Is new work welcome?", tag="process", answers=ready)},
-        "/metrics": {"get": Operation(summary="Metrics", tag="process", answers={200: text})},
-        "/openapi.json": {"get": Operation(summary="This document", tag="process", answers={200: itself})},
+        "/health": {
+            "get": Operation(
+                summary="Liveness", tag="process", answers={200: _json(answers.Health, "The process responds.")}
+            )
+        },
+        "/ready": {"get": Operation(summary="Readiness", tag="process", answers=ready)},
+        "/metrics": {"get": Operation(summary="Prometheus metrics", tag="process", answers={200: text})},
+        "/openapi.json": {"get": Operation(summary="OpenAPI document", tag="process", answers={200: itself})},
     }
 
 
