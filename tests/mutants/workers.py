@@ -102,7 +102,7 @@ GROUP = MutantGroup(
         Mutant(
             "a full upstream does not say when to come back",
             "workers/openai_http/upstream_errors.py",
-            'is full", retry_after_s=retry_after_s)',
+            'is overloaded", retry_after_s=retry_after_s)',
             'is full")',
             _HOSTED,
         ),
@@ -221,8 +221,8 @@ GROUP = MutantGroup(
         Mutant(
             "what came before something that is not HTTP is lost with it",
             "workers/http_client.py",
-            "is_http = self._can_keep_alive = False  # what was read before it counts",
-            'return self._lose("it did not answer in HTTP")',
+            "is_http = self._can_keep_alive = False  # what was parsed before the error counts",
+            'return self._lose("invalid HTTP response")',
             _HTTP,
         ),
         Mutant(
@@ -235,7 +235,7 @@ GROUP = MutantGroup(
         Mutant(
             "a connection whose answer is followed by another is kept",
             "workers/http_client.py",
-            "            self._can_keep_alive = False  # another",
+            "            self._can_keep_alive = False  # a second",
             "            pass  # another",
             _HTTP,
         ),
