@@ -225,6 +225,21 @@ def test_a_caller_is_authenticated_once_and_again_after_a_pipelined_wait() -> No
     assert [one.caller for one in serve.requests] == [ANONYMOUS, None, ANONYMOUS]
 
 
+def test_a_caller_is_authenticated_again_after_a_wait_for_a_slow_reader() -> None:
+    def accepts_body(request: Request, peer: str) -> bool:
+        request.caller = ANONYMOUS
+        return True
+
+    serve = Served()
+    server, loop = a_server(serve, accepts_body=accepts_body)
+    connection, transport = connect(server, loop)
+    connection.pause_writing()
+    feed(connection, transport, loop, [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"])
+    assert serve.requests == []
+    connection.resume_writing()
+    assert [one.caller for one in serve.requests] == [None]
+
+
 # -- pipelines -------------------------------------------------------------------------------------------------------
 
 

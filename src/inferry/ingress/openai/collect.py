@@ -44,8 +44,8 @@ _FULL_OBJECT_NAMES = {"chat.completion.chunk": "chat.completion"}
 def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> bytes:
     """One JSON body from complete server-sent events, with the fields of the server's own non-streaming body."""
     try:
-        answer = _collect(raw, usage_event)
-        return _encode(answer if shape is None else with_null_fields(answer, shape))
+        body = _collect(raw, usage_event)
+        return _encode(body if shape is None else with_null_fields(body, shape))
     except (AttributeError, TypeError, KeyError, ValueError):
         raise WorkerLost("the worker sent malformed events") from None
 
@@ -54,16 +54,16 @@ def pass_through_body(body: bytes, end: Done) -> bytes:
     """A non-streaming body, with a corrected usage and the early stop added where there are any."""
     if not end.raw and end.stopped is None:
         return body
-    answer: dict[str, Any] = _decode(body)
+    decoded: dict[str, Any] = _decode(body)
     if end.raw:
-        answer["usage"] = _decode(end.raw[5:])["usage"]
+        decoded["usage"] = _decode(end.raw[5:])["usage"]
     if end.stopped is not None:
-        answer["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
-    return _encode(answer)
+        decoded["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
+    return _encode(decoded)
 
 
 def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
-    answer: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     previous: dict[str, Any] = {}
     for line in (_join_text_events(raw) + usage_event).split(b"\n"):
@@ -82,11 +82,11 @@ def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
         if event != previous:  # most events repeat the fields of the one before
             previous = event
             for key, value in event.items():
-                if value is not None or key not in answer:
-                    answer[key] = value
-    answer["object"] = _FULL_OBJECT_NAMES.get(answer.get("object", ""), answer.get("object"))
-    answer["choices"] = [_finish_choice(choices[index]) for index in sorted(choices)]
-    return answer
+                if value is not None or key not in body:
+                    body[key] = value
+    body["object"] = _FULL_OBJECT_NAMES.get(body.get("object", ""), body.get("object"))
+    body["choices"] = [_finish_choice(choices[index]) for index in sorted(choices)]
+    return body
 
 
 def _join_text_events(raw: bytes) -> bytes:

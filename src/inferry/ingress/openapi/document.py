@@ -11,7 +11,7 @@ import msgspec
 
 from inferry._version import __version__
 from inferry.domain.errors import GatewayError
-from inferry.ingress.openapi import responses as answers
+from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import HEADERS_IN, HEADERS_OUT, REFUSAL_HEADERS, REFUSALS, headers
 from inferry.ingress.openapi.operations import Operation, operations
 from inferry.ingress.openapi.schemas import Json, ref, schemas
@@ -89,9 +89,8 @@ def _operation(method: str, path: str, one: Operation) -> Json:
             "required": one.needs_body,
             "content": {"application/json": {"schema": ref(one.body)}},
         }
-    responses = {str(status): answer for status, answer in one.answers.items()}
-    responses |= _error_responses(one.errors)
-    found["responses"] = dict(sorted(responses.items()))
+    by_status = {str(status): response for status, response in one.responses.items()} | _error_responses(one.errors)
+    found["responses"] = dict(sorted(by_status.items()))
     found["security"] = _SECURITY_OF[one.tag]
     return found
 
@@ -110,7 +109,7 @@ def _error_responses(kinds: Iterable[type[GatewayError]]) -> dict[str, Json]:
         codes = list(dict.fromkeys(kind.code for kind in alike))
         meanings = dict.fromkeys(f"`{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in alike)
         names = REFUSAL_HEADERS if status in REFUSALS else ("x-request-id",)
-        schema = {"allOf": [ref(answers.Error), {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}]}
+        schema = {"allOf": [ref(responses.Error), {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}]}
         found[str(status)] = {
             "description": "\n".join(meanings),
             "content": {"application/json": {"schema": schema}},

@@ -10,7 +10,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.settings import TenantSettings
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
-from inferry.ingress.openapi import responses as answers
+from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import (
     CALL_HEADERS,
     HEADERS_IN,
@@ -24,12 +24,12 @@ from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAI
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One method on one path. `answers` are the responses by status; `errors` the possible errors."""
+    """One method on one path. `responses` are by status; `errors` the possible errors."""
 
     summary: str
     description: str = ""
     tag: str
-    answers: Mapping[int, Json]
+    responses: Mapping[int, Json]
     errors: tuple[type[GatewayError], ...] = ()
     body: type[Struct] | None = None
     needs_body: bool = True
@@ -43,16 +43,16 @@ def operations() -> dict[str, dict[str, Operation]]:
             "post": _call(
                 "Create a chat completion",
                 request_schema.ChatCompletionRequest,
-                answers.ChatCompletion,
-                answers.ChatCompletionChunk,
+                responses.ChatCompletion,
+                responses.ChatCompletionChunk,
             )
         },
         "/v1/completions": {
             "post": _call(
                 "Create a completion of text or token ids",
                 request_schema.CompletionRequest,
-                answers.Completion,
-                answers.Completion,
+                responses.Completion,
+                responses.Completion,
             )
         },
         **_models(),
@@ -96,7 +96,7 @@ def _call(summary: str, body: type[Struct], full: type[Struct], event: type[Stru
         tag="calls",
         body=body,
         parameters=tuple({"$ref": f"#/components/parameters/{name}"} for name in HEADERS_IN),
-        answers={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
+        responses={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
         errors=tuple(one for one in error_kinds() if one not in _ERRORS_NOT_FROM_CALLS),
     )
 
@@ -109,7 +109,7 @@ def _models() -> dict[str, dict[str, Operation]]:
             "get": Operation(
                 summary="List the models that the key may use",
                 tag="calls",
-                answers={200: _json(answers.ModelList, "The models.")},
+                responses={200: _json(responses.ModelList, "The models.")},
                 errors=wrong,
             )
         },
@@ -118,7 +118,7 @@ def _models() -> dict[str, dict[str, Operation]]:
                 summary="Get a model",
                 tag="calls",
                 parameters=(one,),
-                answers={200: _json(answers.Model, "The model.")},
+                responses={200: _json(responses.Model, "The model.")},
                 errors=(*wrong, errors.ModelNotFound),
             )
         },
@@ -141,27 +141,27 @@ def _runs() -> dict[str, dict[str, Operation]]:
         parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
     )
     some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
-    render_page = {200: _json(answers.RunDetail, "The run.")}
+    render_page = {200: _json(responses.RunDetail, "The run.")}
     return {
         "/v1/runs": {
             "get": Operation(
                 summary="List the tenant's runs",
                 tag="runs",
                 parameters=listing,
-                answers={200: _json(answers.RunList, "The runs.")},
+                responses={200: _json(responses.RunList, "The runs.")},
                 errors=some,
             )
         },
         "/v1/runs/{id}": {
             "get": Operation(
-                summary="Get a run", tag="runs", parameters=(run, steps), answers=render_page, errors=_RUN_ERRORS
+                summary="Get a run", tag="runs", parameters=(run, steps), responses=render_page, errors=_RUN_ERRORS
             ),
             "delete": Operation(
                 summary="Cancel a run and its sub-runs",
                 description="Queued jobs are evicted, running ones aborted, new ones refused. Idempotent.",
                 tag="runs",
                 parameters=(run, wait),
-                answers={200: _json(answers.CancelledRun, "What was cancelled.")},
+                responses={200: _json(responses.CancelledRun, "What was cancelled.")},
                 errors=_RUN_ERRORS,
             ),
         },
@@ -171,7 +171,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
                 description="A later call reopens it.",
                 tag="runs",
                 parameters=(run,),
-                answers=render_page,
+                responses=render_page,
                 errors=_RUN_ERRORS,
             )
         },
@@ -180,16 +180,16 @@ def _runs() -> dict[str, dict[str, Operation]]:
 
 def _workers() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "minLength": 1}, "The worker's name.")
-    listed = {200: _json(answers.WorkerList, "The state of every worker.")}
+    listed = {200: _json(responses.WorkerList, "The state of every worker.")}
 
     def act(summary: str, *more: type[GatewayError]) -> dict[str, Operation]:
         wrong: tuple[type[GatewayError], ...] = (*_ADMIN_ERRORS, errors.NotFound, *more)
-        one = Operation(summary=summary, tag="admin", parameters=(name,), answers=listed, errors=wrong)
+        one = Operation(summary=summary, tag="admin", parameters=(name,), responses=listed, errors=wrong)
         return {"post": one}
 
     return {
         "/admin/workers": {
-            "get": Operation(summary="List the workers", tag="admin", answers=listed, errors=_ADMIN_ERRORS)
+            "get": Operation(summary="List the workers", tag="admin", responses=listed, errors=_ADMIN_ERRORS)
         },
         "/admin/workers/{name}/drain": act("Drain a worker: no new jobs, running ones finish"),
         "/admin/workers/{name}/readmit": act("Readmit a drained worker", errors.Draining),
@@ -198,22 +198,22 @@ def _workers() -> dict[str, dict[str, Operation]]:
 
 def _tenants() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
-    render_page = {200: _json(answers.TenantDetail, "The tenant.")}
+    render_page = {200: _json(responses.TenantDetail, "The tenant.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
-    removed = {200: _json(answers.RemovedTenant, "The tenant is removed and its keys are revoked.")}
+    removed = {200: _json(responses.RemovedTenant, "The tenant is removed and its keys are revoked.")}
     return {
         "/admin/tenants": {
             "get": Operation(
                 summary="List the tenants",
                 tag="admin",
-                answers={200: _json(answers.TenantList, "The tenants, those from the configuration first.")},
+                responses={200: _json(responses.TenantList, "The tenants, those from the configuration first.")},
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             )
         },
         "/admin/tenants/{name}": {
             "get": Operation(
-                summary="Get a tenant", parameters=(name,), answers=render_page, errors=found, tag="admin"
+                summary="Get a tenant", parameters=(name,), responses=render_page, errors=found, tag="admin"
             ),
             "put": Operation(
                 summary="Create or replace a tenant",
@@ -221,14 +221,14 @@ def _tenants() -> dict[str, dict[str, Operation]]:
                 description="Missing fields get defaults. Tenants from the configuration are changed there.",
                 parameters=(name,),
                 body=TenantSettings,
-                answers=render_page,
+                responses=render_page,
                 errors=put,
             ),
             "delete": Operation(
                 summary="Remove a tenant",
                 tag="admin",
                 parameters=(name,),
-                answers=removed,
+                responses=removed,
                 errors=(*found, errors.Conflict, errors.InvalidRequest),
             ),
         },
@@ -238,8 +238,8 @@ def _tenants() -> dict[str, dict[str, Operation]]:
 def _keys() -> dict[str, dict[str, Operation]]:
     key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's public id.")
     statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
-    render_page = {200: _json(answers.KeyDetail, "The key.")}
-    made = {201: _json(answers.CreatedKey, "The new key. Only this response has its text.")}
+    render_page = {200: _json(responses.KeyDetail, "The key.")}
+    made = {201: _json(responses.CreatedKey, "The new key. Only this response has its text.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     wrong = (errors.InvalidRequest, errors.BodyTooLarge)
     return {
@@ -251,7 +251,7 @@ def _keys() -> dict[str, dict[str, Operation]]:
                     parameter("query", "tenant", {"type": "string"}, "Only keys of this tenant."),
                     parameter("query", "status", statuses, "Only those with this status."),
                 ),
-                answers={200: _json(answers.KeyList, "The keys, the oldest first.")},
+                responses={200: _json(responses.KeyList, "The keys, the oldest first.")},
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             ),
             "post": Operation(
@@ -259,18 +259,18 @@ def _keys() -> dict[str, dict[str, Operation]]:
                 tag="admin",
                 description="Creates the tenant too where it does not exist.",
                 body=CreateKeyBody,
-                answers=made,
+                responses=made,
                 errors=(*_ADMIN_ERRORS, *wrong, errors.NotFound),
             ),
         },
         "/admin/keys/{id}": {
-            "get": Operation(summary="Get a key", parameters=(key,), answers=render_page, errors=found, tag="admin"),
+            "get": Operation(summary="Get a key", parameters=(key,), responses=render_page, errors=found, tag="admin"),
             "delete": Operation(
                 summary="Revoke a key",
                 tag="admin",
                 description="Idempotent.",
                 parameters=(key,),
-                answers=render_page,
+                responses=render_page,
                 errors=found,
             ),
         },
@@ -281,7 +281,7 @@ def _keys() -> dict[str, dict[str, Operation]]:
                 parameters=(key,),
                 body=RotateKeyBody,
                 needs_body=False,
-                answers=made,
+                responses=made,
                 errors=(*found, *wrong, errors.Conflict),
             )
         },
@@ -291,21 +291,21 @@ def _keys() -> dict[str, dict[str, Operation]]:
 def _process() -> dict[str, dict[str, Operation]]:
     text = {"description": "The Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     itself = {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    ready = {200: _json(answers.Ready, "Ready."), 503: _json(answers.Ready, "Not ready.")}
+    ready = {200: _json(responses.Ready, "Ready."), 503: _json(responses.Ready, "Not ready.")}
     return {
         "/": {
             "get": Operation(
-                summary="List the endpoints", tag="process", answers={200: _json(answers.Index, "The endpoints.")}
+                summary="List the endpoints", tag="process", responses={200: _json(responses.Index, "The endpoints.")}
             )
         },
         "/health": {
             "get": Operation(
-                summary="Liveness", tag="process", answers={200: _json(answers.Health, "The process responds.")}
+                summary="Liveness", tag="process", responses={200: _json(responses.Health, "The process responds.")}
             )
         },
-        "/ready": {"get": Operation(summary="Readiness", tag="process", answers=ready)},
-        "/metrics": {"get": Operation(summary="Prometheus metrics", tag="process", answers={200: text})},
-        "/openapi.json": {"get": Operation(summary="OpenAPI document", tag="process", answers={200: itself})},
+        "/ready": {"get": Operation(summary="Readiness", tag="process", responses=ready)},
+        "/metrics": {"get": Operation(summary="Prometheus metrics", tag="process", responses={200: text})},
+        "/openapi.json": {"get": Operation(summary="OpenAPI document", tag="process", responses={200: itself})},
     }
 
 
