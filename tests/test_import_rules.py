@@ -56,14 +56,6 @@ ALSO_IMPORT_WORKERS_OR_STORES = {
 
 CYCLES: list[set[str]] = [
     {
-        "ingress.http.chunked_body",
-        "ingress.http.connection",
-        "ingress.http.reply",
-        "ingress.http.request_body",
-        "ingress.http.request_head",
-        "ingress.http.server",
-    },
-    {
         "scheduling.batching.packing",
         "scheduling.batching.pass_window",
         "scheduling.batching.prefix_groups",

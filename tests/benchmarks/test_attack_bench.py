@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.attackers import ATTACKS, attack
 from inferry.ingress.http.connection import Connection
-from inferry.ingress.http.reply import Request
+from inferry.ingress.http.request import Request
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import TenantGateway
 

@@ -111,7 +111,7 @@ def test_secrets_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         wiring.http_worker(worker, SystemClock(), found.lane_policies())
     monkeypatch.setenv("UPSTREAM_KEY", "sk-env")
     made = wiring.http_worker(worker, SystemClock(), found.lane_policies())
-    assert made._secrets == ("sk-env", "sk-plain")
+    assert made._keys.secrets == ("sk-env", "sk-plain")
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -119,7 +119,7 @@ def test_filters_reach_the_ledger(run: Command, url: str) -> None:
 def test_a_ledger_that_does_not_exist_is_named_and_not_created(run: Command, tmp_path: Path) -> None:
     result = run("runs")
     assert result.exit_code == 2
-    assert f"there is no ledger at {tmp_path}/ledger.db" in result.stderr
+    assert f"no ledger at {tmp_path}/ledger.db" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ from random import Random
 import pytest
 
 from inferry.ingress.openapi import document as openapi
+from inferry.ingress.openapi.operations import error_kinds
 from support import byte_fuzz
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer
@@ -27,7 +28,7 @@ PATIENCE_S = 120.0
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
 
-STATUSES = {kind.status for kind in openapi.error_kinds() if kind.status < 500} | {100, 200, 201, 431, 501, 505}
+STATUSES = {kind.status for kind in error_kinds() if kind.status < 500} | {100, 200, 201, 431, 501, 505}
 OUT = {
     *openapi.document()["components"]["headers"],
     *("content-type", "content-length", "transfer-encoding", "connection", "cache-control", "allow"),

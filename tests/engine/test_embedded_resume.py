@@ -19,7 +19,8 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
 from inferry.workers.in_process.embedded import EmbeddedWorker
-from inferry.workers.in_process.engine_jobs import LiveJob, PlanCompletion
+from inferry.workers.in_process.engine_jobs import LiveJob
+from inferry.workers.plan_completion import PlanCompletion
 from support.engine_fixtures import TIE, Teacher, a_job, a_plan, greedy, shortfall
 
 CONFIG = EngineConfig(max_sequences=32, kv_tokens=8_192, chunk_tokens=256)

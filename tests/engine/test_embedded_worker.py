@@ -23,7 +23,8 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Request
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
-from inferry.workers.in_process.embedded import EmbeddedWorker, EngineFailed
+from inferry.workers.in_process.embedded import EmbeddedWorker
+from inferry.workers.in_process.engine_supervisor import EngineFailed
 from support.engine_fixtures import TIE, Teacher, a_job, a_plan, generate_alone, greedy, shortfall
 
 CONFIG = EngineConfig(max_sequences=64, kv_tokens=16_384, chunk_tokens=256)
@@ -67,9 +68,8 @@ class House:
         self.runner.close()
 
     def assert_empty(self) -> None:
-        assert not self.worker._live
-        assert not self.worker._by_job
-        assert not self.worker._aborts
+        assert not self.worker._jobs.is_busy
+        assert not self.worker._jobs._by_job
         stats = self.worker.stats
         assert stats is not None
         assert (stats.running, stats.waiting, stats.kv_tokens) == (0, 0, 0)

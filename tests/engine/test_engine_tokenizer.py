@@ -74,7 +74,7 @@ def test_template_errors_are_the_clients_and_do_not_quote_it(
 
 
 def test_parts_other_than_text_are_refused(tokenizer: HfTokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="parts of type text"):
+    with pytest.raises(InvalidRequest, match="text parts"):
         tokenizer.render_chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 

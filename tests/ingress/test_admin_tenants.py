@@ -18,7 +18,8 @@ from inferry.domain.tenants import Limits, Tenant
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import PATHS, AdminTenants, WrongMethod
 from inferry.ingress.errors import error_body, error_headers
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
 
 ADMIN_KEY = "correct-horse-battery-staple"

@@ -11,6 +11,7 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.app import App
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
+from inferry.ingress.openapi.operations import error_kinds
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
@@ -110,7 +111,7 @@ def test_every_error_code_is_named_with_its_status() -> None:
                     codes = schema["allOf"][1]["properties"]["error"]["properties"]["code"]["enum"]
                     found |= {(int(status), code) for code in codes}
     # Of methods that are not there nothing can be said at those that are.
-    assert found | {(405, "method_not_allowed")} == {(kind.status, kind.code) for kind in openapi.error_kinds()}
+    assert found | {(405, "method_not_allowed")} == {(kind.status, kind.code) for kind in error_kinds()}
 
 
 def test_responses_match_the_openapi_document(gateway: TenantGateway, key: str) -> None:

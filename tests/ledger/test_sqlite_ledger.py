@@ -153,7 +153,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(path: Path, url: str
 
 @pytest.mark.parametrize("url", ["ledger.db", "postgresql://host/db", ""])
 def test_an_address_that_is_not_sqlite_is_refused(url: str) -> None:
-    with pytest.raises(LedgerUnusable, match=r"not a (URL|SQLite address)"):
+    with pytest.raises(LedgerUnusable, match=r"not a (URL|SQLite URL)"):
         SqliteLedger(url)
 
 

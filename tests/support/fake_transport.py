@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from inferry.ingress.http.connection import Connection
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.http.server import Server
 
 

@@ -92,7 +92,7 @@ def _has_stray(text: bytes) -> bool:
 
 
 def _is_in_chunks(it: Difference) -> bool:
-    return it.ours.why.startswith(("the body is not well-formed", "chunk extensions"))
+    return it.ours.why.startswith(("malformed chunked body", "chunk extensions"))
 
 
 def _bad_trailers(it: Difference) -> bool:

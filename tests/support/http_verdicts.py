@@ -11,7 +11,8 @@ from gunicorn.config import Config
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.parser import RequestParser
 
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from support.fake_transport import ManualLoop, a_server, connect, feed
 
 LIMIT = 10_000_000
@@ -81,7 +82,7 @@ class Ours:
         else:
             assert len(final) == len(requests), transport.answers
             is_over = transport.is_closed or transport.is_ended
-            end, status = "closed" if is_over else "open" if connection._phase.value == "between" else "midst", 0
+            end, status = "closed" if is_over else "open" if connection._reader.phase.value == "idle" else "midst", 0
         assert transport.is_reading
         assert self._server.active_replies == 0
         connection.connection_lost(None)

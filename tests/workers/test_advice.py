@@ -40,8 +40,8 @@ def test_a_step_too_long_for_the_itl_target_is_named_with_the_setting() -> None:
         ({"max_sequences": 4096, "chunk_tokens": 2048}, "set max_sequences: 2048 or less"),
         ({"prefill_tokens": 512, "chunk_tokens": 2048}, "set prefill_tokens: 2048 or more"),
         ({"kv_tokens": 10_000, "kv_capacity": 8_000}, "set kv_tokens: 8000"),
-        ({"preempts": True}, "runs out of KV cache"),
-        ({"has_metrics": False}, "it shows no metrics"),
+        ({"preempts": True}, "its KV cache is full"),
+        ({"has_metrics": False}, "the server has no metrics"),
         ({"supports_priority": False}, "--scheduling-policy priority"),
         ({"reports_cached": False}, "--enable-prompt-tokens-details"),
     ],
@@ -83,7 +83,7 @@ def test_live_engines_are_asked() -> None:
             sentences = await wiring.query_engines(config)
             assert "set kv_tokens: 16000" in sentences[0]
             assert "--scheduling-policy priority" in sentences[1]
-            assert sentences[2].startswith("worker gone: cannot reach it")
+            assert sentences[2].startswith("worker gone: the server cannot be reached")
 
     run(scenario())
 
@@ -103,7 +103,7 @@ def test_advice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
     with caplog.at_level("WARNING"):
         run(scenario())
-    assert sorted(record.getMessage().split(",")[0].split(" and ")[0] for record in caplog.records) == [
-        "worker up: it does not report cached tokens",
-        "worker up: it runs out of KV cache",
+    assert sorted(record.getMessage().split(",")[0].split(";")[0] for record in caplog.records) == [
+        "worker up: the engine preempts sequences because its KV cache is full",
+        "worker up: the server does not report cached tokens",
     ]

@@ -10,7 +10,7 @@ from aiohttp import web
 from inferry.domain.clock import ManualClock
 from inferry.domain.errors import ClientClosed
 from inferry.domain.streams import Delta, Done, Failed, Item
-from inferry.workers.openai_http import worker as openai_http
+from inferry.workers.openai_http import cancellation
 from inferry.workers.openai_http.profiles import TRTLLM
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
@@ -218,7 +218,7 @@ def test_many_cancels_at_once_leave_nothing_behind() -> None:
 
 
 def test_mass_cancellation_yields_to_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_http, "CANCELS_PER_YIELD", 5)
+    monkeypatch.setattr(cancellation, "CANCELS_PER_YIELD", 5)
 
     async def scenario() -> None:
         async with Upstream(TokenServer(itl_s=0.01)) as up:

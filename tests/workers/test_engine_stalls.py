@@ -12,9 +12,10 @@ from inferry.domain.errors import WorkerLost
 from inferry.domain.streams import Failed, Item
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
-from inferry.workers.in_process import engine_worker
+from inferry.workers.in_process import engine_supervisor
 from inferry.workers.in_process.engine_link import EngineProgram
-from inferry.workers.in_process.engine_worker import MISSED_CHECKS, EngineLimits, EngineWorker
+from inferry.workers.in_process.engine_supervisor import MISSED_CHECKS
+from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from support.children import environment
 from support.engine_fixtures import a_job, a_plan
 
@@ -34,7 +35,7 @@ with contextlib.suppress(ConnectionError):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_worker, "CHECK_INTERVAL_S", LOOK_S)
+    monkeypatch.setattr(engine_supervisor, "CHECK_INTERVAL_S", LOOK_S)
 
 
 def a_worker(stall_timeout_s: float) -> EngineWorker:
@@ -81,9 +82,9 @@ async def loses(worker: EngineWorker, after_looks: int, *, freeze: bool) -> str:
 
 def test_a_frozen_engine_is_noticed_long_before_a_slow_one_would_be() -> None:
     why = asyncio.run(asyncio.wait_for(loses(a_worker(stall_timeout_s=600), 2 * MISSED_CHECKS, freeze=True), 120))
-    assert "was not heard" in why
+    assert "sent no heartbeat" in why
 
 
 def test_an_engine_that_runs_and_gets_nowhere_is_ended_too() -> None:
     why = asyncio.run(asyncio.wait_for(loses(a_worker(stall_timeout_s=8 * LOOK_S), 4, freeze=False), 120))
-    assert "nothing came of the engine" in why
+    assert "made no progress" in why

@@ -92,7 +92,7 @@ class Scene:
         yield self.links[-1]
 
     def says(self, message: Struct) -> None:
-        self.worker._receive(frame(message)[4:])
+        self.worker._engine._receive(frame(message)[4:])
 
     def writes(self, *tokens: int) -> None:
         for token in tokens:
@@ -297,5 +297,5 @@ def test_an_engine_that_was_up_is_started_again_soon_and_one_that_never_is_later
 
     with caplog.at_level(logging.WARNING):
         run(scenario())
-    waits = [record.args[1] for record in caplog.records if "starting it again" in record.msg]  # type: ignore[index]
+    waits = [record.args[2] for record in caplog.records if "restarting it in" in record.msg]  # type: ignore[index]
     assert waits == [0.001, 0.002, 0.004, 0.004, 0.001, 0.001]

@@ -11,7 +11,7 @@ import pytest
 from inferry.domain.workers import Phase
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
-from inferry.workers.in_process import engine_worker
+from inferry.workers.in_process import engine_supervisor
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 
@@ -42,8 +42,8 @@ async def until(condition: object) -> None:
 
 
 def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_worker, "CHECK_INTERVAL_S", 0.2)
-    source = str(Path(engine_worker.__file__).parents[3])
+    monkeypatch.setattr(engine_supervisor, "CHECK_INTERVAL_S", 0.2)
+    source = str(Path(engine_supervisor.__file__).parents[3])
     worker_environment = {**os.environ, "PYTHONPATH": source}
     command = (sys.executable, "-c", IDLER)
 

@@ -9,7 +9,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.values import replace
 from inferry.engine.messages import Request
-from inferry.workers.in_process.vllm_process import prompt_of
+from inferry.workers.in_process.vllm_limits import prompt_of
 from inferry.workers.openai_http.profiles import (
     PROFILES,
     SGLANG,

@@ -9,8 +9,9 @@ from aiohttp import web
 
 from inferry.domain.jobs import ResumeMode
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
-from inferry.workers.openai_http.calls import Call, PlanCompletion
+from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.profiles import Profile
+from inferry.workers.plan_completion import PlanCompletion
 from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
 from support.token_server import TokenServer, written
 from support.upstream import DONE, Script, Upstream, begin, chunk, event, role, usage
@@ -281,7 +282,7 @@ def test_the_itl_timeout_is_shorter_than_the_first_token_timeout() -> None:
 
     items = against(sigterm, first_token_timeout_s=60, inter_token_timeout_s=0.2)
     assert error_of(items).code == "worker_timeout"
-    assert error_of(items).message == "worker up said nothing for 0.2 s"
+    assert error_of(items).message == "worker up sent no token for 0.2 s"
 
 
 def test_silence_after_the_finish_event_is_not_a_loss() -> None:

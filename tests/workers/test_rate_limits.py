@@ -208,9 +208,9 @@ def test_calls_that_never_got_an_answer_do_not_hold_their_place() -> None:
             await worker.start()
             for number in range(5):
                 await worker.run(a_plan(a_call(f"j{number}")), items.append)
-            assert worker._rate_limiter is not None
-            assert worker._rate_limiter.keys[0].in_flight == 0
-            assert worker._rate_limiter.keys[0]._unanswered == 0
+            assert worker._keys.limiter is not None
+            assert worker._keys.limiter.keys[0].in_flight == 0
+            assert worker._keys.limiter.keys[0]._unanswered == 0
             await worker.close()
 
     run(scenario())

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import inferry
 from inferry.workers.in_process.vllm_inprocess import VllmEngine
-from inferry.workers.in_process.vllm_process import BOOTSTRAP, StepMeter
+from inferry.workers.in_process.vllm_metering import StepMeter
+from inferry.workers.in_process.vllm_process import BOOTSTRAP
 
 
 def test_new_tokens_pay_for_their_share_of_a_step() -> None:

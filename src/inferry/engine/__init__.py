@@ -1,1 +1,1 @@
-"""The embedded engine: token ids in, token ids out, batched continuously."""
+"""The embedded engine: token ids in, token ids out, with continuous batching."""

@@ -1,20 +1,20 @@
-"""The paged KV cache's accounts, in plain ints: who holds which block. What is in them, the model knows."""
+"""Block pool of the paged KV cache, in plain ints: which sequence holds which block."""
 
 
 class OutOfBlocks(RuntimeError):
-    """The pool was asked for more than is free. The planner never lets this happen; nothing was changed."""
+    """Too few blocks are free. Nothing was changed. The planner prevents this."""
 
 
 class BlockPool:
     """Blocks of a fixed number of tokens, each held by at most one sequence.
 
-    Law: free + held = all, and a call that cannot be met changes nothing. A sequence's blocks are in token order.
-    The lowest free blocks are handed out: what is in use stays together at the low end and can be read as one range.
+    Rule: free + held = all, and a call that fails changes nothing. The blocks of a sequence are in token order. The
+    lowest free blocks are allocated first, so that the blocks in use are close together and can be read as one range.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         if blocks < 1 or block_tokens < 1:
-            raise ValueError("a pool has at least one block of at least one token")
+            raise ValueError("a block pool needs at least one block of at least one token")
         self.total = blocks
         self.block_tokens = block_tokens
         self._is_free = bytearray(b"\x01") * blocks
@@ -41,12 +41,12 @@ class BlockPool:
         return self._held.get(owner, [])
 
     def extend(self, owner: int, tokens: int) -> list[int]:
-        """Give the owner blocks until it can hold `tokens`; return all it holds now. Never takes any away."""
+        """Allocate blocks until the owner can hold `tokens`; return all its blocks. Never frees any."""
         own_blocks = self._held.get(owner)
         held = 0 if own_blocks is None else len(own_blocks)
         need = self.blocks_for(tokens) - held
         if need > self._free:
-            raise OutOfBlocks(f"{need} blocks asked for, {self._free} free")
+            raise OutOfBlocks(f"{need} blocks needed, {self._free} free")
         if own_blocks is None:
             own_blocks = self._held[owner] = []
         if need > 0:
@@ -54,7 +54,7 @@ class BlockPool:
         return own_blocks
 
     def release(self, owner: int) -> int:
-        """Take back everything the owner holds; return how many blocks that was."""
+        """Free all blocks of the owner; return their number."""
         blocks = self._held.pop(owner, [])
         for block in blocks:
             self._is_free[block] = 1

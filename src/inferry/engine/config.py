@@ -1,4 +1,4 @@
-"""What bounds the embedded engine. Every knob is named with its unit; None means that the engine decides."""
+"""Limits of the embedded engine. None means that the engine decides."""
 
 from msgspec import Struct
 
@@ -6,8 +6,8 @@ from msgspec import Struct
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
 
-    `chunk_tokens` bounds the prompt tokens of one step, and so how long everybody else waits for a long prompt.
-    `context_tokens` lowers the model's own context; None keeps it. `threads` is what torch computes with.
+    `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
+    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch.
     """
 
     max_sequences: int = 64

@@ -1,4 +1,4 @@
-"""The engine's heart: schedule, execute, postprocess. Owned by one thread; knows nothing of sockets or of torch."""
+"""The engine's loop: schedule, execute, postprocess. Owned by one thread; independent of sockets and torch."""
 
 import random
 import time
@@ -15,7 +15,7 @@ from inferry.engine.sequences import Sequence
 
 
 class Runner(Protocol):
-    """What computes. `vocab_size` bounds the token ids it may be given."""
+    """Executes planned work on the model. Token ids must be below `vocab_size`."""
 
     @property
     def context_tokens(self) -> int: ...
@@ -27,14 +27,14 @@ class Runner(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
     def execute(self, work: Ordered[Work]) -> list[int]:
-        """Compute the work; return one sampled token for each piece that reaches its sequence's end, in order."""
+        """Compute the work; return one sampled token for each item that reaches its sequence's end, in order."""
 
 
 class EngineCore:
     """Sequences in, tokens out, one step at a time.
 
-    Law: a key that was added is told of exactly once more, as a refusal, an end or an abort; then it holds no block.
-    A step's time is spread over its sequences by the tokens computed for them, so their accounts sum to the steps.
+    Rule: every added key ends exactly once, as a rejection, an end or an abort, and then holds no block. The time of a
+    step is divided among its sequences by the tokens computed, so that their accounts sum to the time of all steps.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EngineCore:
         return None
 
     def abort(self, keys: Iterable[int]) -> list[Account]:
-        """Free these now; return the accounts of those that were still there."""
+        """Free these sequences; return the accounts of those that had not ended."""
         freed: list[Account] = []
         for key in keys:
             sequence = self._sequences.get(key)
@@ -101,7 +101,7 @@ class EngineCore:
         return freed
 
     def step(self) -> StepDone:
-        """One step. Without work it changes nothing."""
+        """Run one step. Without work nothing changes."""
         started = self._clock()
         work = self._schedule()
         if not work:
@@ -125,7 +125,7 @@ class EngineCore:
     def _rejection(self, request: Request) -> Rejected | None:
         tokens = len(request.prompt_ids)
         if request.key in self._sequences:
-            return Rejected(request.key, False, "the key is in use")
+            return Rejected(request.key, False, "the key is already in use")
         if tokens == 0:
             return Rejected(request.key, False, "the prompt is empty")
         if request.sampling.max_tokens < 1:
@@ -134,17 +134,12 @@ class EngineCore:
             return Rejected(
                 request.key,
                 True,
-                f"the prompt has {tokens} tokens, and the model's context of {self.context_tokens} "
-                "leaves no room for output",
+                f"the prompt has {tokens} tokens; the context of {self.context_tokens} tokens leaves none for output",
             )
         if tokens >= self.kv_tokens:
-            return Rejected(
-                request.key, True, f"the prompt has {tokens} tokens, and the KV cache holds {self.kv_tokens}"
-            )
+            return Rejected(request.key, True, f"the prompt has {tokens} tokens; the KV cache holds {self.kv_tokens}")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
-            return Rejected(
-                request.key, False, f"the prompt has token ids outside the vocabulary of {self._runner.vocab_size}"
-            )
+            return Rejected(request.key, False, f"the prompt has token ids outside 0 to {self._runner.vocab_size - 1}")
         return None
 
     def _schedule(self) -> tuple[Work, ...]:

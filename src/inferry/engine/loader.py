@@ -1,4 +1,4 @@
-"""A Hugging Face model directory → the decoder's config and weights, or a refusal that names what is not supported."""
+"""Loads a Hugging Face model directory, or raises an error that names the unsupported feature."""
 
 import json
 import math
@@ -16,11 +16,11 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "
 
 
 class UnsupportedModel(ValueError):
-    """The directory holds a model that this engine cannot run faithfully; the message says why."""
+    """The engine cannot run this model exactly. The message names the reason."""
 
 
 def load_model(directory: Path, *, context_tokens: int | None = None) -> tuple[ModelConfig, Weights]:
-    """`context_tokens` lowers the model's own context. Weights come out in float32, whatever they are stored in."""
+    """Load config and weights. `context_tokens` lowers the model's context. Weights are converted to float32."""
     config = read_config(directory, context_tokens=context_tokens)
     return config, _build(config, _read_tensors(directory))
 
@@ -69,12 +69,12 @@ def _refuse_unsupported(raw: dict[str, Any], context: int) -> None:
         slides = "sliding_attention" in raw["layer_types"]
     if slides and window is not None and window < context:
         raise UnsupportedModel(
-            f"sliding_window of {window} in a context of {context} tokens; a context_tokens of {window} avoids it"
+            f"sliding_window {window} below the context of {context} tokens; context_tokens: {window} avoids it"
         )
 
 
 def _inverse_frequencies(raw: dict[str, Any], head_dim: int) -> Tensor:
-    """RoPE's frequencies with the checkpoint's scaling, from either spelling of its config."""
+    """RoPE frequencies with the checkpoint's scaling, from either format of its config."""
     rope: dict[str, Any] = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     if float(rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
@@ -90,7 +90,7 @@ def _inverse_frequencies(raw: dict[str, Any], head_dim: int) -> Tensor:
         raise UnsupportedModel(f"rope type {kind}")
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     trained = float(rope["original_max_position_embeddings"])
-    # Long waves are stretched by the factor, short ones kept, and those between are blended.
+    # Long wavelengths are scaled by the factor, short ones kept, and those between are interpolated.
     turns = trained * inverse / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return keep * inverse + (1 - keep) * inverse / factor
@@ -136,7 +136,7 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor]) -> Weights:
     head = maybe("lm_head.weight")
     unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if unused:
-        raise UnsupportedModel(f"tensors of an unknown kind, such as {unused[0]}")
+        raise UnsupportedModel(f"unknown tensors, for example {unused[0]}")
     head = embedding if head is None else head
     return Weights(embedding=embedding, layers=layers, head=_transposed(head * final_norm))
 
@@ -186,7 +186,7 @@ def _qk_norm(config: ModelConfig, attention: str, maybe: Callable[[str], Tensor 
 
 
 def _paired(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head reordered from (first halves, second halves) to pairs that RoPE rotates together."""
+    """Reorder the rows of each head from (first halves, second halves) to the pairs that RoPE rotates."""
     heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)
 

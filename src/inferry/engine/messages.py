@@ -1,7 +1,7 @@
-"""What gateway and engine process say to each other: length-prefixed msgpack over a socket pair.
+"""Messages between gateway and engine process: length-prefixed msgpack over a socket pair.
 
-A `key` is an int that the sender picks and never uses twice. Every `Add`ed key gets tokens in steps and then exactly
-one of: an end in a step, a place in `Aborted.freed`, a `Rejected`. Abort calls are answered in the order they came.
+A `key` is an int that the gateway chooses and never reuses. Every added key gets tokens in steps and then exactly one
+of: an end in a step, an entry in `Aborted.freed`, a `Rejected`. Aborts are answered in their order.
 """
 
 import struct
@@ -29,7 +29,7 @@ class Request(Struct, frozen=True, array_like=True):
     sampling: Sampling
     lane: int
     salt: str | None = None
-    """What a prefix cache keeps it apart by from others; an engine without such a cache ignores it."""
+    """Isolates the prefix cache; an engine without one ignores it."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -52,7 +52,7 @@ ToEngine = Setup | Add | Abort | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
-    """After a step: how many steps so far, who is there, what of the KV cache they hold, and what the step was."""
+    """State after a step: steps so far, sequences, KV cache, and the tokens and seconds of the step."""
 
     steps: int
     running: int
@@ -74,7 +74,7 @@ class Ready(Struct, frozen=True, tag=10, array_like=True):
 
 
 class Account(Struct, frozen=True, array_like=True, gc=False):
-    """What one sequence used, told once, when it is gone."""
+    """Usage of one sequence, sent once, at its end."""
 
     key: int
     prompt_tokens: int
@@ -84,14 +84,14 @@ class Account(Struct, frozen=True, array_like=True, gc=False):
 
 
 class End(Struct, frozen=True, array_like=True, gc=False):
-    """`stopped` says that a stop token ended it; else it reached its length."""
+    """The end of a sequence. `stopped`: by a stop token; else by its length limit."""
 
     account: Account
     stopped: bool
 
 
 class StepDone(Struct, frozen=True, tag=11, array_like=True):
-    """All new tokens of one step as (key, token id), who ended with it, and how things stand."""
+    """One step: its new tokens as (key, token id), the sequences that ended, and the state."""
 
     tokens: list[tuple[int, int]]
     ends: list[End]
@@ -99,7 +99,7 @@ class StepDone(Struct, frozen=True, tag=11, array_like=True):
 
 
 class Aborted(Struct, frozen=True, tag=12, array_like=True):
-    """Keys of that call hold nothing any more: `freed` were there until now, the others had ended before."""
+    """The keys of an abort are freed. `freed` are those that had not ended before."""
 
     call: int
     freed: list[Account]
@@ -107,7 +107,7 @@ class Aborted(Struct, frozen=True, tag=12, array_like=True):
 
 
 class Rejected(Struct, frozen=True, tag=13, array_like=True):
-    """`too_long` tells a prompt that can never fit from one that is wrong in itself."""
+    """A refused request. `too_long`: the prompt exceeds the context; else it is invalid."""
 
     key: int
     too_long: bool
@@ -115,13 +115,13 @@ class Rejected(Struct, frozen=True, tag=13, array_like=True):
 
 
 class Fatal(Struct, frozen=True, tag=14, array_like=True):
-    """The engine cannot go on; `message` never holds what a user wrote."""
+    """The engine has failed. `message` never contains user data."""
 
     message: str
 
 
 class Heartbeat(Struct, frozen=True, tag=15, array_like=True):
-    """Every `HEARTBEAT_INTERVAL_S` seconds, whatever the engine does: its process runs."""
+    """Sent every `HEARTBEAT_INTERVAL_S` seconds, also during a step: the process runs."""
 
 
 HEARTBEAT_INTERVAL_S = 0.5
@@ -143,7 +143,7 @@ def frame(message: Struct) -> bytes:
 
 
 class Frames:
-    """Bytes as they come in, whole messages out."""
+    """Splits received bytes into complete messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

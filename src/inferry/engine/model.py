@@ -1,13 +1,11 @@
-"""A Llama-family decoder over a paged KV cache, written for few torch calls per layer.
+"""A Llama-family decoder over a paged KV cache, with few torch calls per layer.
 
-What it does to weights when they are loaded, so that a step need not:
-- q, k and v are one matrix, gate and up another;
-- the pairs that RoPE rotates are moved next to each other, so that rotating is one complex multiplication in place
-  (q and k are permuted alike, and their products do not see it);
-- queries are scaled by their matrix, or by their norm where they have one;
-- every norm's weights are multiplied into the matrix that follows it, and with them the root of the width, so that
-  normalising is a division by the length of (hidden, root of width times epsilon).
-In the cache, the keys of one head in one block are one tile, and so are its values: attention reads whole tiles.
+Weights are transformed once at load time, to save work per step: - q, k and v are one matrix, gate and up another; -
+the pairs that RoPE rotates are adjacent, so that rotation is one complex multiplication in place (q and k are permuted
+alike, so their products do not change); - the scale of queries is part of their matrix, or of their norm where they
+have one; - the weights of every norm are multiplied into the next matrix, together with the root of the width, so that
+normalising is a division by the length of (hidden, root of width times epsilon). In the cache, the keys of one head in
+one block are one tile, and so are its values: attention reads whole tiles.
 """
 
 from collections.abc import Sequence as Ordered
@@ -20,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder. `rope_inverse_frequencies` already has any scaling in it."""
+    """The dimensions of a decoder. `rope_inverse_frequencies` include scaling."""
 
     vocab_size: int
     hidden: int
@@ -36,13 +34,13 @@ class ModelConfig:
 
     @property
     def tiles(self) -> int:
-        """Tiles of one block in one layer: the keys of each head, then the values of each."""
+        """Tiles of one block in one layer: the keys of each head, then the values of each head."""
         return 2 * self.kv_heads
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer, ready to multiply from the right: every matrix is [in, out]."""
+    """One layer. Every matrix is [in, out]."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -62,9 +60,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class FewDecodes:
-    """The first `rows` rows are one token each of a few sequences, read side by side at the length of the longest.
+    """The first `rows` rows are one token each of a few sequences, padded to the longest.
 
-    `mask` is 0 where a key may be seen and -inf in what pads a sequence.
+    `mask` is 0 for visible keys and -inf for padding.
     """
 
     rows: int
@@ -74,11 +72,11 @@ class FewDecodes:
 
 @dataclass(frozen=True)
 class ManyDecodes:
-    """The first `rows` rows are one token each of many sequences, whose blocks are read one by one in any order.
+    """The first `rows` rows are one token each of many sequences, whose blocks are read in any order.
 
-    `block_index` says which blocks, or is None for the first blocks of the cache, which needs no copy of them.
-    `owner` is the row that each block belongs to; `mask` is -inf where a block has nothing for it, which may be
-    everywhere. `blocks_of_row` lists the places of each row's own blocks, the last one repeated to a common length.
+    `block_index` selects the blocks; None means the first blocks of the cache, which need no copy. `owner` is the row
+    of each block; `mask` is -inf for keys that the row does not see, possibly for all keys of a block. `blocks_of_row`
+    has the positions of each row's blocks, padded with the last one.
     """
 
     rows: int
@@ -90,9 +88,9 @@ class ManyDecodes:
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """Rows [start, end) are consecutive tokens of one sequence; `keys` tokens are visible to the last of them.
+    """Rows [start, end) are consecutive tokens of one sequence; the last one sees `keys` tokens.
 
-    A chunk that begins its sequence sees only itself and needs neither tiles nor mask.
+    The first chunk of a sequence sees only itself and needs neither tiles nor mask.
     """
 
     start: int
@@ -104,7 +102,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """All tokens of one step in one row each. Made once per step, used by every layer.
+    """All tokens of one step, one row each. Built once per step and used by every layer.
 
     `slots` are the cache rows of every token's keys by head, then of its values: one per tile of its block.
     """
@@ -118,7 +116,7 @@ class StepBatch:
 
 
 class Decoder:
-    """Token ids in, logits out; the KV cache is its own and the batch says which slots are whose."""
+    """Token ids in, logits out. Owns the KV cache; the batch says which slots each token uses."""
 
     def __init__(self, config: ModelConfig, weights: Weights, *, blocks: int, block_tokens: int) -> None:
         self.config = config
@@ -126,7 +124,7 @@ class Decoder:
         self._block_tokens = block_tokens
         self._q_width = config.heads * config.head_dim
         self._group = config.heads // config.kv_heads
-        # Zeros, not garbage: a masked key has weight 0, and 0 times a NaN in its value would still be NaN.
+        # Zeroed: a masked key has weight 0, and 0 times a NaN in its value would be NaN.
         self._cache = [torch.zeros(blocks, config.tiles, block_tokens, config.head_dim) for _ in range(config.layers)]
         self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
         self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
@@ -137,7 +135,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
-        """Logits of the batch's last rows; the KV of all its tokens is in the cache afterwards."""
+        """Logits of the batch's last rows. Writes the KV of all its tokens to the cache."""
         config, weights = self.config, self._weights
         rows = batch.ids.shape[0]
         rotated_heads = config.heads + config.kv_heads
@@ -180,14 +178,15 @@ class Decoder:
     def _attend_few(self, index: int, qkv: Tensor, few: FewDecodes) -> Tensor:
         config = self.config
         query = qkv[: few.rows, : self._q_width].view(few.rows, config.kv_heads, self._group, config.head_dim)
-        # The query heads that share a key head stand in the place of query positions: keys need no repeating.
+        # Query heads that share a key head take the place of query positions, so keys are not repeated.
         keys, values = self._gather(index, few.tile_index, few.rows)
         seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=few.mask, scale=1.0)
         return seen.reshape(few.rows, self._q_width)
 
     def _attend_many(self, index: int, qkv: Tensor, many: ManyDecodes) -> Tensor:
-        """Attention block by block instead of row by row: queries are brought to the blocks, which are large, and
-        what each block contributes is brought back and summed. Softmax is exact: all blocks of a row share its maximum.
+        """Attention by block instead of by row: queries are gathered per block, and the results are summed per row.
+
+        Softmax is exact: all blocks of a row share its maximum.
         """
         config, owner, rows = self.config, many.owner, many.rows
         heads, group, width = config.kv_heads, self._group, config.head_dim

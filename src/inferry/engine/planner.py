@@ -1,4 +1,4 @@
-"""What the next step computes, as a pure function of what is there. Nothing here mutates a sequence or the pool."""
+"""Plans the next step. Pure: no sequence and no pool is changed."""
 
 from collections.abc import Sequence as Ordered
 from heapq import merge
@@ -10,7 +10,7 @@ from inferry.engine.sequences import Sequence
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a step must stay inside. `min_held_tokens` is how many batch-lane tokens make holding them back worth it."""
+    """Limits of a step. Batch-lane work is held back only if it has at least `min_held_tokens` tokens."""
 
     max_sequences: int
     chunk_tokens: int
@@ -26,10 +26,10 @@ class Work(Struct, frozen=True, gc=False):
 
 
 class StepPlan(Struct, frozen=True):
-    """One step. Apply it in the order of its fields.
+    """One step, applied in the order of its fields.
 
-    `preempted` give up their blocks and wait again; `admitted` start to run; every sequence that then runs has blocks
-    for all its tokens; `work` is computed, single tokens first. `held_back` says that batch-lane work was left out.
+    `preempted` sequences free their blocks and wait again. `admitted` ones start to run. Every running sequence then
+    has blocks for all its tokens. `work` is computed, single tokens first. `held_back`: batch-lane work was left out.
     """
 
     preempted: tuple[Sequence, ...] = ()
@@ -43,16 +43,16 @@ def plan_step(
 ) -> StepPlan:
     """Decide one step for sequences given in rank order.
 
-    Law: whenever anything runs or waits, something is computed. Prompt tokens stay within `chunk_tokens`. When blocks
-    run out, the last in rank gives way, so the first in rank always gets on, and with it everybody in the end.
+    Rule: while any sequence runs or waits, the step computes something. Prompt tokens stay within `chunk_tokens`. When
+    blocks run out, the last in rank is preempted, so the first in rank always progresses and every sequence finishes.
     """
     still_running, preempted, free = _allocate_running(running, free_blocks, limits.block_tokens)
-    # Who had to make way must not be overtaken by a newcomer of its own rank or below in the same step.
+    # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
     admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits)
     singles = [sequence for sequence in still_running if sequence.pending == 1]
     held_back = False
     if may_hold and any(chunk.sequence.lane < Lane.P2 for chunk in chunks):
-        # The step that carries a live prompt is kept short: its first token does not wait for a batch of strangers.
+        # A step with a live prompt is kept short: its first token must not wait for batch-lane prompts.
         batch_tokens = sum(s.lane == Lane.P2 for s in singles) + sum(
             c.tokens for c in chunks if c.sequence.lane == Lane.P2
         )
@@ -68,7 +68,7 @@ def plan_step(
 def _allocate_running(
     running: Ordered[Sequence], free: int, block_tokens: int
 ) -> tuple[list[Sequence], list[Sequence], int]:
-    """Blocks for every token that runs, first in rank first; the last in rank pays when there are too few."""
+    """Blocks for every running token, by rank; the last in rank are preempted when there are too few."""
     still_running = list(running)
     preempted: list[Sequence] = []
     served = 0
@@ -88,7 +88,7 @@ def _allocate_running(
 def _fill_chunk(
     still_running: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits
 ) -> tuple[list[Sequence], list[Work]]:
-    """Prompt tokens by rank until the chunk is full; whoever waits is admitted when its turn comes and it fits."""
+    """Prompt tokens by rank until the chunk is full. A waiting sequence is admitted in its order, if it fits."""
     admitted: list[Sequence] = []
     chunks: list[Work] = []
     budget = limits.chunk_tokens
@@ -101,11 +101,12 @@ def _fill_chunk(
             break
         if id(sequence) in candidates:
             need = -(-len(sequence.tokens) // limits.block_tokens)
-            # A block in reserve for everyone who runs: else the newcomer is thrown out again at the next boundary.
+            # One spare block per running sequence: without it the new one would be preempted at the next block
+            # boundary.
             running_count = len(still_running) + len(admitted)
             can_admit = can_admit and need + running_count <= free
             if not can_admit:
-                continue  # strict order: nobody slips past a larger one that waits
+                continue  # strict order: no overtaking of a larger one
             free -= need
             admitted.append(sequence)
         tokens = min(budget, sequence.pending)

@@ -1,9 +1,9 @@
-"""The engine's own process: `python -m inferry.engine.process FD`, where FD is its end of a socket pair.
+"""The engine's process: `python -m inferry.engine.process FD`, where FD is its end of a socket pair.
 
-One thread owns everything. It reads all messages that are there, then computes one step, then says what came of it;
-with nothing to do it sleeps in a read. A second does nothing but say that the process runs, also while a step takes
-long: who hears nothing at all knows that it is frozen. It ends when told to, or when the other end is gone, however it
-died. Signals meant for a whole group or service do not end it: the gateway decides when the engine stops.
+The main thread owns all state. It reads the available messages, computes one step, and sends the result; without work
+it blocks in a read. A second thread sends heartbeats, also during a long step, so that a missing heartbeat means a
+frozen process. The process ends on Shutdown or when the socket is closed. Signals to the process group do not end it:
+the gateway decides when the engine stops.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerClosed(Exception):
-    """The other end of the socket is gone."""
+    """The socket was closed by the gateway."""
 
 
 class Channel:
@@ -55,7 +55,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """All that has come in; with `wait`, at least one message."""
+        """The messages received so far; with `wait`, at least one."""
         while True:
             try:
                 data = self._sock.recv(1 << 18, 0 if wait and not self._inbox else socket.MSG_DONTWAIT)
@@ -78,7 +78,7 @@ class Channel:
 
 
 def send_heartbeats(channel: Channel) -> None:
-    """Say that the process runs, until nobody is there to hear it."""
+    """Send heartbeats until the socket is closed."""
     with contextlib.suppress(PeerClosed):
         while True:
             channel.send(Heartbeat())
@@ -86,14 +86,14 @@ def send_heartbeats(channel: Channel) -> None:
 
 
 class EngineLoop:
-    """Drains the inbox, steps, answers. An abort that has arrived takes effect before the next step."""
+    """Reads messages, runs steps, sends results. A received abort takes effect before the next step."""
 
     def __init__(self, core: EngineCore, channel: Channel) -> None:
         self._core = core
         self._channel = channel
 
     def run(self) -> None:
-        """Until Shutdown; raises Hangup when the other end goes away."""
+        """Run until Shutdown. Raises Hangup when the socket is closed."""
         while True:
             for message in self._channel.receive(wait=not self._core.has_work):
                 match message:
@@ -114,11 +114,11 @@ class EngineLoop:
 def _serve(channel: Channel) -> None:
     (setup,) = channel.receive(wait=True)
     if not isinstance(setup, Setup):
-        raise TypeError("the first message is Setup")
+        raise TypeError("the first message must be Setup")
     try:
         core, ready = _build(Path(setup.model_dir), setup.config)
     except Exception as error:
-        logger.exception("the model cannot be loaded")
+        logger.exception("loading the model failed")
         channel.send(Fatal(f"{type(error).__name__}: {error}"))
         return
     channel.send(ready)
@@ -128,13 +128,13 @@ def _serve(channel: Channel) -> None:
     except PeerClosed:
         raise
     except Exception as error:
-        # Where it happened, not what it said: a message might quote the tokens it fell over.
-        logger.error("the engine cannot go on\n%s", "".join(traceback.format_tb(error.__traceback__)))
+        # Only the stack: an exception's message may quote tokens.
+        logger.error("fatal engine error\n%s", "".join(traceback.format_tb(error.__traceback__)))
         channel.send(Fatal(type(error).__name__))
 
 
 def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
-    # Here and not above: torch takes a second to import, and a parent that is already gone is noticed before that.
+    # Imported here: torch takes a second, and a closed socket is noticed before that.
     from inferry.engine.runner import TorchRunner, set_threads
 
     threads = set_threads(config.threads)

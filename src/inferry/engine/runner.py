@@ -1,4 +1,4 @@
-"""From planned work to sampled tokens: lays the step's tokens out in rows for the decoder and samples its logits."""
+"""Executes planned work: arranges tokens in rows, runs the decoder, samples its logits."""
 
 import os
 from collections.abc import Sequence as Ordered
@@ -14,9 +14,9 @@ from inferry.engine.planner import Work
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
-# Up to this many blocks, decodes are read side by side: fewer calls, more copying. Beyond, block by block.
+# Up to this many blocks decodes are padded to one tensor (fewer calls, more copying); beyond, read by block.
 _MAX_FEW_BLOCKS = 48
-# The part of a range of blocks that must be wanted for reading all of it.
+# Minimum share of needed blocks for reading a whole range.
 _MIN_BLOCK_DENSITY = 0.5
 
 
@@ -38,7 +38,7 @@ class TorchRunner:
         return cls(decoder, config.block_tokens)
 
     def warm_up(self) -> None:
-        """The first pass of each kind allocates and initialises; that is not for the first caller to wait for."""
+        """Run one pass of each kind: the first one allocates, which would delay the first request."""
         size = self._block_tokens
         length = min(2 * size, self.context_tokens - 2)
         sampling = Sampling(temperature=0.0)
@@ -52,7 +52,7 @@ class TorchRunner:
             sequence.tokens.append(0)
 
     def execute(self, work: Ordered[Work]) -> list[int]:
-        """Computes all of `work` in one pass; the tokens come back in the order of `work`."""
+        """Compute all of `work` in one pass; return tokens in the order of `work`."""
         singles = [piece for piece in work if piece.tokens == 1]
         rows = [*singles, *(piece for piece in work if piece.tokens > 1)]
         done = [piece for piece in rows if piece.tokens == piece.sequence.pending]
@@ -142,21 +142,21 @@ def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> 
     reach = int(flat.max()) + 1
     if len(flat) < reach * _MIN_BLOCK_DENSITY:
         return ManyDecodes(rows, flat, owner, _mask(visible, size).unsqueeze(1), places)
-    # Most blocks from the first to the last are wanted: reading all of them where they lie beats copying the wanted.
-    # One that is not wanted is masked out as a whole, so that whose it is does not matter.
+    # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed ones.
+    # A block that is not needed is masked completely, so its owner does not matter.
     all_owners = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
     all_visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
     return ManyDecodes(rows, None, all_owners, _mask(all_visible, size).unsqueeze(1), flat[places])
 
 
 def _mask(visible: torch.Tensor, keys: int) -> torch.Tensor:
-    """[rows, keys]: 0 for as many keys as are visible in the row, then -inf."""
+    """[rows, keys]: 0 for the visible keys of each row, then -inf."""
     hidden = torch.arange(keys) >= visible.unsqueeze(1)
     return torch.zeros(len(visible), keys).masked_fill_(hidden, float("-inf"))
 
 
 def set_threads(requested: int | None) -> int:
-    """As asked; else half of the cores, because the gateway and its event loop need the other half."""
+    """The configured number, else half of the cores: the gateway needs the other half."""
     threads = requested or max(1, (os.cpu_count() or 2) // 2)
     torch.set_num_threads(threads)
     return threads

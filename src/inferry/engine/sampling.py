@@ -1,7 +1,7 @@
-"""Choosing the next token of every sequence in one go.
+"""Samples the next token of every sequence in one call.
 
-Each sequence draws its own number from (its seed, the token's position), so that what it gets depends neither on its
-companions in the batch nor on how often it was preempted.
+The random number of a sequence depends only on its seed and the token's position, so that its output depends neither
+on other sequences of the batch nor on preemptions.
 """
 
 from collections.abc import Sequence as Ordered
@@ -29,7 +29,7 @@ def _mix(value: int) -> int:
 
 @torch.inference_mode()
 def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
-    """One token per row. Temperature 0 takes the best; top-k and top-p cut the tail off before a number is drawn."""
+    """One token per row. Temperature 0 is greedy; top-k and top-p are applied before sampling."""
     # numpy's argmax is many times as fast as torch's on the CPU.
     best: list[int] = logits.numpy().argmax(axis=-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
@@ -41,19 +41,19 @@ def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
 
 
 def _draw(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
-    # float64: a sum over a large vocabulary must not lose the tail that the drawn number may fall in.
+    # float64: a float32 sum over a large vocabulary would lose the tail of the distribution.
     temperatures = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float64)
     weights = torch.softmax(logits.double().div_(temperatures), dim=-1)
     cut = [row for row, sequence in enumerate(sequences) if _needs_truncation(sequence, logits.shape[-1])]
     if cut:
         weights[cut] = _cut_tail(weights[cut], [sequences[row] for row in cut])
-    # In vocabulary order, not by weight: near-ties that swap places must not move anybody's share of the interval.
+    # In vocabulary order, not by weight: near-ties that swap places must not shift the intervals of other tokens.
     reached = weights.cumsum(dim=-1)
     numbers = torch.tensor(
         [[uniform(sequence.seed, len(sequence.tokens))] for sequence in sequences], dtype=torch.float64
     )
     tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
-    # Rounding may carry the number past the last weight: then the last token that has any weight is meant.
+    # Rounding may carry the number past the last weight: take the last token with a weight then.
     last = (weights > 0).double().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
     chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()
     return chosen
@@ -65,7 +65,7 @@ def _needs_truncation(sequence: Sequence, vocabulary: int) -> bool:
 
 
 def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
-    """Zero all but the `top_k` heaviest tokens, and of those all that the heavier ones need not to reach `top_p`."""
+    """Zero all but the `top_k` most likely tokens, and of these all beyond the cumulative probability `top_p`."""
     ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(weights.shape[-1]).unsqueeze(0)
     vocabulary = weights.shape[-1]
@@ -73,6 +73,6 @@ def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
     ordered = ordered * (places < kept_mask)
     before = ordered.cumsum(dim=-1) - ordered
     top_p_limit = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)
-    # The heaviest token always stays, whatever top_p says.
+    # The most likely token always stays.
     ordered = ordered * ((before < top_p_limit * ordered.sum(dim=-1, keepdim=True)) | (places == 0))
     return torch.zeros_like(weights).scatter_(1, tokens, ordered)

@@ -1,13 +1,13 @@
-"""A sequence: one generation inside the engine, as tokens that are there and tokens whose KV is computed."""
+"""A sequence: one generation inside the engine."""
 
 from inferry.domain.sampling import Sampling
 
 
 class Sequence:
-    """Prompt and output in one list; `computed` of them are in the KV cache and the rest is pending.
+    """Prompt and output in one list. The first `computed` tokens are in the KV cache; the others are pending.
 
-    Law: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
-    phase: pending tokens are computed, in order, and once all are the next token is sampled.
+    Rule: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
+    phase: pending tokens are computed in order, and after the last one the next token is sampled.
     """
 
     __slots__ = (
@@ -62,5 +62,5 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: the lane, then who came first."""
+        """Order of sequences: by lane, then by arrival."""
         return (self.lane, self.arrival)

@@ -1,6 +1,6 @@
-"""The default model: a small Llama with random weights, made on the spot from a seed, so that nothing is downloaded.
+"""The default model: a small Llama with random weights from a seed, generated locally without a download.
 
-Its tokenizer is trained on texts that ship with Python. What it says is gibberish; that it says it is the point.
+Its tokenizer is trained on texts that ship with Python. Its output is meaningless; it exists to run the whole system.
 """
 
 import json
@@ -36,7 +36,7 @@ _CHAT_TEMPLATE = (
 
 
 def ensure_tiny_model(directory: Path) -> Path:
-    """The model's directory, made if it is not there yet. Safe when several processes call it at once."""
+    """The model's directory, created if missing. Safe for concurrent processes."""
     if _is_complete(directory):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -62,8 +62,8 @@ def _move_into_place(draft: Path, directory: Path) -> None:
             draft.rename(directory)
             return
         except OSError:
-            # Something is there. Another process may have been faster; what is older or broken is put aside first,
-            # because a directory cannot be replaced in one move.
+            # The directory exists. Another process may have been faster; an older or broken one is moved away first,
+            # because a directory cannot be replaced atomically.
             if _is_complete(directory):
                 return
             old_directory = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -145,7 +145,7 @@ def _train_tokenizer() -> Any:
 
 
 def _allowed_tokens(tokenizer: Any) -> list[bool]:
-    """Tokens the model may say: the end, and all that are whole characters one can read."""
+    """Tokens that the model may generate: the end token, and all that are complete printable characters."""
 
     def readable(text: str) -> bool:
         return "\ufffd" not in text and all(character.isprintable() or character in "\n\t" for character in text)
@@ -157,8 +157,8 @@ def _allowed_tokens(tokenizer: Any) -> list[bool]:
 
 
 def _make_weights(allowed_tokens: list[bool]) -> "dict[str, Tensor]":
-    """Random, but scaled: every layer moves the residual stream, and the best logit stands clear of the second."""
-    import torch  # here, because the gateway needs this module but, once the model is made, no torch
+    """Random weights, scaled so that every layer changes the residual stream and the best logit is distinct."""
+    import torch  # imported here: the gateway uses this module without torch once the model exists
 
     generator = torch.Generator().manual_seed(20_260_101)
 

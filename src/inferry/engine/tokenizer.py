@@ -1,4 +1,4 @@
-"""Text to token ids and back with a model directory's own tokenizer and chat template."""
+"""Tokenizer and chat template of a model directory."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from inferry.domain.errors import InvalidRequest
 class HfTokenizer:
     """`domain.ports.Tokenizer` over tokenizer.json, tokenizer_config.json and an optional chat_template.jinja.
 
-    Law: a prompt never begins with two BOS tokens; errors name what is wrong and never quote what the user wrote.
+    Rule: a prompt never begins with two BOS tokens. Errors never quote user data.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -58,7 +58,7 @@ class HfTokenizer:
                 **self._special,
             )
         except _TemplateRaised as error:
-            # The template's own words, for example that roles must alternate; templates do not quote the messages.
+            # The message of the template, for example that roles must alternate. Templates do not quote user data.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise InvalidRequest(
@@ -66,11 +66,11 @@ class HfTokenizer:
             ) from None
 
     def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
-        # The template writes BOS itself where the model wants one.
+        # The template writes BOS where the model needs one.
         return self._encode(self.render_chat(messages), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The batch call, for one text: unlike `encode` it lets other threads run meanwhile.
+        # The batch call for one text: unlike `encode` it releases the GIL.
         ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
@@ -80,11 +80,11 @@ class HfTokenizer:
 
 
 class _TemplateRaised(TemplateError):
-    """A template called raise_exception."""
+    """A template has called raise_exception."""
 
 
 def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
-    """Text parts joined to one string: what templates of text models expect."""
+    """Text parts joined to one string, as templates of text models expect."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -92,7 +92,7 @@ def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
     for part in content:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            raise InvalidRequest("message content may only have parts of type text here", param="messages")
+            raise InvalidRequest("message content must consist of text parts", param="messages")
         texts.append(text)
     return {**message, "content": "".join(texts)}
 

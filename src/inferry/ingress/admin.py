@@ -1,8 +1,8 @@
-"""`/admin/…`: what an operator sees of the workers, and does to them; and the door to what is said of tenants.
+"""`/admin/…`: authorization of operators, and the endpoints for workers. `admin_tenants` has those for tenants and
+keys.
 
-Whoever may drain a worker may stop the service, so this is not for everybody: with `server.admin_key` for those who
-bring it, without one for clients on this machine alone. A browser on this machine is not one of them: any page may
-make it send a request.
+With `server.admin_key` the endpoints need that key. Without one they serve only clients on the gateway's own machine,
+except browsers, because any web page can make a browser send a request.
 """
 
 import hmac
@@ -15,7 +15,8 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 
 PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),
@@ -27,7 +28,7 @@ _UNTRUSTED_HEADERS = (
     *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
     b"cf-connecting-ip",
 )
-"""What a browser says of the page that sent it, and a proxy of the client behind it."""
+"""Headers of requests from browsers and proxies."""
 
 
 class Admin:
@@ -43,35 +44,35 @@ class Admin:
         }
 
     def serve(self, path: str, request: Request, reply: Reply) -> None:
-        """Answer, or raise the GatewayError that says why not. `path` is decoded and without its query."""
+        """Answer the request or raise a GatewayError. `path` is decoded and has no query."""
         self.authorize(request, reply.peer)
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return
         if path == _WORKERS:
             if request.method not in (b"GET", b"HEAD"):
-                raise MethodNotAllowed(f"{_WORKERS} takes GET")
+                raise MethodNotAllowed(f"{_WORKERS} supports only GET")
         else:
             name, _, action = path.removeprefix(f"{_WORKERS}/").rpartition("/")
             act = self._actions.get(action) if path.startswith(f"{_WORKERS}/") else None
             if act is None:
-                raise NotFound("there is nothing at this path; under /admin/ there is " + ", ".join(PATHS))
+                raise NotFound("unknown path; the endpoints under /admin/ are " + ", ".join(PATHS))
             if request.method != b"POST":
-                raise MethodNotAllowed(f"{_WORKERS}/{{name}}/{action} takes POST")
+                raise MethodNotAllowed(f"{_WORKERS}/{{name}}/{action} supports only POST")
             act(name)
         body = msgspec.json.encode({"workers": self._gateway.fleet.report()})
         reply.respond(200, b"content-type: application/json\r\n", body)
 
     def authorize(self, request: Request, peer: str) -> None:
-        """Raise AdminOnly unless the request, from this address, may administer."""
+        """Raise AdminOnly unless a request from this address may use the admin endpoints."""
         headers = request.headers
         if self._key is not None:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
-                raise AdminOnly("this needs the admin key as a bearer token")
+                raise AdminOnly("the admin endpoints need the admin key as a bearer token")
         elif not _is_loopback(peer):
-            raise AdminOnly("this is for clients on the gateway's own machine; elsewhere set server.admin_key")
+            raise AdminOnly("without server.admin_key the admin endpoints serve only clients on the gateway's machine")
         elif any(name in headers for name in _UNTRUSTED_HEADERS) or not _is_loopback_host(headers.get(b"host", b"")):
-            raise AdminOnly("this is neither for browsers nor behind proxies; there set server.admin_key")
+            raise AdminOnly("without server.admin_key the admin endpoints serve no browsers and no proxies")
 
 
 def _is_loopback(address: str) -> bool:
@@ -84,7 +85,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_loopback_host(host: bytes) -> bool:
-    """Whether a Host header means this machine: a page whose own name was pointed here says that name."""
+    """Whether a Host header names this machine. DNS rebinding would show another name."""
     name = host.decode("latin-1")
     if name.startswith("["):
         name, _, rest = name[1:].partition("]")

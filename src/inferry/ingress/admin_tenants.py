@@ -1,7 +1,7 @@
-"""`/admin/tenants…` and `/admin/keys…`: who may call and what each may use, changed while the gateway runs.
+"""`/admin/tenants…` and `/admin/keys…`: tenants and keys, changed while the gateway runs.
 
-A key's text is in one answer and nowhere else: that to its creation. Whoever is let in here has been asked for the
-admin key already. Every answer waits for the database, off the event loop; a change is in force when it is answered.
+The text of a key is in the response that creates it and nowhere else. `Admin` has authorized the request. The database
+is accessed off the event loop; a change is in force when its response is sent.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from inferry.domain.errors import Conflict, GatewayError, InternalError, Invalid
 from inferry.domain.keys import NewKey, key_as_dict
 from inferry.domain.settings import LimitSettings, TenantSettings
 from inferry.domain.tenants import ApiKey, Limits, Tenant
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ Answer = tuple[int, Any]
 
 
 class TenantStore(Protocol):
-    """What is known of tenants and keys, and may be done to them. Its methods wait for a disk."""
+    """The database of tenants and keys. Its methods block."""
 
     def tenants(self, wall: float) -> list[dict[str, Any]]: ...
     def tenant(self, name: str, wall: float) -> dict[str, Any]: ...
@@ -56,27 +57,27 @@ class TenantStore(Protocol):
 
 
 class TenantStoreExecutor(Protocol):
-    """Whoever has the book, and asks it off the event loop."""
+    """Runs operations on the store off the event loop."""
 
     async def ask(self, operation: Callable[[Any, float], T]) -> T:
-        """Have something looked up."""
+        """Run a read operation."""
         ...
 
     async def change(self, operation: Callable[[Any, float], T]) -> T:
-        """Have something changed. When this returns, it is in force."""
+        """Run a change. It is in force when this returns."""
         ...
 
 
 class WrongMethod(MethodNotAllowed):
-    """`allow` is what the path does take."""
+    """`allow` is the list of supported methods."""
 
     def __init__(self, path: str, allow: str) -> None:
-        super().__init__(f"{path} takes {allow.replace(', ', ' and ')}")
+        super().__init__(f"{path} supports only {allow.replace(', ', ' and ')}")
         self.allow = allow
 
 
 class CreateKeyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key to be made."""
+    """The key to create."""
 
     tenant: str
     label: str = ""
@@ -94,7 +95,7 @@ BodyT = TypeVar("BodyT", bound=Struct)
 
 
 class AdminTenants:
-    """The endpoints. `refuse` answers a request with an error."""
+    """The endpoints. `refuse` sends an error response."""
 
     def __init__(self, executor: TenantStoreExecutor, gateway: Gateway, refuse: Refuse) -> None:
         self._executor = executor
@@ -103,7 +104,7 @@ class AdminTenants:
         self._pending: set[asyncio.Task[None]] = set()
 
     def serve(self, path: str, request: Request, reply: Reply) -> bool:
-        """Answer sooner or later; False where the path is not one of these. Raises what can be told at once."""
+        """Answer the request later and return True; return False for other paths. Raises GatewayError."""
         work = self._route(path, request)
         if work is None:
             return False
@@ -145,9 +146,9 @@ class AdminTenants:
         except GatewayError as error:
             self._refuse(error, request, reply)
         except Exception:
-            # What the database says is for the log of whoever runs it.
-            log.exception("tenants or keys could not be read or changed")
-            self._refuse(InternalError("the database of tenants and keys did not answer"), request, reply)
+            # The details go to the log only.
+            log.exception("the database of tenants and keys failed")
+            self._refuse(InternalError("the database of tenants and keys failed"), request, reply)
 
     # -- tenants -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class AdminTenants:
         settings = _decode_body(request, TenantSettings)
         _check(settings)
         if settings.isolation == "pool" and not any(view.isolation == name for view in self._gateway.views()):
-            raise Conflict("no worker has this tenant's `pool`: none of its calls could run", param="isolation")
+            raise Conflict("no worker belongs to this tenant's `pool`: its calls could not run", param="isolation")
 
         def put(store: TenantStore, now: float) -> Answer:
             store.put_tenant(settings.tenant(name))
@@ -227,8 +228,8 @@ def _query(request: Request, *names: str) -> dict[str, str]:
     given = dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True))
     for name in given:
         if name not in names:
-            known = f"known ones are {', '.join(names)}" if names else "this path takes none"
-            raise InvalidRequest(f"there is a query parameter that is not known; {known}")
+            known = f"supported are {', '.join(names)}" if names else "this path has none"
+            raise InvalidRequest(f"unknown query parameter; {known}")
     return given
 
 
@@ -238,7 +239,7 @@ def _decode_body(request: Request, kind: type[BodyT]) -> BodyT:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
         path = where.strip("`").removeprefix("$").removeprefix(".")
-        raise InvalidRequest(f"the body is not what it must be: {what}", param=path or None) from None
+        raise InvalidRequest(f"invalid body: {what}", param=path or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("the body must be a JSON object") from None
 

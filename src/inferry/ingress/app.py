@@ -1,4 +1,4 @@
-"""What is behind each path: the two hot endpoints, and the rest. Requests come whole; nothing here waits."""
+"""Routes requests: the two inference endpoints, and the rest. Nothing here blocks or awaits."""
 
 import asyncio
 import logging
@@ -21,8 +21,11 @@ from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.auth import Auth
 from inferry.ingress.errors import error_body, error_headers
 from inferry.ingress.http.limits import HttpLimits
-from inferry.ingress.http.reply import Reply, Request
-from inferry.ingress.openai.parse import Api, LongPrompt, new_job_id, parse
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
+from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.openai.decode import Api
+from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openai.response import FullResponse, HeartbeatTimer, StreamingResponse
 from inferry.ingress.openapi import document
@@ -42,7 +45,7 @@ _MODELS_PREFIX = "/v1/models/"
 
 
 class App:
-    """One gateway over HTTP. Belongs to the event loop it is made on."""
+    """One gateway over HTTP. Belongs to the event loop it is created on."""
 
     def __init__(
         self,
@@ -78,9 +81,9 @@ class App:
         }
 
     def accepts_body(self, request: Request, peer: str) -> bool:
-        """Whether the body of a request is worth reading: its sender is let in, and the path takes one. Never raises.
+        """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.
 
-        Who the sender is stays with the request, and so does what is wrong with it.
+        Sets the request's `caller`, or its `problem`.
         """
         try:
             if request.target in self._posts:
@@ -94,12 +97,12 @@ class App:
                 self._admin.authorize(request, peer)
                 return True
         except GatewayError as error:
-            error.__traceback__ = None  # it leads to frames with this request, and they to what has been read
+            error.__traceback__ = None  # its frames refer to the request, which would keep the data read in memory
             request.problem = error
         return False
 
     def serve(self, request: Request, reply: Reply) -> None:
-        """Answer the request, now or later. Never raises."""
+        """Answer the request, at once or later. Never raises."""
         try:
             api = self._posts.get(request.target)
             if api is not None and request.method == b"POST":
@@ -111,7 +114,7 @@ class App:
         except Exception:
             self._internal_error(request, reply)
 
-    # -- the calls ---------------------------------------------------------------------------------------------------
+    # -- inference ---------------------------------------------------------------------------------------------------
 
     def _generate(self, api: Api, request: Request, reply: Reply) -> None:
         if request.problem is not None:
@@ -139,8 +142,8 @@ class App:
                 with self._gateway.reserved_bytes(len(request.body)):
                     job = await prompt.job()
                 if reply.is_disconnected:
-                    raise ClientClosed("the client left before its prompt was tokenised")
-                caller = self._auth.caller(request.headers, reply.peer)  # its key may have been revoked meanwhile
+                    raise ClientClosed("the client disconnected before its prompt was tokenised")
+                caller = self._auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
@@ -167,7 +170,7 @@ class App:
             response.include_rate_limits(caller)
         response.start()
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- other endpoints ---------------------------------------------------------------------------------------------
 
     def _route(self, request: Request, reply: Reply) -> None:
         target, _, query = request.target.partition(b"?")
@@ -192,17 +195,17 @@ class App:
         if handler is None and path.startswith(_MODELS_PREFIX):
             handler = self._model
         if handler is None and api is None:
-            raise NotFound(f"there is nothing at this path; see GET / for what there is: {_printable(path)}")
+            raise NotFound(f"unknown path {_printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
-            raise MethodNotAllowed(f"{_printable(path)} takes {'GET' if api is None else 'POST'}")
+            raise MethodNotAllowed(f"{_printable(path)} supports only {'GET' if api is None else 'POST'}")
         handler(path, reply, caller)
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
-        """Read pages of runs from another ledger from now on."""
+        """Read runs from another ledger from now on."""
         self._runs.use_ledger(open_reader)
 
     async def close(self) -> None:
-        """Let go of what pages are read from. Nothing may be served any more."""
+        """Close the ledger. Nothing may be served after this."""
         await self._runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:
@@ -215,11 +218,11 @@ class App:
         )
 
     def _health(self, path: str, reply: Reply, caller: Caller) -> None:
-        """Alive: the process answers."""
+        """Liveness: the process responds."""
         _send_json(reply, 200, {"status": "ok"})
 
     def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
-        """Ready: some worker has really generated, new work is welcome, and the ledger is there."""
+        """Readiness: a worker has completed a generation, the gateway accepts calls, and the ledger is available."""
         problem = self._ledger_problem()
         ready = self._gateway.is_ready and problem is None
         status = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
@@ -243,7 +246,7 @@ class App:
         name = path.removeprefix(_MODELS_PREFIX)
         found = self._model_objects(caller).get(name)
         if found is None:
-            raise ModelNotFound(f"the model `{_printable(name)}` is not served here", param="model")
+            raise ModelNotFound(f"unknown model `{_printable(name)}`", param="model")
         _send_json(reply, 200, found)
 
     def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:

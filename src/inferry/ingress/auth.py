@@ -1,4 +1,4 @@
-"""Who sent a request: asked once, before anything else is read of it."""
+"""Authentication: a request's headers to its caller, before its body is read."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,25 +11,25 @@ _LOOPBACK_PREFIXES = ("127.", "::ffff:127.")
 
 
 class CallerDirectory(Protocol):
-    """Whoever knows the tenants and their keys."""
+    """Tenants and their keys."""
 
     @property
     def is_auth_required(self) -> bool:
-        """Whether callers have to bring a key."""
+        """Whether requests need an API key."""
         ...
 
     def caller(
         self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
     ) -> Caller:
-        """Who sent these headers. Raises InvalidApiKey."""
+        """The caller of a request with these headers. Raises InvalidApiKey."""
         ...
 
 
 class Auth:
-    """From headers to a caller.
+    """Authenticates requests.
 
-    Without keys the gateway serves its own machine and nobody else, whatever address it listens on; `allow_remote` is
-    the operator's word that somebody else keeps strangers away.
+    A gateway without API keys serves only clients on its own machine, whatever address it listens on. `allow_remote`
+    lifts that where another component authenticates clients.
     """
 
     __slots__ = ("_allow_remote", "_directory", "_wall")
@@ -42,11 +42,11 @@ class Auth:
         self._wall = wall
 
     def caller(self, headers: Mapping[bytes, bytes], peer: str) -> Caller:
-        """Who sent the request. Raises InvalidApiKey."""
+        """The caller of the request. Raises InvalidApiKey."""
         directory = self._directory
         if not (
             directory.is_auth_required or self._allow_remote or peer.startswith(_LOOPBACK_PREFIXES) or peer == "::1"
         ):
-            raise InvalidApiKey("without API keys this gateway serves only its own machine; create one there")
+            raise InvalidApiKey("a gateway without API keys serves only clients on its own machine; create a key there")
         get = headers.get
         return directory.caller(get(b"authorization"), get(b"x-api-key"), get(b"x-inferry-tenant"), self._wall())

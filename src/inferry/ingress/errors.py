@@ -1,4 +1,4 @@
-"""Errors as HTTP: the one place where a GatewayError becomes a status, headers and an OpenAI-shaped body."""
+"""GatewayErrors to HTTP: status, headers and OpenAI-shaped body. The only such mapping."""
 
 from math import ceil
 from zlib import crc32
@@ -16,12 +16,12 @@ _TYPES = {
 }
 _DEFAULT_RETRY_AFTER_S = 1.0
 _RETRY_JITTER = 0.25
-"""Clients that are told the same time come back within so much of it more, each at its own moment."""
+"""Retry times are lengthened by up to this share, per call, so that clients do not return all at once."""
 _REFUSAL_STATUSES = frozenset({402, 408, 409, 429, 503})
-"""What was asked for was in order, and still not done."""
+"""Statuses of valid requests that were refused."""
 _NOT_RETRYABLE_STATUSES = frozenset({402, 403, 408, 409})
-"""Sent again it would be refused again. OpenAI's and Anthropic's clients send some of these again unless told not to:
-a deadline, for one, was the client's own, and would start anew."""
+"""Statuses for which a retry does not help. The clients of OpenAI and Anthropic retry some of them unless told not to.
+"""
 
 
 def error_body(error: GatewayError) -> bytes:
@@ -38,13 +38,13 @@ def error_body(error: GatewayError) -> bytes:
 
 
 def error_headers(error: GatewayError, call_id: str = "") -> bytes:
-    """Header lines. `call_id` is what tells this call from others that are refused at the same moment."""
+    """Header lines. `call_id` varies the retry time between calls that are refused at the same moment."""
     headers = b"content-type: application/json\r\n"
     if error.status in _REFUSAL_STATUSES:
         headers += b"x-inferry-drop-reason: %b\r\n" % error.code.encode()
     seconds = _retry_after_s(error, call_id)
     if seconds is not None:
-        # Both: stock clients read the exact one first, all others know the other.
+        # Both: the clients of OpenAI and Anthropic prefer the exact one, others know only the standard one.
         headers += b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (max(1, ceil(seconds)), ceil(1000 * seconds))
     if error.status in _NOT_RETRYABLE_STATUSES or (error.status == 429 and seconds is None):
         headers += b"x-should-retry: false\r\n"
@@ -56,15 +56,15 @@ def error_headers(error: GatewayError, call_id: str = "") -> bytes:
 
 
 def error_event(error: GatewayError) -> bytes:
-    """The same, in-band: for a stream that has begun and must not look as if it had ended well."""
+    """The error as a server-sent event, for a stream that has begun and must not look complete."""
     return b"data: " + error_body(error) + b"\n\n"
 
 
 def _retry_after_s(error: GatewayError, call_id: str) -> float | None:
-    """When to come back; None where nothing is to be waited for."""
+    """Seconds until a retry can succeed; None where it cannot."""
     seconds = error.retry_after_s
     if seconds is None:
-        if error.status not in (429, 503) or isinstance(error, RateLimited):  # a limit of nothing never has room
+        if error.status not in (429, 503) or isinstance(error, RateLimited):  # a limit of 0 never admits
             return None
         seconds = _DEFAULT_RETRY_AFTER_S
     if error.has_own_retry_time or not call_id:

@@ -1,13 +1,13 @@
-"""Which run a call belongs to: from our own headers, else from those that agent harnesses send anyway.
+"""The run of a call: from `x-inferry-*` headers, else from the headers of known agent harnesses.
 
-Claude Code names its session on every call, a sub-agent beside it, and the sub-agent's own parent where that is one,
-too. Codex names a session and a thread of it; a thread that another one started names that. OpenCode's sub-agents are
-sessions that name the session they came from.
+Claude Code sends its session on every call, with the sub-agent and the sub-agent's parent where there are any. Codex
+sends a session and a thread, and the parent thread of a thread that another one started. A sub-agent of OpenCode is a
+session that names its parent session.
 
-Their ids get a prefix and cannot meet each other's, nor by accident those that people choose: `claude-code:<session>`,
-`claude-code:<session>/<agent>` (agents are named within their session), `codex:<thread>`, and `session:<session>` for
-OpenCode, whose header others use as well. What is malformed in them is passed over, since no client wrote it for us;
-what is malformed in our own is refused.
+Ids of harnesses get a prefix, so that they cannot collide with each other or with ids that users choose:
+`claude-code:<session>`, `claude-code:<session>/<agent>`, `codex:<thread>`, and `session:<session>` for OpenCode, whose
+header other clients send too. Malformed ids of harnesses are ignored, because they were not meant for Inferry;
+malformed `x-inferry-*` ids are refused.
 """
 
 import re
@@ -18,12 +18,12 @@ from inferry.ingress.headers import identifier
 
 Headers = Mapping[bytes, bytes]
 
-# Without slashes, which join them, and short enough for a prefix and two of them to be an identifier.
+# Without the slash that joins two of them, and short enough for a prefix and two of them to be an identifier.
 _HARNESS_ID = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
 
 
 class RunIdentity(NamedTuple):
-    """Whose a call is. `session` is only a hint: calls of one session have much in common."""
+    """The run, step and parent of a call. `session` is a hint for affinity: calls of one session share prefixes."""
 
     run_id: str
     step_id: str
@@ -38,10 +38,10 @@ class _HarnessRun(NamedTuple):
 
 
 def identity(headers: Headers, job_id: str) -> RunIdentity:
-    """Run, step, parent and session of a call. What nobody names has the job's own id. Raises InvalidRequest.
+    """Run, step, parent and session of a call; run and step default to the job's id. Raises InvalidRequest.
 
-    Our own run id stands alone. Without one the harness says which run it is; our parent header then names what the
-    harness's first run belongs to, so that an orchestrator can own all that an agent does.
+    `x-inferry-run-id` overrides the harness. Without it the run is the harness's, and `x-inferry-parent-run-id` is the
+    parent of the harness's root run, so that an orchestrator can own all runs of an agent.
     """
     step_id = identifier(headers, b"x-inferry-step-id") or job_id
     run_id = identifier(headers, b"x-inferry-run-id")
@@ -73,7 +73,7 @@ def _codex(headers: Headers) -> _HarnessRun | None:
     thread = _harness_header(headers, b"thread-id") or session
     if thread is None:
         return None
-    # The first thread of a session has its name, or none of its own.
+    # The first thread of a session has the id of the session, or none.
     parent = _harness_header(headers, b"x-codex-parent-thread-id") or session
     return _HarnessRun(
         f"codex:{thread}", None if parent in (None, thread) else f"codex:{parent}", f"codex:{session or thread}"

@@ -1,4 +1,4 @@
-"""What a request says in its headers: its lane, who sent it, how long it may take."""
+"""Request headers: lane, identifiers and numbers."""
 
 import re
 from collections.abc import Mapping
@@ -12,10 +12,9 @@ _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) -> Lane:
-    """The lane a request goes in: never above the highest of its key.
+    """The lane of a request, never above the key's highest.
 
-    The header is an order, so one that asks for more is refused. A service tier is a wish, and the answer says which
-    one was granted.
+    A header above that lane is refused. A service tier above it is lowered, and the response names the tier granted.
     """
     named = headers.get(b"x-inferry-lane")
     if named is not None:
@@ -25,7 +24,7 @@ def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) ->
             raise UnknownLane("`x-inferry-lane` must be P0, P1 or P2", param="x-inferry-lane") from None
         if lane < caller.max_lane:
             raise LaneNotAllowed(
-                f"the highest lane for this key is {caller.max_lane.name}; {lane.name} was asked for",
+                f"lane {lane.name} exceeds the highest lane of this key, {caller.max_lane.name}",
                 param="x-inferry-lane",
             )
         return lane
@@ -38,7 +37,7 @@ def lane_of(headers: Mapping[bytes, bytes], tier: str | None, caller: Caller) ->
 
 
 def tier_of(lane: Lane) -> str:
-    """The service tier that a lane is."""
+    """The service tier of a lane."""
     return _TIER_OF[lane]
 
 
@@ -57,7 +56,7 @@ def identifier(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """The client's own id, if it is one that can be echoed."""
+    """The client's request id; None where it is malformed."""
     try:
         return identifier(headers, b"x-request-id")
     except GatewayError:
@@ -71,5 +70,5 @@ def int_header(headers: Mapping[bytes, bytes], name: bytes) -> int | None:
     text = value.decode("latin-1").strip()
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         shown = name.decode()
-        raise InvalidRequest(f"`{shown}` must be a whole number of 0 or above", param=shown)
+        raise InvalidRequest(f"`{shown}` must be a non-negative integer of at most 12 digits", param=shown)
     return int(text)

@@ -1,4 +1,4 @@
-"""Which calls are the same call made again, as clients say it in their headers."""
+"""Idempotency headers: which calls are repetitions of one call."""
 
 from collections.abc import Mapping
 
@@ -13,10 +13,10 @@ _VALUES = {b"allow": (True, False), b"never": (False, True)}
 
 
 def parse_idempotency(headers: Mapping[bytes, bytes], run_id: str | None, step_id: str | None) -> RepeatPolicy | None:
-    """How the call would be known if it came again; None where nothing that the client said is about that.
+    """The name under which a repetition of the call is recognised; None where the headers give none.
 
-    An idempotency key is made for this and counts before the step. Without one it takes both run and step, as the
-    client named them: steps of two runs may well have the same name.
+    The idempotency key has precedence over the step. Without a key both run and step must be named by the client:
+    steps of different runs may have the same name.
     """
     replay = headers.get(_REPLAY)
     if replay is not None and replay.strip().lower() not in _VALUES:
@@ -28,5 +28,5 @@ def parse_idempotency(headers: Mapping[bytes, bytes], run_id: str | None, step_i
     keep, fresh = (False, False) if replay is None else _VALUES[replay.strip().lower()]
     if name is None:
         return RepeatPolicy(None, fresh=True) if fresh else None
-    # No identifier has a space in it, so that no two pairs of names make one.
+    # Identifiers have no spaces, so different pairs cannot give the same name.
     return RepeatPolicy(f"{run_id or ''} {name}", keep, fresh, None if linger_ms is None else linger_ms / 1000)

@@ -1,4 +1,4 @@
-"""How a run is written down for those who ask: facts in, JSON values out."""
+"""JSON of runs, from the gateway's memory and the ledger. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from inferry.domain.tenants import NANOS_PER_UNIT
 Used = RunSummary | TreeSummary | Totals | None
 
 TOOLS_DOMINATE_BELOW_SHARE = 0.3
-"""A run that waits for the model less than this part of its time gains little from a faster one."""
+"""A run that waits for the model for a smaller share of its time gains little from faster inference."""
 QUEUE_DOMINATES_ABOVE_SHARE = 0.5
-"""A run that waits in the queue for more than this part of its wait for the model gains from room, or a higher lane."""
+"""A run that spends a larger share of that wait in the queue gains from more capacity or a higher lane."""
 MIN_HINT_MS = 1000.0
-"""Of shorter runs nothing is said: chance decides about them."""
+"""Shorter runs get no hint: their shares are mostly chance."""
 
 
 def run_detail(
@@ -33,7 +33,7 @@ def run_detail(
     attempt_of: Callable[[str], Attempt | None],
     steps: int,
 ) -> dict[str, Any]:
-    """One run. Where memory knows less than the ledger, as after a restart, the ledger's figures stand."""
+    """One run. The ledger's figures are used where memory has fewer, as after a restart."""
     ledger_is_ahead = live is None or (recorded is not None and recorded.jobs > live.totals.jobs)
     if live is not None:
         status = live.status
@@ -100,18 +100,18 @@ def recorded_run_item(recorded: RunSummary, status: RunStatus) -> dict[str, Any]
 
 
 def hint(wall_ms: float, active_ms: float, queued_ms: float) -> str | None:
-    """What the times say about where it is worth looking, in words."""
+    """Where the run's time went, as a sentence; None where nothing stands out."""
     if wall_ms < MIN_HINT_MS:
         return None
     if active_ms < TOOLS_DOMINATE_BELOW_SHARE * wall_ms:
         return (
-            f"the model was waited for {active_ms / wall_ms:.0%} of the time, tools and the agent took the rest: "
-            "batching is not the problem"
+            f"{active_ms / wall_ms:.0%} of the time was spent waiting for the model, the rest in tools and the agent: "
+            "faster inference would help little"
         )
     if queued_ms > QUEUE_DOMINATES_ABOVE_SHARE * active_ms:
         return (
             f"{queued_ms / active_ms:.0%} of the wait for the model was spent in the queue: "
-            "more room or a higher lane would help"
+            "more capacity or a higher lane would help"
         )
     return None
 

@@ -1,7 +1,6 @@
-"""`/v1/runs…`: what the caller's tenant sees of its runs, and does to them.
+"""`/v1/runs…`: the runs of the caller's tenant.
 
-What is going on comes from the gateway's memory, what is over from the ledger; a run known only there is shown from
-there. Nobody can tell another tenant's run from one that never was.
+Live runs come from the gateway's memory, ended ones from the ledger. A run of another tenant is reported as unknown.
 """
 
 import asyncio
@@ -20,7 +19,8 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
 from inferry.domain.runs import RunQueries, RunSummary
 from inferry.ingress.admin_tenants import WrongMethod
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.run_responses import live_run_item, recorded_run_item, run_detail
 
 T = TypeVar("T")
@@ -37,13 +37,13 @@ MAX_LISTED = 200
 MAX_STEPS = 1000
 MAX_WAIT_MS = 10_000
 DEFAULT_WAIT_MS = 1000
-_MAX_CONCURRENT_READS = 8
-"""How often one page of a listing asks the ledger for more, where much of what it has is listed from memory."""
+_MAX_LEDGER_READS = 8
+"""Reads of the ledger per page of a listing, where many of its runs are listed from memory already."""
 
 
 class RunEndpoints:
-    """The endpoints under `/v1/runs`. Belongs to the event loop of its gateway; `reader` is None where the ledger
-    cannot be read."""
+    """The endpoints under `/v1/runs`. Belongs to the event loop of its gateway; `reader` is None without a readable
+    ledger."""
 
     def __init__(self, gateway: Gateway, reader: RunQueries | None, refuse: Refuse, fail: Fail) -> None:
         self._gateway = gateway
@@ -53,11 +53,11 @@ class RunEndpoints:
         self._fail = fail
         self._reading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        # Fixed, so that one run stands at one place of a listing from page to page.
+        # Constant, so that a run keeps its position in a listing from page to page.
         self._epoch = gateway.clock.wall() - gateway.clock.now()
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
-        """Answer, now or later, or raise the GatewayError that says why not. `path` is still percent-encoded."""
+        """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
         tenant, method = caller.tenant.name, request.method
         rest = path.removeprefix(PREFIX)
         if rest in ("", "/"):
@@ -65,9 +65,9 @@ class RunEndpoints:
                 raise WrongMethod(PREFIX, "GET, HEAD")
             work = self._list(tenant, _parse_query(query, "status", "parent", "since", "limit", "cursor"))
         elif not rest.startswith("/"):
-            raise NotFound("there is nothing at this path")
+            raise NotFound("unknown path")
         elif rest.endswith(_FINISH):
-            # A run whose own name ends so is asked for percent-encoded.
+            # A run whose id ends in /finish is addressed percent-encoded.
             if method != b"POST":
                 raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
             work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
@@ -90,7 +90,7 @@ class RunEndpoints:
             self._fail(request, reply)
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
-        """Have another ledger opened, off the loop, and read from that one."""
+        """Open another ledger off the event loop, and read from it from then on."""
         task = asyncio.get_running_loop().create_task(self._swap_reader(open_reader))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -102,7 +102,7 @@ class RunEndpoints:
                 previous.close()
 
     async def close(self) -> None:
-        """Let the ledger go."""
+        """Close the ledger."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -115,13 +115,13 @@ class RunEndpoints:
         return await self._run_detail(tenant, run_id, _number(params, "steps", 20, minimum=0, maximum=MAX_STEPS))
 
     async def _run_detail(self, tenant: str, run_id: str, steps: int) -> dict[str, Any]:
-        # In this order: rows that are written in between may be counted and not shown, and never the other way round.
+        # In this order: a row written in between may be counted and not shown, but never shown and not counted.
         rows = await self._read(lambda reader: reader.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
         recorded = await self._read(lambda reader: reader.runs(limit=1, tenant=tenant, run=run_id)) or []
         live = self._runs.snapshot(tenant, run_id, self._gateway.clock.now(), self._sent_at)
-        # All that is left of a run may be that it must not come back.
+        # A cancelled run may have left nothing but its tombstone.
         if live is None and not recorded and not self._runs.has_tombstone(tenant, run_id):
-            raise RunNotFound(f"there is no run `{run_id}`")
+            raise RunNotFound(f"unknown run `{run_id}`")
         summary = recorded[0] if recorded else None
         ledger_is_ahead = live is None or (summary is not None and summary.jobs > live.totals.jobs)
         tree = await self._read(lambda reader: reader.tree(tenant, run_id)) if ledger_is_ahead and summary else None
@@ -159,14 +159,14 @@ class RunEndpoints:
         reader = self._reader
         if reader is None:
             return None
-        async with self._reading:  # one at a time: it has one connection
+        async with self._reading:  # one at a time: the reader has one connection
             return await asyncio.to_thread(read_query, reader)
 
     def _sent_at(self, job_id: str) -> float | None:
         attempt = self._gateway.attempt_of(job_id)
         return None if attempt is None else attempt.sent_at
 
-    # -- all of them -------------------------------------------------------------------------------------------------
+    # -- listing -----------------------------------------------------------------------------------------------------
 
     async def _list(self, tenant: str, params: dict[str, str]) -> dict[str, Any]:
         limit = _number(params, "limit", 20, minimum=1, maximum=MAX_LISTED)
@@ -193,14 +193,14 @@ class RunEndpoints:
             if len(found) > limit or (since is not None and at < since):
                 break
         until, is_all = before, False
-        for _ in range(_MAX_CONCURRENT_READS):
+        for _ in range(_MAX_LEDGER_READS):
             read_query = partial(
                 _recorded_runs, limit=limit + 1, tenant=tenant, since=since, parent=parent, before=until
             )
             recorded = await self._read(read_query) or []
             for row in recorded:
                 at, item_status = row.ended_at, self._recorded_status(row)
-                # What is known stands where memory has it.
+                # A run in memory is listed from there.
                 if not self._runs.has_run(tenant, row.run_id) and is_wanted(at, item_status, row.parent_run):
                     found[row.run_id] = (at, recorded_run_item(row, item_status))
             is_all = len(recorded) <= limit
@@ -224,13 +224,13 @@ def _recorded_runs(reader: RunQueries, **requested: Any) -> list[RunSummary]:
     return reader.runs(**requested)
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------------------------
 
 
 def _identifier(raw: str) -> str:
     text = unquote(raw, "latin-1")
     if _IDENTIFIER.fullmatch(text) is None:
-        raise InvalidRequest("a run's id is 1 to 256 printable ASCII characters without spaces", param="id")
+        raise InvalidRequest("a run id must be 1 to 256 printable ASCII characters without spaces", param="id")
     return text
 
 
@@ -238,8 +238,8 @@ def _parse_query(query: str, *names: str) -> dict[str, str]:
     params = dict(parse_qsl(query, keep_blank_values=True, encoding="latin-1"))
     for name in params:
         if name not in names:
-            known = f"; there is {', '.join(names)}" if names else ""
-            raise InvalidRequest(f"there is no such query parameter here{known}", param="query")
+            known = f"supported are {', '.join(names)}" if names else "this path has none"
+            raise InvalidRequest(f"unknown query parameter; {known}", param="query")
     return params
 
 
@@ -248,7 +248,7 @@ def _number(params: dict[str, str], name: str, default: int, *, minimum: int, ma
     if text is None:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not minimum <= int(text) <= maximum:
-        raise InvalidRequest(f"`{name}` must be a whole number from {minimum} to {maximum}", param=name)
+        raise InvalidRequest(f"`{name}` must be an integer from {minimum} to {maximum}", param=name)
     return int(text)
 
 
@@ -267,7 +267,7 @@ def _cursor(text: str | None) -> float | None:
     try:
         at = msgspec.json.decode(base64.urlsafe_b64decode(text.encode("latin-1")), type=float)
     except (binascii.Error, msgspec.MsgspecError, ValueError):
-        raise InvalidRequest("`cursor` is none that a listing has given", param="cursor") from None
+        raise InvalidRequest("invalid cursor", param="cursor") from None
     return at
 
 

@@ -1,1 +1,1 @@
-"""Accounts: the recorder that keeps the ledger off the hot path."""
+"""The ledger: recorder, schema, queries and stores."""

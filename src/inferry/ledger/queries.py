@@ -1,10 +1,24 @@
-"""The read side of the ledger, added up by the database."""
+"""Reads and aggregates the ledger. The database computes the sums."""
 
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Engine, FromClause, and_, case, func, literal, not_, or_, select, text
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Engine,
+    FromClause,
+    Select,
+    and_,
+    case,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from inferry.domain.lanes import Lane
@@ -19,7 +33,7 @@ Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
 
 
 class LedgerQueries:
-    """Questions to a ledger, newest first. Owns the engine and one thread's worth of it; close it, or use `with`."""
+    """Queries of a ledger, newest first. Owns the engine; use it from one thread, and close it or use `with`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -36,13 +50,13 @@ class LedgerQueries:
         self._engine.dispose()
 
     def query_spending(self, wall: float) -> list[Spending]:
-        """What everybody has spent in this UTC day and month, and in runs that are not over."""
+        """What tenants, keys and unfinished runs have spent, for this UTC day and month."""
         return query_spending(self._engine, wall)
 
     def jobs(
         self, *, limit: int = 20, tenant: str | None = None, run: str | None = None, since: float | None = None
     ) -> list[LedgerEntry]:
-        """The attempts that ended last, at or after `since`."""
+        """The latest attempts that ended at or after `since`."""
         query = (
             select(attempts)
             .where(*_matching(tenant, run, since))
@@ -62,68 +76,23 @@ class LedgerQueries:
         parent: str | None = None,
         before: float | None = None,
     ) -> list[RunSummary]:
-        """The runs in which something ended at or after `since` and nothing at `before` or later, each as a whole.
+        """The latest runs with an attempt that ended at or after `since`, and none that ended at or after `before`.
 
-        `parent` asks for the sub-runs of one run.
+        Each is summed over all its attempts. `parent` selects the sub-runs of one run.
         """
-        last_end = func.max(attempts.c.ended_at)
-        chosen = (
-            select(attempts.c.tenant, attempts.c.run_id)
-            .where(*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent]))
-            .group_by(attempts.c.tenant, attempts.c.run_id)
-            .having(*([] if before is None else [last_end < before]))
-            .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
-            .limit(limit)
-            .cte("chosen")
-        )
-        # Attempts that were never sent have no wait; they stand in a line of their own, out of the ranks.
-        partition = (attempts.c.tenant, attempts.c.run_id, attempts.c.queue_ms.is_(None))
-        ranked = (
-            select(
-                attempts,
-                _is_last(attempts).label("is_last"),
-                func.row_number().over(partition_by=partition, order_by=attempts.c.queue_ms).label("rank"),
-                func.count(attempts.c.queue_ms).over(partition_by=partition).label("waits"),
-                _uncovered_s(_ARRIVED_AT, partition[:2]).label("active_s"),
-                _uncovered_s(_SENT_AT, partition).label("running_s"),
-            )
-            .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
-            .cte("ranked")
-        )
-        row = ranked.c
-        is_middle = and_(row.queue_ms.is_not(None), (row.rank * 2).between(row.waits, row.waits + 2))
-        query = (
-            select(
-                row.tenant,
-                row.run_id,
-                func.max(row.parent_run).label("parent_run"),
-                *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
-                func.count(row.step_id.distinct()).label("steps"),
-                *_counts(row),
-                *_usage(row),
-                func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
-                func.avg(row.queue_ms).label("queue_ms_mean"),
-                func.max(row.queue_ms).label("queue_ms_max"),
-                (1000 * func.sum(row.active_s)).label("active_ms"),
-                (1000 * func.sum(row.running_s)).label("running_ms"),
-                func.sum(row.cost_nanos).label("cost_nanos"),
-                func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
-                func.max(row.ended_at).label("ended_at"),
-            )
-            .group_by(row.tenant, row.run_id)
-            .order_by(func.max(row.ended_at).desc(), row.tenant, row.run_id)
-        )
+        conditions = [*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent])]
+        query = _run_totals(_ranked(_newest_runs(conditions, before, limit)).c)
         with self._engine.connect() as connection:
             return [_run(dict(row)) for row in connection.execute(query).mappings()]
 
     def has_run(self, tenant: str, run: str) -> bool:
-        """Whether anything of the run has ended."""
+        """Whether an attempt of the run has ended."""
         query = select(attempts.c.job_id).where(*_matching(tenant, run, None)).limit(1)
         with self._engine.connect() as connection:
             return connection.execute(query).first() is not None
 
     def sub_runs(self, tenant: str, run: str, limit: int = 100) -> list[str]:
-        """The runs that name this one as their parent, the one that was heard of last first."""
+        """The runs that name this one as their parent, the latest first."""
         query = (
             select(attempts.c.run_id)
             .where(attempts.c.tenant == tenant, attempts.c.parent_run == run)
@@ -135,9 +104,9 @@ class LedgerQueries:
             return list(connection.execute(query).scalars())
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
-        """The run and everything below it."""
+        """Totals of the run and its descendants."""
         below = select(literal(run).label("run_id")).cte("below", recursive=True)
-        # A union without duplicates ends also where rows name each other in a circle.
+        # UNION removes duplicates, so the recursion ends even where rows form a cycle.
         below = below.union(
             select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
         )
@@ -154,7 +123,7 @@ class LedgerQueries:
             return TreeSummary(**connection.execute(query).mappings().one())
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
-        """Tenant and name of the runs that lost a job by being cancelled, at or after `since`."""
+        """(tenant, run) of the runs that had a job cancelled with their run at or after `since`."""
         query = (
             select(attempts.c.tenant, attempts.c.run_id)
             .where(attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled")
@@ -164,7 +133,7 @@ class LedgerQueries:
             return [(tenant, run_id) for tenant, run_id in connection.execute(query)]
 
     def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
-        """Every tenant by what ended at or after `since`, the largest use of tokens first."""
+        """Totals per tenant of the attempts that ended at or after `since`, the most tokens first."""
         counted = (
             select(attempts, _is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
         )
@@ -176,7 +145,7 @@ class LedgerQueries:
                 func.count(row.run_id.distinct()).label("runs"),
                 *_counts(row),
                 *_usage(row),
-                # Division by zero is NULL.
+                # NULL instead of a division by zero.
                 (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
                 func.avg(row.queue_ms).label("queue_ms_mean"),
                 func.avg(row.batch_size).label("batch_size_mean"),
@@ -194,7 +163,7 @@ _JOB_OUTCOMES = {
     "cancelled": (Outcome.CANCELLED,),
     "expired": (Outcome.EXPIRED,),
 }
-"""How a job ended, by how its last attempt did. One that was stopped and could not go on has failed."""
+"""A job's outcome by the outcomes of its last attempt. One preempted without a later attempt has failed."""
 
 
 def _matching(tenant: str | None, run: str | None, since: float | None) -> Sequence[ColumnElement[bool]]:
@@ -208,12 +177,70 @@ def _matching(tenant: str | None, run: str | None, since: float | None) -> Seque
     return conditions
 
 
+def _newest_runs(conditions: Sequence[ColumnElement[bool]], before: float | None, limit: int) -> CTE:
+    """The ids of the runs that match, the latest end first."""
+    last_end = func.max(attempts.c.ended_at)
+    return (
+        select(attempts.c.tenant, attempts.c.run_id)
+        .where(*conditions)
+        .group_by(attempts.c.tenant, attempts.c.run_id)
+        .having(*([] if before is None else [last_end < before]))
+        .order_by(last_end.desc(), attempts.c.tenant, attempts.c.run_id)
+        .limit(limit)
+        .cte("chosen")
+    )
+
+
+def _ranked(chosen: CTE) -> CTE:
+    """The attempts of these runs, ranked by their time in the queue, with the active time that each adds."""
+    # Attempts that were never sent have no queue time: a partition of their own keeps them out of the ranks.
+    partition = (attempts.c.tenant, attempts.c.run_id, attempts.c.queue_ms.is_(None))
+    return (
+        select(
+            attempts,
+            _is_last(attempts).label("is_last"),
+            func.row_number().over(partition_by=partition, order_by=attempts.c.queue_ms).label("rank"),
+            func.count(attempts.c.queue_ms).over(partition_by=partition).label("waits"),
+            _uncovered_s(_ARRIVED_AT, partition[:2]).label("active_s"),
+            _uncovered_s(_SENT_AT, partition).label("running_s"),
+        )
+        .join(chosen, and_(chosen.c.tenant == attempts.c.tenant, chosen.c.run_id == attempts.c.run_id))
+        .cte("ranked")
+    )
+
+
+def _run_totals(row: Columns) -> Select[Any]:
+    """One row per run from the columns of `_ranked`."""
+    is_middle = and_(row.queue_ms.is_not(None), (row.rank * 2).between(row.waits, row.waits + 2))
+    return (
+        select(
+            row.tenant,
+            row.run_id,
+            func.max(row.parent_run).label("parent_run"),
+            *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
+            func.count(row.step_id.distinct()).label("steps"),
+            *_counts(row),
+            *_usage(row),
+            func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
+            func.avg(row.queue_ms).label("queue_ms_mean"),
+            func.max(row.queue_ms).label("queue_ms_max"),
+            (1000 * func.sum(row.active_s)).label("active_ms"),
+            (1000 * func.sum(row.running_s)).label("running_ms"),
+            func.sum(row.cost_nanos).label("cost_nanos"),
+            func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
+            func.max(row.ended_at).label("ended_at"),
+        )
+        .group_by(row.tenant, row.run_id)
+        .order_by(func.max(row.ended_at).desc(), row.tenant, row.run_id)
+    )
+
+
 _ARRIVED_AT: ColumnElement[float] = attempts.c.ended_at - attempts.c.total_ms / 1000
 _SENT_AT: ColumnElement[float] = _ARRIVED_AT + attempts.c.queue_ms / 1000
 
 
 def _uncovered_s(start: ColumnElement[float], partition: Sequence[ColumnElement[Any]]) -> ColumnElement[float]:
-    """How much an attempt adds to the time in which something was going on: what none that began earlier covers."""
+    """Seconds that an attempt adds to the union of the intervals: those that no earlier attempt covers."""
     end = attempts.c.ended_at
     order = (start, end, attempts.c.job_id, attempts.c.attempt)
     reached = func.max(end).over(partition_by=partition, order_by=order, rows=(None, -1))
@@ -226,9 +253,9 @@ def _uncovered_s(start: ColumnElement[float], partition: Sequence[ColumnElement[
 
 
 def _is_last(table: FromClause) -> ColumnElement[bool]:
-    """Whether the job was not tried again."""
+    """Whether this is the last attempt of its job."""
     later = attempts.alias("later")
-    # The literal `attempt > 1` is implied, and lets the database use the index of the few that were.
+    # The literal `attempt > 1` is implied, and lets the database use the partial index of retried attempts.
     retried = and_(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt, later.c.attempt > text("1"))
     return not_(select(later.c.job_id).where(retried).exists())
 

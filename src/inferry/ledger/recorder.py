@@ -1,9 +1,9 @@
-"""From the event loop to the ledger without waiting: entries go in on one side, batches come out on the other.
+"""Writes ledger entries in batches from a thread, so that the event loop never waits for the ledger.
 
-Who owns what. One owner makes a `Recorder` and closes it; the recorder owns its ledger and closes it too, and nobody
-else calls that ledger. `record` belongs to one thread, the event loop's. The writer thread alone talks to the ledger.
-The two share a deque and counters that each have a single writer, so the loop takes no lock. `flush` and `close` block
-and belong outside the loop. The thread ends with `close`.
+Ownership: the recorder owns its ledger and closes it; no other component calls that ledger. Only the event loop's
+thread calls `record`; only the writer thread calls the ledger. The two share a deque and counters with a single writer
+each, so the event loop takes no lock. `flush` and `close` block and must not be called on the event loop. `close` ends
+the thread.
 """
 
 import logging
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 INITIAL_RETRY_S = 0.05
 MAX_RETRY_S = 5.0
-# What a ledger raises for an entry that it can never hold, such as a lone surrogate or a number of 70 bits.
+# Raised by a ledger for an entry that it can never store, for example a lone surrogate or a 70-bit number.
 UNSTORABLE = (ValueError, TypeError, OverflowError)
 
 
 class Recorder:
-    """Keeps entries until they are written, in the order they came.
+    """Buffers entries until they are written, in their order.
 
-    A failing ledger is asked again until it answers. Meanwhile at most `max_buffered` entries are kept; beyond that the
-    newest are dropped and counted, because what is already in line is older than the trouble.
+    Failed writes are repeated until they succeed. Meanwhile at most `max_buffered` entries are kept; later ones are
+    dropped and counted.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Recorder:
         self._max_batch = max_batch
         self._max_buffered = max_buffered
         self._buffer: deque[LedgerEntry] = deque()
-        # Written by the loop alone.
+        # Written by the event loop only.
         self._accepted = 0
         self._dropped = 0
-        # Written by the writer alone.
+        # Written by the writer thread only.
         self._written = 0
         self._discarded = 0
         self._settled = 0
@@ -71,35 +71,35 @@ class Recorder:
 
     @property
     def accepted(self) -> int:
-        """Entries taken in so far."""
+        """Entries accepted so far."""
         return self._accepted
 
     @property
     def settled(self) -> int:
-        """How many of those taken in are written or dropped."""
+        """Accepted entries that are written or dropped."""
         return self._settled
 
     @property
     def buffered(self) -> int:
-        """Entries taken in and not yet written or dropped."""
+        """Accepted entries that are not yet written or dropped."""
         return self._accepted - self._settled
 
     def record(self, entry: LedgerEntry) -> None:
-        """Take the entry in and return at once, whatever the ledger is doing."""
+        """Accept the entry. Never blocks."""
         buffered = self._accepted - self._settled
         if buffered >= self._max_buffered or self._closing.is_set():
             self._drop()
             return
         self._buffer.append(entry)
         self._accepted += 1
-        # Append first, then look: the writer clears the flag before it looks at the buffer, so none is overlooked.
+        # Append before the check: the writer clears the flag before it reads the buffer, so no entry is missed.
         if not self._wake.is_set():
             self._wake.set()
         if buffered + 1 >= self._max_batch and not self._flush_requested.is_set():
             self._flush_requested.set()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was recorded before is written or dropped; False if `timeout` seconds were too few."""
+        """Wait until all entries recorded before are written or dropped; False after `timeout` seconds."""
         target = self._accepted
         self._flush_requested.set()
         self._wake.set()
@@ -107,29 +107,29 @@ class Recorder:
             return self._progress.wait_for(lambda: self._settled >= target, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write what is left, then end the thread and close the ledger.
+        """Write the remaining entries, then end the thread and close the ledger. Idempotent.
 
-        Record nothing any more once this is called. A ledger that still fails after `timeout` seconds loses what is
-        left, which is counted and logged. Calling it again does nothing.
+        `record` must not be called after this. Entries that cannot be written within `timeout` seconds are dropped,
+        counted and logged.
         """
         if self._give_up_at is None:
             self._give_up_at = time.monotonic() + timeout
         self._closing.set()
         self._flush_requested.set()
         self._wake.set()
-        # A little longer than the writer's own limit, so that it can give up and say what was lost.
+        # Slightly longer than the writer's own limit, so that the writer can log what was lost.
         self._writer.join(timeout + 1.0)
         if self._writer.is_alive():
             log.error("the ledger does not respond; %d entries were not written", self.buffered)
 
     def _drop(self) -> None:
         self._dropped += 1
-        # Once per doubling: loud at the start, and no flood while the loop is at its busiest.
+        # Logged once per doubling of the number, to limit the log under load.
         if self._dropped & (self._dropped - 1) == 0:
             reason = "the recorder is closed" if self._closing.is_set() else "its buffer is full"
             log.error("ledger entries dropped so far: %d (%s)", self._dropped, reason)
 
-    # --- the writer thread
+    # -- the writer thread -------------------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
         try:
@@ -153,7 +153,7 @@ class Recorder:
         return [buffer.popleft() for _ in range(min(len(buffer), self._max_batch))]
 
     def _write(self, batch: list[LedgerEntry]) -> None:
-        """Return once every entry of the batch is written or given up."""
+        """Return when every entry of the batch is written or dropped."""
         failures = 0
         while True:
             try:
@@ -175,21 +175,21 @@ class Recorder:
                 return
 
     def _wait_to_retry(self, error: Exception, failures: int, size: int) -> bool:
-        """Wait before the next try; False once closing has used up its time and the batch is lost."""
+        """Wait before the next try; False where the time for closing is over and the batch is lost."""
         delay_s = min(INITIAL_RETRY_S * 2 ** min(failures - 1, 16), MAX_RETRY_S)
         if self._give_up_at is not None and time.monotonic() + delay_s >= self._give_up_at:
             log.error("ledger write failed while closing, %d entries lost: %s", size, error)
             self._settle(discarded=size)
             return False
         log.error(
-            "ledger write failed (try %d, again in %.2f s; %d entries waiting, %d dropped): %s",
+            "ledger write failed (try %d, next in %.2f s; %d entries waiting, %d dropped): %s",
             failures,
             delay_s,
             self.buffered,
             self.dropped,
             error,
         )
-        # Closing cuts the wait short once; after that its own limit decides.
+        # Closing ends the wait early once; after that its own limit applies.
         if self._closing.is_set():
             time.sleep(delay_s)
         else:

@@ -1,8 +1,8 @@
-"""What people ask the ledger: values that the read side answers with.
+"""Results of ledger queries.
 
-Tokens and GPU-seconds are those of all attempts, since all were paid for; the cached tokens are part of the prompt's.
-Jobs count by how their last attempt ended. `gpu_seconds` is the sum of what is known, None where nothing is. Times are
-seconds since the Unix epoch.
+Tokens and GPU-seconds are sums over all attempts; cached tokens are part of the prompt tokens. Jobs count by the
+outcome of their last attempt. `gpu_seconds` is the sum of the known values, None where none is known. Times are seconds
+since the Unix epoch.
 """
 
 from msgspec import Struct
@@ -13,8 +13,8 @@ __all__ = ["RunSummary", "TenantSummary"]
 
 
 class TenantSummary(Struct, frozen=True, kw_only=True):
-    """One tenant. `tokens_per_gpu_second` counts what a GPU computed and was charged for: prompt less cached, and
-    output, of the attempts whose GPU time is known."""
+    """One tenant. `tokens_per_gpu_second` counts computed tokens (prompt less cached, and output) of the attempts with
+    known GPU time."""
 
     tenant: str
     runs: int

@@ -1,4 +1,4 @@
-"""The ledger's tables, for every database that SQLAlchemy speaks to: what was done, and for whom it may be done."""
+"""The tables of the ledger's database: attempts, tenants, keys and budget watermarks."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
@@ -39,7 +39,7 @@ attempts = Table(
     Index("attempts_by_end", "ended_at"),
 )
 
-# Few jobs are tried twice, so this stays tiny, and "was this job tried again?" costs no search of the whole table.
+# A partial index: few jobs are retried, so it stays small, and finding a later attempt scans no table.
 IS_RETRY = attempts.c.attempt > 1
 Index("attempts_retried", attempts.c.job_id, attempts.c.attempt, sqlite_where=IS_RETRY, postgresql_where=IS_RETRY)
 
@@ -54,7 +54,7 @@ tenants = Table(
     Column("disabled", Boolean, nullable=False),
 )
 
-# Rows stay when a key is revoked: the ledger names them, and a gateway that has had a key never opens again by itself.
+# Rows of revoked keys stay: the ledger refers to them, and a gateway that ever had a key keeps requiring one.
 keys = Table(
     "keys",
     metadata,
@@ -69,7 +69,7 @@ keys = Table(
     Index("keys_by_tenant", "tenant"),
 )
 
-# Counted up with every change of tenants and keys, so that asking whether there was one is asking for one row.
+# Incremented with every change of tenants and keys, so that one row shows whether there was a change.
 changes = Table(
     "changes",
     metadata,
@@ -77,7 +77,7 @@ changes = Table(
     Column("version", Integer, nullable=False),
 )
 
-# What accounts of budgets may have used at most, written before they use it. Few rows: those of accounts in use.
+# Upper bounds of what budget accounts have used, written before use. Few rows: one per account in use.
 watermarks = Table(
     "watermarks",
     metadata,
@@ -91,7 +91,7 @@ watermarks = Table(
     Column("at", Float, nullable=False),
 )
 
-# Most runs have no parent; those that have are found from it.
+# A partial index: most runs have no parent.
 HAS_PARENT = attempts.c.parent_run.is_not(None)
 Index(
     "attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=HAS_PARENT, postgresql_where=HAS_PARENT

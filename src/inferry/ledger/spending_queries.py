@@ -1,8 +1,7 @@
-"""What was spent of budgets before the gateway was started, added up by the database.
+"""Spending of budgets before the gateway was started, summed by the database.
 
-Attempts count as their tenants were charged: answers, and what clients had computed who then left. What was lost with a
-worker or preempted cost its tenant nothing; the attempt that went on with it has all of it in its own account. A job is
-found here in the day in which it ended.
+Attempts count as tenants were charged: completed ones, and those whose client disconnected. Lost and preempted attempts
+cost nothing; the attempt that resumed them has all tokens. A job counts in the day in which it ended.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,9 @@ from inferry.domain.spending import Period, Spending
 from inferry.ledger.schema import attempts
 
 ACTIVE_S = 86_400.0
-"""Runs in whose tree nothing has ended for so long are over."""
+"""A run is over when no attempt of its tree has ended for this long."""
 HISTORY_S = 7 * 86_400.0
-"""How far back the spending of a run is added up that is not over."""
+"""How far back the spending of an unfinished run is summed."""
 
 _BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)
 _row = attempts.c
@@ -35,7 +34,7 @@ def query_spending(
     active_s: float = ACTIVE_S,
     history_s: float = HISTORY_S,
 ) -> list[Spending]:
-    """What everybody, or one tenant, has spent in this UTC day and month, and in runs that are not over."""
+    """Spending of all tenants, or of one, in this UTC day and month, and of unfinished runs."""
     today = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     charged: list[ColumnElement[bool]] = [_row.outcome.in_(_BILLABLE_OUTCOMES), _row.shared_with.is_(None)]
     if tenant is not None:
@@ -51,7 +50,7 @@ def query_spending(
 def _since(
     connection: Connection, charged: list[ColumnElement[bool]], period: Period, begin: float, wall: float
 ) -> Iterator[Spending]:
-    """By key, then by tenant. Jobs without a key are the tenant's alone."""
+    """Spending by key, then by tenant. Jobs without a key count for the tenant only."""
     query = (
         select(_row.tenant, _row.key_id, _TOKENS, _NANOS)
         .where(*charged, _row.ended_at >= begin)
@@ -61,7 +60,7 @@ def _since(
     tenants: dict[str, tuple[int, int]] = {}
     for tenant, key_id, tokens, nanos in connection.execute(query):
         before = tenants.get(tenant, (0, 0))
-        tokens, nanos = int(tokens), int(nanos)  # some databases add up whole numbers to decimals
+        tokens, nanos = int(tokens), int(nanos)  # some databases sum integers to decimals
         tenants[tenant] = (before[0] + tokens, before[1] + nanos)
         if key_id is not None:
             yield Spending(tenant=tenant, period=period, tokens=tokens, nanos=nanos, at=wall, key_id=key_id)
@@ -72,8 +71,8 @@ def _since(
 def _runs(
     connection: Connection, charged: list[ColumnElement[bool]], since: float, active_since: float
 ) -> Iterator[Spending]:
-    """Each with all that is below it."""
-    # A call that names no run is one of its own: nobody asks for it again, and it counts only for runs above it.
+    """Spending of unfinished runs, each with its descendants."""
+    # A call without a run id is a run of its own, which is never looked up: it counts for its ancestors only.
     is_anonymous = _row.run_id == _row.job_id
     query = (
         select(
@@ -115,7 +114,7 @@ def _runs(
 
 
 def _lineage(found: Mapping[tuple[str, str], Any], row: Any) -> list[str]:
-    """The run, its parent and so on up, as far as is known, and never in a circle."""
+    """The run and its known ancestors. Stops at a cycle."""
     lineage: list[str] = [row.run_id]
     above: str | None = row.parent_run
     while above is not None and above not in lineage:

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for streams: parsed by httptools, handed on by callbacks, no task and no queue in between.
+"""A small HTTP/1.1 client for streams: httptools parses, callbacks deliver, without tasks or queues.
 
-Everything belongs to one event loop. A connection carries one exchange at a time; the exchange is told its head, its
-body as it comes (what arrived together is told together), and then exactly once how it went: `on_end` or `on_lost`.
+Everything belongs to one event loop. A connection carries one exchange at a time. The exchange gets `on_head`,
+`on_body` once per read, and then exactly one of `on_end` and `on_lost`.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_IDLE_S = 4.0
-"""Idle connections older than this are not used again: servers commonly close theirs after five seconds."""
+"""Connections that were idle for longer are not reused: servers commonly close theirs after five seconds."""
 DISCARD_TIMEOUT_S = 1.0
-"""How long the rest of an answer may take whose reader has all it wants; then its connection is closed."""
+"""How long the rest of a discarded response may take before its connection is closed."""
 ZERO_COPY_MIN_BYTES = 16_384
-"""Longer bodies are handed to the kernel as they are instead of being joined to their head first."""
+"""Longer bodies are written separately instead of being copied behind their head."""
 
 
 Request = tuple[bytes | memoryview, ...]
 
 
 class Exchange(Protocol):
-    """Whoever waits for an answer."""
+    """Receives one response."""
 
     def on_head(self, status: int) -> None: ...
 
@@ -34,11 +34,11 @@ class Exchange(Protocol):
     def on_end(self) -> None: ...
 
     def on_lost(self, cause: str) -> None:
-        """The connection broke, or what came was not HTTP."""
+        """The connection was lost, or the response was not HTTP."""
 
 
 class _Discard:
-    """Reads the rest of an answer that nobody wants."""
+    """Reads and discards the rest of a response."""
 
     def on_head(self, status: int) -> None: ...
 
@@ -68,12 +68,12 @@ class Client:
         self._open: set[Connection] = set()
 
     def free(self) -> "Connection | None":
-        """A kept connection, if there is one."""
+        """An idle connection, or None."""
         if not self._idle:
             return None
         now = time.monotonic()
         while self._idle:
-            connection = self._idle.pop()  # the one used last is the least likely to be closed by now
+            connection = self._idle.pop()  # the one used last is the least likely to be closed
             if connection.is_usable and now - connection.idle_since < MAX_IDLE_S:
                 return connection
             connection.close()
@@ -88,7 +88,7 @@ class Client:
         return protocol
 
     def request(self, method: bytes, path: bytes, headers: bytes, *body: bytes | memoryview) -> Request:
-        """A request, in parts; `headers` are complete lines."""
+        """A request as parts to write. `headers` are complete lines."""
         length = 0
         for part in body:
             length += len(part)
@@ -107,7 +107,7 @@ class Client:
             connection.close()
         self._idle.clear()
 
-    # For connections alone.
+    # For connections only.
 
     def opened(self, connection: "Connection") -> None:
         self._open.add(connection)
@@ -120,7 +120,7 @@ class Client:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `start` an exchange, or `close` it, which is also how an exchange is given up."""
+    """One connection. `start` begins an exchange; `close` also abandons it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -132,8 +132,8 @@ class Connection(asyncio.Protocol):
         self._has_head = False
         self._can_keep_alive = False
         self._discard_timer: asyncio.TimerHandle | None = None
-        self.rate_limit_headers: dict[bytes, bytes] = {}  # headers that say how much more may be asked, and when
-        self.is_complete = False  # the whole answer has come
+        self.rate_limit_headers: dict[bytes, bytes] = {}  # rate limit and retry headers of the response
+        self.is_complete = False  # the whole response has arrived
         self.idle_since = 0.0
         self.was_used = False
 
@@ -153,22 +153,22 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)
 
     def transfer(self, exchange: Exchange) -> None:
-        """From here on somebody else hears the rest of the answer."""
+        """Deliver the rest of the response to another exchange."""
         self._exchange = exchange
 
     def discard_rest(self) -> None:
-        """The exchange has all it wants and hears nothing more. If the answer ends soon, the connection is kept."""
+        """Detach the exchange. The connection is reused if the response ends within the limit."""
         self._exchange = _discard
         self._discard_timer = asyncio.get_running_loop().call_later(DISCARD_TIMEOUT_S, self.close)
 
     def close(self) -> None:
-        """Drop the connection; an exchange that was running hears nothing more."""
+        """Close the connection without a callback to the exchange."""
         self._exchange = None
         self._cancel_discard_timer()
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio's callbacks.
+    # -- asyncio's callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's, so this cannot be checked.
@@ -180,10 +180,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            is_http = self._can_keep_alive = False  # what was read before it counts
+            is_http = self._can_keep_alive = False  # what was parsed before the error counts
         exchange = self._exchange
         if exchange is None:
-            self.close()  # nobody asked
+            self.close()  # data without a request
             return
         if self._body:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -192,21 +192,21 @@ class Connection(asyncio.Protocol):
         if self.is_complete and self._exchange is not None:
             self._finish(self._exchange)
         elif not is_http:
-            self._lose("it did not answer in HTTP")
+            self._lose("invalid HTTP response")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.closed(self)
         self._cancel_discard_timer()
-        self._parser = None  # it holds this connection in turn, and the collector comes seldom
+        self._parser = None  # breaks a reference cycle
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
         if exc is None and self._has_head and not self._has_framing:
-            exchange.on_end()  # an answer without a length ends with its connection
+            exchange.on_end()  # a response without a length ends with its connection
         else:
-            exchange.on_lost(type(exc).__name__ if exc is not None else "the connection was closed")
+            exchange.on_lost(type(exc).__name__ if exc is not None else "closed by the server")
 
-    # httptools' callbacks.
+    # -- httptools' callbacks ----------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self.is_complete:
-            self._can_keep_alive = False  # another answer right behind the one that was asked for
+            self._can_keep_alive = False  # a second response behind the first
         elif status >= 200 and self._exchange is not None:
             self._has_head = True
             self._exchange.on_head(status)

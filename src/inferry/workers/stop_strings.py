@@ -1,10 +1,10 @@
-"""Stop strings of a job that goes on elsewhere, looked for across the point where it broke off.
+"""Stop strings of a resumed job, matched across its resume point.
 
-An engine looks for stop strings in what it writes itself, and while one may still be completed it holds text back: as
-many characters as the longest has, less one (vLLM's rule). So an attempt that broke off has delivered less text than
-its token ids stand for, and a stop string may begin before the break and end behind it. The server that goes on is
-therefore sent no stop strings. They are looked for here, by the same rule, in the text that went before and the text
-that comes, and the text that had been held back is delivered first.
+An engine matches stop strings in its own output only. While one may still be completed it holds text back: as many
+characters as the longest stop string has, less one (vLLM's rule). So a lost attempt has delivered less text than its
+token ids stand for, and a stop string may begin before the resume point and end after it. The resumed request
+therefore has no stop strings. This module matches them by the same rule over the text before and after the resume
+point, and delivers the text held back first.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ import msgspec
 from inferry.domain.jobs import InferenceJob, ResumePoint
 
 COMPARED_CHARS = 64
-"""How much of what was delivered is compared with what the ids read as."""
+"""Characters of the delivered text that are compared with the detokenised text."""
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class StopMatcher:
-    """Text after a break, as an undisturbed engine would have delivered it.
+    """Delivers text after a resume point as an undisturbed engine would have done.
 
-    `before` is the end of the text so far, of which the last `unsent` characters have not been delivered. Law: the
-    pieces joined are the text from there on, cut where the stop string that is complete first begins (or ends, where
-    it is part of the output); of two that end together, the first of the list counts.
+    `before` is the end of the text so far, of which the last `unsent` characters were not delivered. Rule: the joined
+    pieces are the text from there on, cut at the start of the stop string that is complete first (or at its end, where
+    it is part of the output). Of two that end together, the first in the list counts.
     """
 
     __slots__ = ("_delivered", "_held_chars", "_includes_stop", "_max_stop_chars", "_min_tokens", "_stops", "_text")
@@ -41,7 +41,7 @@ class StopMatcher:
         self._min_tokens = min_tokens
 
     def push(self, text: str, tokens: int) -> tuple[str, str | None]:
-        """More text, with which there are `tokens` in all: what to deliver, and the stop string that ends it."""
+        """Add text, with `tokens` in total; return the text to deliver and the stop string that was matched."""
         start = len(self._text)
         self._text += text
         if text and tokens > self._min_tokens:
@@ -63,7 +63,7 @@ class StopMatcher:
         return piece, None
 
     def finish(self) -> str:
-        """What is left, at the end of the output."""
+        """The text held back, at the end of the output."""
         return self._take(len(self._text))
 
     @property
@@ -79,15 +79,15 @@ class StopMatcher:
 
 
 def held_back_chars(stops: Sequence[str], *, includes_stop: bool) -> int:
-    """How many characters an engine holds back for its stop strings."""
+    """Characters that an engine holds back for its stop strings."""
     return 0 if includes_stop else max(map(len, stops), default=1) - 1
 
 
 def resume_stop_matcher(job: InferenceJob, resume_point: ResumePoint, text: str) -> StopMatcher | None:
-    """Where the job goes on, with `text` as the end of its output so far; None where that is not what was delivered.
+    """A matcher for the resumed job. `text` is the end of its output so far.
 
-    What an earlier attempt had delivered it may say itself (`resume_point.unsent`); an engine's own attempt follows the
-    rule.
+    Returns None where `text` differs from the delivered text. The text held back is `resume_point.unsent`, or follows
+    from the rule where that is None.
     """
     stops = job.payload.sampling.stop
     fields = _fields_decoder.decode(job.payload.body)
@@ -108,6 +108,6 @@ def resume_stop_matcher(job: InferenceJob, resume_point: ResumePoint, text: str)
 
 
 def _ends_match(delivered: str, tail: str) -> bool:
-    """Whether both end alike, as far as both are known."""
+    """Whether both texts end alike, over at most COMPARED_CHARS characters that both have."""
     length = min(len(delivered), len(tail), COMPARED_CHARS)
     return delivered[len(delivered) - length :] == tail[len(tail) - length :]

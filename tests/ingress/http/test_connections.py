@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from inferry.ingress.http.connection import Connection
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.http.server import Server
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker

@@ -10,10 +10,12 @@ import pytest
 from inferry.domain.callers import ANONYMOUS
 from inferry.domain.errors import InvalidApiKey
 from inferry.ingress.http.chunked_body import MAX_EXTRA_BYTES
-from inferry.ingress.http.connection import LARGE_HEAD, MAX_PIPELINED_REQUESTS, Connection
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.connection import Connection
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.http.request_body import MAX_DISCARD_BYTES
 from inferry.ingress.http.request_head import MAX_HEADER_BYTES, MAX_HEADER_FIELDS
+from inferry.ingress.http.request_reader import LARGE_HEAD, MAX_PIPELINED_REQUESTS
 from support.fake_transport import FakeTransport, a_server, connect, converse, feed, say_ok
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -223,6 +225,21 @@ def test_a_caller_is_authenticated_once_and_again_after_a_pipelined_wait() -> No
     assert [one.caller for one in serve.requests] == [ANONYMOUS, None, ANONYMOUS]
 
 
+def test_a_caller_is_authenticated_again_after_a_wait_for_a_slow_reader() -> None:
+    def accepts_body(request: Request, peer: str) -> bool:
+        request.caller = ANONYMOUS
+        return True
+
+    serve = Served()
+    server, loop = a_server(serve, accepts_body=accepts_body)
+    connection, transport = connect(server, loop)
+    connection.pause_writing()
+    feed(connection, transport, loop, [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"])
+    assert serve.requests == []
+    connection.resume_writing()
+    assert [one.caller for one in serve.requests] == [None]
+
+
 # -- pipelines -------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +260,7 @@ def test_a_long_pipeline_is_read_as_it_is_answered() -> None:
     connection.data_received(GET * 1000)
     answered = 0
     while serve.replies:
-        assert len(connection._pipelined) <= MAX_PIPELINED_REQUESTS
+        assert len(connection._reader.requests) <= MAX_PIPELINED_REQUESTS
         assert transport.is_reading or len(connection._pending_data) > connection._pending_offset
         serve.replies.pop().respond(200, b"", b"")
         answered += 1
@@ -259,7 +276,7 @@ def test_large_heads_that_wait_are_not_many() -> None:
     server, loop = a_server(serve)
     connection, transport = connect(server, loop)
     connection.data_received(a_head(MAX_HEADER_BYTES) * 4)
-    assert len(connection._pipelined) <= 2
+    assert len(connection._reader.requests) <= 2
     assert not transport.is_reading
 
 
@@ -309,10 +326,10 @@ READ = 262_144
 
 def kept_bytes(connection: Connection) -> int:
     """What a connection keeps of what has come."""
-    size = len(connection._pending_data) + sum(one.head_bytes + len(one.body) for one in connection._pipelined)
-    if connection._buffer is not None:
-        size += len(connection._buffer.text)
-    body = connection._body
+    size = len(connection._pending_data) + sum(one.head_bytes + len(one.body) for one in connection._reader.requests)
+    if connection._reader._buffer is not None:
+        size += len(connection._reader._buffer.text)
+    body = connection._reader._body
     if body is not None:
         size += sum(len(part) for part in body._parts)
         if body._chunked is not None and body._chunked._buffer is not None:

@@ -15,7 +15,8 @@ from inferry.domain.errors import ContextLengthExceeded, GatewayError, InvalidRe
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ports import ModelCard
-from inferry.ingress.openai.parse import MAX_STOP_STRINGS, parse
+from inferry.ingress.openai.decode import MAX_STOP_STRINGS
+from inferry.ingress.openai.parse import parse
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.loop_helpers import ListLedger

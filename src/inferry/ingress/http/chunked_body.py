@@ -1,7 +1,7 @@
-"""Bodies that come in chunks: where their data is, and nothing of what stands around it.
+"""Decoder for bodies in chunks.
 
-Extensions of chunks and trailers mean nothing here. They are checked for their grammar (RFC 9112, 7.1), counted
-against a limit, and dropped: no trailer ever becomes a header.
+Chunk extensions and trailers are checked for their grammar (RFC 9112, 7.1), counted against a limit, and dropped: no
+trailer becomes a header.
 """
 
 import enum
@@ -10,9 +10,9 @@ import re
 from inferry.ingress.http.request_head import DelimitedBuffer, HttpProtocolError
 
 MAX_EXTRA_BYTES = 16_384
-"""Bytes of lines with chunk extensions and of trailers that one request may have."""
+"""Limit per request for lines with chunk extensions and for trailers."""
 
-_MAX_SIZE_LINE_BYTES = 18  # sixteen digits and the end of the line
+_MAX_SIZE_LINE_BYTES = 18  # sixteen digits and the line break
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t \x21-\x7e\x80-\xff])*"'
 _EXTENSION = rb"[ \t]*;[ \t]*" + _TOKEN + rb"(?:[ \t]*=[ \t]*(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?"
@@ -22,7 +22,7 @@ _TRAILERS = re.compile(rb"(?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
 
 
 class _State(enum.Enum):
-    """What has to come next."""
+    """What is expected next."""
 
     SIZE = "size"
     DATA = "data"
@@ -34,7 +34,7 @@ class _State(enum.Enum):
 
 
 class ChunkedDecoder:
-    """One body in chunks. `remaining` bytes of data come next, where that is not 0; else `read_framing` reads on."""
+    """One body in chunks. The next `remaining` bytes are data; where that is 0, `read_framing` comes next."""
 
     __slots__ = ("_buffer", "_extra", "_next", "remaining")
 
@@ -49,13 +49,13 @@ class ChunkedDecoder:
         return self._next is _State.NOTHING
 
     def advance(self, size: int) -> None:
-        """So many bytes of data have been read."""
+        """Count `size` bytes of data as read."""
         self.remaining -= size
         if not self.remaining:
             self._next = _State.CR
 
     def read_framing(self, data: bytes, at: int) -> int:
-        """Read what stands between data, beginning at `at`; where to go on. Raises Refused."""
+        """Read framing from offset `at`; return the offset behind it. Raises HttpProtocolError."""
         state = self._next
         if state is _State.CR:
             if data[at] != 13:
@@ -125,8 +125,8 @@ class ChunkedDecoder:
 
 
 def _malformed() -> HttpProtocolError:
-    return HttpProtocolError(400, "the body is not well-formed chunks")
+    return HttpProtocolError(400, "malformed chunked body")
 
 
 def _too_many_extra_bytes() -> HttpProtocolError:
-    return HttpProtocolError(431, f"chunk extensions and trailers of a request have at most {MAX_EXTRA_BYTES} bytes")
+    return HttpProtocolError(431, f"chunk extensions and trailers exceed {MAX_EXTRA_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""The HTTP server: it listens, and drains what was accepted before it leaves."""
+"""The HTTP server's life: listen, serve, drain, close."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ from inferry.ingress.http.server import Server
 log = logging.getLogger(__name__)
 
 ABANDON_GRACE_S = 2.0
-"""Once the grace is over: time for clients to be told."""
+"""After the drain timeout: time for the last responses to reach clients."""
 BACKLOG = 4096
 LISTENERS = 16
-"""Connections that are accepted in one turn of the event loop."""
+"""Listeners on one socket: connections accepted per iteration of the event loop."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, or an OSError that names the address."""
+    """A bound socket. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,21 +38,21 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def raise_file_limit() -> None:
-    """As many connections as the machine allows: a gateway is mostly open sockets."""
+    """Raise the limit of open files to the machine's maximum: every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def tune_gc() -> None:
-    """What is there by now stays for good, and calls make no cycles worth looking for after every few of them."""
+    """Exempt the objects that exist now from garbage collection, and collect less often: calls create few cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
 
 class StopSignals:
-    """The first SIGTERM or SIGINT asks for a drain, the second for an end to waiting."""
+    """The first SIGTERM or SIGINT starts a drain, the second ends it."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -83,7 +83,7 @@ async def serve(
     idle_timeout_s: float,
     drain_timeout_s: float,
 ) -> None:
-    """Serve until told to stop, then drain: refuse new work, finish what was accepted, leave."""
+    """Serve until a stop signal, then drain: refuse new calls, finish the accepted ones, close."""
     loop = asyncio.get_running_loop()
     server = Server(
         app.serve,
@@ -92,7 +92,7 @@ async def serve(
         idle_timeout_s=idle_timeout_s,
         accepts_body=app.accepts_body,
     )
-    # uvloop accepts one connection of a listener in a turn: a flood of them would keep the next client waiting.
+    # uvloop accepts one connection per listener and iteration: with one listener a flood would delay other clients.
     listeners: list[asyncio.Server] = []
     for _ in range(LISTENERS):
         again = sock.dup()
@@ -111,8 +111,8 @@ async def serve(
 
 
 async def _drain(server: Server, gateway: Gateway, force: asyncio.Event, grace_s: float) -> None:
-    """Refuse new work; return when every accepted call has been answered to its last byte, or the grace is over."""
-    log.info("draining: no new work, up to %.0f s for what is running (signal again to stop now)", grace_s)
+    """Refuse new calls; return when every accepted call was answered completely, or after `grace_s` seconds."""
+    log.info("draining: refusing new calls, waiting up to %.0f s for running ones (signal again to stop now)", grace_s)
     loop = asyncio.get_running_loop()
 
     async def finish_replies() -> None:
@@ -124,10 +124,10 @@ async def _drain(server: Server, gateway: Gateway, force: asyncio.Event, grace_s
     try:
         done, _ = await asyncio.wait({draining, forcing}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if draining not in done:
-            log.warning("ending what is left%s", "" if forcing in done else ": the grace is over")
+            log.warning("ending the remaining calls%s", "" if forcing in done else ": drain timeout reached")
             gateway.abandon()
             await asyncio.wait({draining}, timeout=ABANDON_GRACE_S)
-            gateway.abandon(immediately=True)  # workers that do not answer must not keep clients from being told
+            gateway.abandon(immediately=True)  # a worker that does not respond must not delay error responses
             await asyncio.wait({draining}, timeout=ABANDON_GRACE_S)
     finally:
         draining.cancel()

@@ -1,10 +1,10 @@
-"""Plain values of this room. Apart from what works with them, for mypyc compiles that and cannot compile structs."""
+"""Limits of the HTTP server, in a module of their own because mypyc cannot compile structs."""
 
 from msgspec import Struct
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """What one request may ask of the HTTP surface."""
+    """Limits per request."""
 
     max_body_bytes: int
     body_timeout_s: float

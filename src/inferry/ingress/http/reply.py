@@ -1,15 +1,12 @@
-"""One request of a client's connection, and the answer to it."""
+"""The response to one request of a client's connection."""
 
+import asyncio
 import http
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, InvalidRequest
+from inferry.domain.errors import InvalidRequest
 from inferry.ingress.errors import error_body
-
-if TYPE_CHECKING:
-    from inferry.ingress.http.connection import Connection
+from inferry.ingress.http.request import Request
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {
@@ -17,64 +14,54 @@ STATUS_LINES = {
 }
 
 
-class Request:
-    """One request, whole. `problem` says why its body could not be had, or may not be; the body is empty then.
+class ReplyChannel(asyncio.Protocol):
+    """What a reply needs of its connection. A class and not a typing Protocol: mypyc calls its methods directly."""
 
-    `length` is how long its body is said to be; -1 where it comes in chunks. `caller` is who sent it, once somebody has
-    asked. `protocol_error` is the status and the reason where this stands for what could not be understood.
-    """
+    __slots__ = ("is_paused", "peer")
 
-    __slots__ = (
-        "body",
-        "caller",
-        "head_bytes",
-        "headers",
-        "is_http10",
-        "keeps_alive",
-        "length",
-        "method",
-        "problem",
-        "protocol_error",
-        "target",
-    )
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.peer = ""
 
-    def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = b""
-        self.length = 0
-        self.head_bytes = 0
-        self.caller: Caller | None = None
-        self.problem: GatewayError | None = None
-        self.protocol_error: tuple[int, str] | None = None
-        self.is_http10 = False
-        self.keeps_alive = True
+    def keeps_alive_after(self, request: Request) -> bool:
+        """Whether the connection stays open after the response to this request."""
+        raise NotImplementedError
+
+    def send(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def end_reply(self, reply: "Reply", data: bytes) -> None:
+        """Send the last bytes of a response."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Reset the connection: a client cannot mistake a reset for a complete response."""
+        raise NotImplementedError
 
 
 class Reply:
-    """The answer to one request: `respond`, or `begin`, then any number of `write`, then `end`.
+    """The response to one request: `respond`, or `begin`, then any number of `write`, then `end`.
 
-    `on_disconnect` is called when the client leaves before the end, and from then on nothing is written. While
-    `is_paused` the client reads more slowly than it is written to, and what is written waits in memory; `on_writable`
-    tells when that is over. `heartbeat` is what may be put into a begun answer at any time without a meaning of its
-    own.
+    `on_disconnect` is called when the client disconnects before the end; nothing is written after that. `is_paused`
+    is True while the client reads more slowly than the gateway writes; written data then waits in memory, and
+    `on_writable` is called when the client has caught up. `heartbeat` is a piece without meaning that may be written
+    into a begun response at any time.
     """
 
     __slots__ = (
         "_begun",
-        "_connection",
+        "_channel",
         "_head",
-        "_request",
         "heartbeat",
         "is_disconnected",
         "on_disconnect",
         "on_writable",
+        "request",
     )
 
-    def __init__(self, connection: "Connection", request: Request) -> None:
-        self._connection = connection
-        self._request = request
+    def __init__(self, channel: ReplyChannel, request: Request) -> None:
+        self.request = request
+        self._channel = channel
         self._head = b""
         self._begun = False
         self.is_disconnected = False
@@ -84,26 +71,26 @@ class Reply:
 
     @property
     def is_paused(self) -> bool:
-        return self._connection.is_paused
+        return self._channel.is_paused
 
     @property
     def peer(self) -> str:
-        """The address at the other end of the connection; empty where it is not known any more."""
-        return self._connection.peer
+        """The client's address; empty where it is unknown."""
+        return self._channel.peer
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
-        """The answer in one piece; `headers` are complete lines."""
-        connection = self._connection
-        close = b"" if connection.keeps_alive_after(self._request) else b"connection: close\r\n"
+        """Send the response in one piece. `headers` are complete lines."""
+        channel = self._channel
+        close = b"" if channel.keeps_alive_after(self.request) else b"connection: close\r\n"
         head = b"%b%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINES[status], headers, len(body), close)
-        connection.end_reply(self, head if self._request.method == b"HEAD" else head + body)
+        channel.end_reply(self, head if self.request.method == b"HEAD" else head + body)
 
     def begin(self, headers: bytes) -> None:
-        """Head of a streamed answer; it leaves together with the first piece."""
+        """Set the head of a streamed response. It is sent together with the first piece."""
         framing = b"transfer-encoding: chunked\r\n"
-        if self._request.is_http10:
-            framing = b"connection: close\r\n"  # chunks are unknown there: the end of the connection is the end
-        elif not self._connection.keeps_alive_after(self._request):
+        if self.request.is_http10:
+            framing = b"connection: close\r\n"  # HTTP/1.0 has no chunks: closing the connection ends the body
+        elif not self._channel.keeps_alive_after(self.request):
             framing += b"connection: close\r\n"
         self._head = b"%b%b%b\r\n" % (STATUS_LINES[200], headers, framing)
         self._begun = True
@@ -114,41 +101,41 @@ class Reply:
         head = self._head
         if head:
             self._head = b""
-        if self._request.is_http10:
-            self._connection.send(head + piece)
+        if self.request.is_http10:
+            self._channel.send(head + piece)
         else:
-            self._connection.send(b"%b%x\r\n%b\r\n" % (head, len(piece), piece))
+            self._channel.send(b"%b%x\r\n%b\r\n" % (head, len(piece), piece))
 
     def end(self, piece: bytes) -> None:
-        """The last piece."""
+        """Send the last piece."""
         head, self._head = self._head, b""
-        if self._request.is_http10:
-            self._connection.end_reply(self, head + piece)
+        if self.request.is_http10:
+            self._channel.end_reply(self, head + piece)
         elif piece:
-            self._connection.end_reply(self, b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(piece), piece))
+            self._channel.end_reply(self, b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(piece), piece))
         else:
-            self._connection.end_reply(self, head + b"0\r\n\r\n")
+            self._channel.end_reply(self, head + b"0\r\n\r\n")
 
     def abort(self) -> None:
-        """Break the connection off, which cannot be taken for a good end."""
-        self._connection.abort()
+        """Reset the connection, so that the client sees an error and not a complete response."""
+        self._channel.abort()
 
     def release(self) -> None:
-        """It is over: let go of whoever listened, and with it of the request, without waiting for the collector."""
+        """Drop the callbacks. They refer to the request, which would otherwise wait for the garbage collector."""
         self.on_disconnect = self.on_writable = None
 
     def probe(self) -> bool:
-        """Write something that means nothing to the client; False where nothing would."""
+        """Write bytes without meaning, to learn whether the client still reads; False where none can be written."""
         if self._begun:
             self.write(self.heartbeat)
             return bool(self.heartbeat)
-        if not self._request.is_http10:
-            self._connection.send(CONTINUE)
-        return not self._request.is_http10
+        if not self.request.is_http10:
+            self._channel.send(CONTINUE)
+        return not self.request.is_http10
 
 
 def protocol_error_response(status: int, reason: str) -> bytes:
-    """The answer to what could not be understood as a request. Nothing follows it."""
+    """The response to bytes that are no valid request. The connection closes after it."""
     body = error_body(InvalidRequest(reason))
     head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     return head % (STATUS_LINES[status], len(body)) + body

@@ -1,21 +1,22 @@
-"""The body of one request while it comes: kept up to a limit, read past it for a while, and never copied twice."""
+"""The body of one request while it arrives: kept up to a limit, discarded beyond it, and never copied twice."""
 
 from inferry.ingress.http.chunked_body import ChunkedDecoder
 from inferry.ingress.http.request_head import CHUNKED
 
 MAX_PARTS = 1024
-"""A body that comes in more pieces than this is put together as it comes: small pieces cost more than they hold."""
+"""Pieces of a body are joined above this number: small pieces take more memory than they hold."""
 ZERO_COPY_MIN_BYTES = 65_536
-"""A piece of a body that is larger than this is kept as it came, instead of being copied."""
+"""A larger piece of a body is kept as received instead of being copied."""
 MAX_DISCARD_FACTOR = 8
-"""A body this many times over the limit is not read to its end before it is refused."""
+"""A body longer than this multiple of the limit is refused without being read to its end."""
 MAX_DISCARD_BYTES = 65_536
-"""A body that is not wanted (its sender is not authenticated, or the path takes none) is read and dropped up to this
-size, so that the connection goes on. A longer one, or one in chunks, is not read: the answer ends the connection."""
+"""A body that is not accepted (not authenticated, or no body expected) is read and discarded up to this size, so that
+the connection can be used again. A longer one, or one in chunks, is not read: the connection closes after the response.
+"""
 
 
 class RequestBody:
-    """A body of `length` bytes, or in chunks, of which up to `max_bytes` bytes are kept."""
+    """A body of `length` bytes, or in chunks, of which up to `max_bytes` are kept."""
 
     __slots__ = (
         "_chunked",
@@ -34,7 +35,7 @@ class RequestBody:
         self.is_complete = False
         self._length = length
         self._read_limit = max_bytes * MAX_DISCARD_FACTOR or MAX_DISCARD_BYTES
-        self.exceeds_discard_limit = length > self._read_limit  # it is so long that its end is not waited for
+        self.exceeds_discard_limit = length > self._read_limit  # its end is not awaited
         self._chunked = ChunkedDecoder() if length == CHUNKED else None
         self._parts: list[bytes | bytearray | memoryview] = []
 
@@ -43,12 +44,15 @@ class RequestBody:
         return self.size > self.max_bytes or self._length > self.max_bytes
 
     def content(self) -> bytes:
-        """All of it that is kept; nothing where it is too large."""
+        """The body; empty where it is too large."""
         first = self._parts[0] if len(self._parts) == 1 else None
         return first if isinstance(first, bytes) else b"".join(self._parts)
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take what belongs to it from `data`, beginning at `at`; where that ends. Raises Refused."""
+        """Take the body's bytes from `data`, beginning at offset `at`; return the offset behind them.
+
+        Raises HttpProtocolError.
+        """
         chunked = self._chunked
         if chunked is None:
             end = min(len(data), at + self._length - self.size)
@@ -75,11 +79,11 @@ class RequestBody:
         self.size += end - at
         parts = self._parts
         if self.size > self.max_bytes:
-            # Keep reading for a while, without keeping it: a client that is still sending when its connection closes
-            # would see a reset instead of the answer.
+            # Read on without keeping the data: a client that is still sending when its connection closes would see a
+            # reset instead of the response.
             parts.clear()
             return
-        # What is kept as it came keeps all of `data`, so it has to be most of it.
+        # A view keeps all of `data` in memory, so it has to cover most of it.
         parts.append(memoryview(data)[at:end] if end - at > max(ZERO_COPY_MIN_BYTES, len(data) // 2) else data[at:end])
         if len(parts) > MAX_PARTS:
             joined = parts[0]

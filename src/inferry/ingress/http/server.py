@@ -1,21 +1,41 @@
-"""What the connections of one server have in common."""
+"""State that the connections of one server share."""
 
 import asyncio
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from inferry.ingress.http.reply import Reply, Request
+from inferry.ingress.http.reply import Reply, ReplyChannel
+from inferry.ingress.http.request import Request
 from inferry.ingress.http.request_head import RequestHeadParser
 
-if TYPE_CHECKING:
-    from inferry.ingress.http.connection import Connection
+
+class ServedConnection(ReplyChannel):
+    """What the server needs of a connection. The server calls `expire` once `timeout_at` has passed."""
+
+    __slots__ = ("timeout_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeout_at = math.inf
+
+    def close_when_answered(self) -> None:
+        """Close the connection now if no response is under way, else after that response."""
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """Handle a client that did not continue in time."""
+        raise NotImplementedError
+
+    def check_peer(self) -> None:
+        """Check on the socket whether the client has disconnected, because nothing is read from it now."""
+        raise NotImplementedError
 
 
 class Server:
-    """What all connections of a server share: whom to hand requests to, the limits, and who is connected.
+    """Request handler, limits, and the set of open connections.
 
-    `accepts_body` is asked when a head has come and a body is to follow, with the request and the address it comes
-    from: False where that body is not worth keeping. It may set the request's `caller`, or its `problem`.
+    `accepts_body(request, peer)` is called when a head has arrived and a body follows. It returns False where the body
+    is not to be kept, and may set the request's `caller` or `problem`.
     """
 
     def __init__(
@@ -34,28 +54,28 @@ class Server:
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
         self.idle_timeout_s = idle_timeout_s
-        self.connections: set[Connection] = set()
-        self.held: set[Connection] = set()  # from whom nothing is read now
+        self.connections: set[ServedConnection] = set()
+        self.held: set[ServedConnection] = set()  # reading is paused
         self.active_replies = 0
         self._loop = loop or asyncio.get_running_loop()
         self._activity = asyncio.Event()
         self._is_closing = False
-        # One timer for all connections: moving one for every request of each would cost more than the look-around.
+        # One timer for all connections: rescheduling one per request would cost more than the sweep.
         self._sweep_interval_s = min(1.0, body_timeout_s / 4, idle_timeout_s / 4)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
 
     def notify(self) -> None:
-        """An answer is complete or a connection has ended."""
+        """Wake the waiters: a response is complete or a connection has ended."""
         self._activity.set()
 
     async def wait_until_idle(self) -> None:
-        """Until every request has been answered, or its client has gone."""
+        """Wait until every request was answered or its client has disconnected."""
         while self.active_replies:
             self._activity.clear()
             await self._activity.wait()
 
     async def close(self) -> None:
-        """Close every connection as soon as what was written to it has left; return when all have ended."""
+        """Close every connection once its written data was sent; return when all have ended."""
         self._is_closing = True
         for connection in list(self.connections):
             connection.close_when_answered()
@@ -64,7 +84,7 @@ class Server:
             await self._activity.wait()
 
     def abort(self) -> None:
-        """End what is left, at once."""
+        """Reset the remaining connections."""
         self._sweeper.cancel()
         for connection in list(self.connections):
             connection.abort()

@@ -1,4 +1,4 @@
-"""What is asked of the socket under a connection, past the event loop."""
+"""Operations on a connection's socket that the event loop does not offer."""
 
 import asyncio
 import socket
@@ -11,14 +11,14 @@ _TCP_CLOSE_WAIT = 8
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Reset the connection: the client cannot mistake that for a complete answer, whatever its framing."""
+    """Reset the connection: a client cannot mistake a reset for a complete response, whatever its framing."""
     if not transport.is_closing():
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     transport.abort()
 
 
 def peer_has_closed(transport: asyncio.Transport) -> bool | None:
-    """Whether the peer has closed its sending side, though not all of it has been read; None if the peer has reset.
+    """Whether the peer has closed its sending side, although data is still unread; None if the peer has reset.
 
     Linux only (TCP_INFO); False elsewhere.
     """

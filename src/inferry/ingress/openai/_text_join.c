@@ -1,10 +1,10 @@
-/* Events that differ in their text alone, as one event: without what stands between one text and the next. */
+/* Joins consecutive events that differ in their text only, by cutting out the bytes between two texts. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <string.h>
 
-/* The quote that ends a text; NULL where a line ends before it. */
+/* The quote that ends a text; NULL where the line ends first. */
 static const char *closing_quote(const char *at, const char *end)
 {
     for (; at < end; at++) {
@@ -20,16 +20,15 @@ static const char *closing_quote(const char *at, const char *end)
 
 PyDoc_STRVAR(join_texts_doc,
     "join_texts(raw, start, text, after, end, /)\n--\n\n"
-    "The same events, with those behind the one from `start` to `end` that have the same bytes before and after their\n"
-    "text as one with it, for as long as there are such. Its text stands from `text` to `after`; behind `end`, as behind\n"
-    "every event, stand two newlines.");
+    "Join the event from `start` to `end` with the events behind it that have the same bytes before and after their\n"
+    "text. The text of the event is from `text` to `after`. Two newlines follow `end`, as every event.");
 
 static PyObject *join_texts(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     Py_ssize_t marks[4];
     if (count != 5 || !PyBytes_CheckExact(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "join_texts() takes bytes and four places in them");
+        PyErr_SetString(PyExc_TypeError, "join_texts() takes bytes and four offsets");
         return NULL;
     }
     Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
@@ -38,7 +37,7 @@ static PyObject *join_texts(PyObject *module, PyObject *const *args, Py_ssize_t 
         if (marks[i] == -1 && PyErr_Occurred())
             return NULL;
         if (marks[i] < (i ? marks[i - 1] : 0) || marks[i] > size) {
-            PyErr_SetString(PyExc_ValueError, "these are no places of an event");
+            PyErr_SetString(PyExc_ValueError, "the offsets are not those of an event");
             return NULL;
         }
     }
@@ -46,13 +45,13 @@ static PyObject *join_texts(PyObject *module, PyObject *const *args, Py_ssize_t 
     const char *before = raw + marks[0], *after = raw + marks[2];
     size_t before_size = (size_t)(marks[1] - marks[0]), after_size = (size_t)(marks[3] - marks[2]);
     size_t between = after_size + 2 + before_size;
-    PyObject *made = PyBytes_FromStringAndSize(NULL, size); /* it never grows */
+    PyObject *made = PyBytes_FromStringAndSize(NULL, size); /* the result is never longer */
     if (made == NULL)
         return NULL;
     char *to = PyBytes_AS_STRING(made);
     memcpy(to, raw, (size_t)marks[2]);
     to += marks[2];
-    const char *at = after; /* the end of a text that was taken */
+    const char *at = after; /* the end of the last joined text */
     while ((size_t)(end - at) >= between && memcmp(at, after, after_size) == 0 && memcmp(at + after_size, "\n\n", 2) == 0
            && memcmp(at + after_size + 2, before, before_size) == 0) {
         const char *text = at + between, *closing = closing_quote(text, end);

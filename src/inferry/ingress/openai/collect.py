@@ -1,8 +1,8 @@
-"""Upstream events folded into one whole answer, for clients that do not stream.
+"""Upstream events folded into one response body, for clients that do not stream.
 
-Jobs are always streamed upstream, because the first token is the signal the scheduler lives on. What the client gets is
-what the engine would have said in one piece: per choice the texts joined, tool calls assembled, log probabilities
-concatenated, everything else as last seen.
+Jobs are streamed upstream, because the scheduler needs the time of the first token. The client gets the body that the
+engine would have sent: per choice the texts are joined, tool calls assembled, log probabilities concatenated, and the
+last value of every other field is kept.
 """
 
 import re
@@ -18,8 +18,8 @@ from inferry.domain.streams import Done
 _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
-# An event that says one more piece of text and nothing else that comes in pieces: around the text stand names, numbers
-# and nulls alone. Another event with the same bytes around its text differs from it in that text only.
+# An event with one piece of text and no other field that has to be joined: names, numbers and nulls surround the text.
+# Another event with the same bytes around its text differs in the text only.
 _TEXT_ONLY_EVENT = re.compile(
     rb"(?P<before>"
     rb'data: ?\{[^\[\]\n]*"choices":\[\{"index":\d+,(?:"[a-z_]+":null,)*'
@@ -42,28 +42,28 @@ _FULL_OBJECT_NAMES = {"chat.completion.chunk": "chat.completion"}
 
 
 def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> bytes:
-    """One JSON body from complete server-sent events, with the fields that the server's own would have."""
+    """One JSON body from complete server-sent events, with the fields of the server's own non-streaming body."""
     try:
-        answer = _collect(raw, usage_event)
-        return _encode(answer if shape is None else with_null_fields(answer, shape))
+        body = _collect(raw, usage_event)
+        return _encode(body if shape is None else with_null_fields(body, shape))
     except (AttributeError, TypeError, KeyError, ValueError):
-        raise WorkerLost("the worker sent events that do not make an answer") from None
+        raise WorkerLost("the worker sent malformed events") from None
 
 
 def pass_through_body(body: bytes, end: Done) -> bytes:
-    """An answer that came in one piece: as it is, but for a usage that was corrected and the budget that ended it."""
+    """A non-streaming body, with a corrected usage and the early stop added where there are any."""
     if not end.raw and end.stopped is None:
         return body
-    answer: dict[str, Any] = _decode(body)
+    decoded: dict[str, Any] = _decode(body)
     if end.raw:
-        answer["usage"] = _decode(end.raw[5:])["usage"]
+        decoded["usage"] = _decode(end.raw[5:])["usage"]
     if end.stopped is not None:
-        answer["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
-    return _encode(answer)
+        decoded["inferry"] = {"code": end.stopped.code, "message": end.stopped.message}
+    return _encode(decoded)
 
 
 def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
-    answer: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     previous: dict[str, Any] = {}
     for line in (_join_text_events(raw) + usage_event).split(b"\n"):
@@ -79,24 +79,24 @@ def _collect(raw: bytes, usage_event: bytes) -> dict[str, Any]:
             if choice is None:
                 choice = choices[index] = {"index": index}
             _fold(choice, chunk)
-        if event != previous:  # most say the same about themselves as the one before
+        if event != previous:  # most events repeat the fields of the one before
             previous = event
             for key, value in event.items():
-                if value is not None or key not in answer:
-                    answer[key] = value
-    answer["object"] = _FULL_OBJECT_NAMES.get(answer.get("object", ""), answer.get("object"))
-    answer["choices"] = [_finish_choice(choices[index]) for index in sorted(choices)]
-    return answer
+                if value is not None or key not in body:
+                    body[key] = value
+    body["object"] = _FULL_OBJECT_NAMES.get(body.get("object", ""), body.get("object"))
+    body["choices"] = [_finish_choice(choices[index]) for index in sorted(choices)]
+    return body
 
 
 def _join_text_events(raw: bytes) -> bytes:
-    """The same events, with those that differ in their text alone as one event, where they follow each other.
+    """Join consecutive events that differ in their text only.
 
-    Between two such texts stand the end of one event and the beginning of the next, the same bytes every time. To cut
-    those out takes a fraction of the time that decoding every event would, and what makes an answer long are they.
+    The bytes between two such texts are always the same. Cutting them out takes a fraction of the time of decoding
+    every event, and most events of a long response are of this kind.
     """
     at = 0
-    for _ in range(2):  # the first event often says the role alone
+    for _ in range(2):  # the first event often has the role only
         found = _TEXT_ONLY_EVENT.match(raw, at)
         if found is not None:
             break
@@ -109,11 +109,11 @@ def _join_text_events(raw: bytes) -> bytes:
 
 
 def join_texts_in_python(raw: bytes, at: int, found: re.Match[bytes]) -> bytes:
-    """The same where the first such event stands at `at`, in Python. `_joining.c` goes from one text to the next."""
+    """`_join_text_events` in Python, for the first such event at offset `at`. `_text_join.c` is the faster version."""
     texts = raw[at:].split(found["after"] + b"\n\n" + found["before"])
     last = texts.pop()
     joined = b"".join(texts)
-    # An event of another kind in between has a newline, and an event with more than its text has a quote.
+    # An event of another kind shows as a newline, and an event with another field as a quote.
     if b"\n" in joined or joined.count(b'"', found.end("before") - at) != joined.count(b'\\"'):
         return raw
     return raw[:at] + joined + last
@@ -127,7 +127,7 @@ def _fold(choice: dict[str, Any], chunk: dict[str, Any]) -> None:
             case "delta":
                 _fold_message(choice.setdefault("message", {}), value or {})
             case "text":
-                # Pieces are kept as a list until the end: adding to a growing text would cost its square.
+                # A list until the end: appending to a string would take quadratic time.
                 choice.setdefault("text", []).append(value or "")
             case "logprobs" if value is not None:
                 _extend_lists(choice, "logprobs", value)
@@ -146,7 +146,7 @@ def _fold_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
                 _fold_call(message.setdefault("tool_calls", {}), call)
         elif key == "role" or not isinstance(value, str):
             message.setdefault(key, value)
-        else:  # content, reasoning, refusal: whatever comes in pieces of text
+        else:  # content, reasoning, refusal: text in pieces
             if not isinstance(message.get(key), list):
                 message[key] = []
             message[key].append(value)

@@ -1,4 +1,4 @@
-"""What a call asks for that not every worker can do."""
+"""Features of a request that not every worker supports."""
 
 from operator import attrgetter
 
@@ -7,14 +7,14 @@ from msgspec import UNSET, Raw, UnsetType
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""How engines are told what an answer must look like, besides `response_format`."""
+"""Fields for structured outputs besides `response_format`."""
 _NO_TOOL = (b'"none"', b'"auto"')
 _COMMON = (
     "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
     "prompt_logprobs", "echo", "use_beam_search", "response_format", "logprobs", *_GRAMMARS,
 )  # fmt: skip
 _CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio")
-# Most calls ask for none of it: that is one comparison.
+# Most calls use none of these fields: one comparison shows it.
 _of_chat = attrgetter(*_COMMON, *_CHAT)
 _of_completion = attrgetter(*_COMMON, "suffix", "best_of")
 _NO_CHAT_FEATURES = _of_chat(ChatCompletionRequest(model="", messages=[]))
@@ -22,7 +22,7 @@ _NO_COMPLETION_FEATURES = _of_completion(CompletionRequest(model="", prompt=Raw(
 
 
 def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[str, str]]:
-    """(feature, parameter) for everything the request asks for that not every worker can do."""
+    """(feature, parameter) for every such feature that the request uses."""
     found: list[tuple[str, str]] = []
     if isinstance(wire, ChatCompletionRequest):
         if _of_chat(wire) == _NO_CHAT_FEATURES:

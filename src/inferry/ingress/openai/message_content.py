@@ -1,14 +1,14 @@
-"""Which messages must have content."""
+"""Validation of message contents."""
 
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.openai.request_schema import MISSING_RAW, MessageSchema
 
 _ROLES_WITHOUT_CONTENT = frozenset({"assistant", "function"})
-"""An answer that is sent back may be tool calls or a refusal alone; the result of a function may be null."""
+"""An assistant message may consist of tool calls or a refusal only; the result of a function may be null."""
 
 
 def check_contents(messages: list[MessageSchema]) -> None:
-    """Refuse messages whose content is null or missing, but for the roles that may have none."""
+    """Refuse messages without content, except for roles that may have none."""
     length = len(MISSING_RAW)
     for index, message in enumerate(messages):
         content = message.content

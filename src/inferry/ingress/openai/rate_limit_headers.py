@@ -1,4 +1,4 @@
-"""Where a caller stands with its limits per minute, in the headers that OpenAI's clients know."""
+"""The caller's rate limits as `x-ratelimit-*` headers, as OpenAI sends them."""
 
 from math import ceil
 
@@ -7,7 +7,7 @@ from inferry.domain.callers import Caller
 
 
 def has_rate_limits(caller: Caller) -> Caller | None:
-    """The caller if it has limits per minute that its answers should tell of. Asked for every call, so it is short."""
+    """The caller if it has a rate limit, else None. Called for every call."""
     limits, key = caller.tenant.limits, caller.key
     if limits.requests_per_minute is not None or limits.tokens_per_minute is not None:
         return caller
@@ -17,7 +17,7 @@ def has_rate_limits(caller: Caller) -> Caller | None:
 
 
 def rate_limit_headers(gateway: Gateway, caller: Caller) -> bytes:
-    """Header lines, as things stand now; none where nothing is limited."""
+    """Header lines with the current state; empty without a limit."""
     rate_limit_status = gateway.rate_limit_status(caller)
     return b"" if rate_limit_status is None else format_rate_limits(rate_limit_status)
 
@@ -42,7 +42,7 @@ def format_rate_limits(rate_limit_status: RateLimitStatus) -> bytes:
 
 
 def format_duration(seconds: float) -> str:
-    """As OpenAI writes one: `20ms`, `1s`, `8.64s`, `6m0s`. Rounded up: who waits for so long has waited enough."""
+    """A duration in OpenAI's format: `20ms`, `1s`, `8.64s`, `6m0s`. Rounded up, so that waiting for it is enough."""
     ms = ceil(seconds * 1000 - 1e-6)
     if ms < 1000:
         return f"{ms}ms"

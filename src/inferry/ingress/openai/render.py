@@ -1,6 +1,6 @@
-"""The OpenAI shapes the gateway writes itself: chunks and whole answers for jobs whose worker speaks in tokens.
+"""Chunks and bodies in OpenAI's format, for jobs whose worker delivers text instead of events.
 
-Chunks are written by hand around one encoded string, because this runs once per token.
+Chunks are assembled from bytes around one encoded string, because this runs once per token.
 """
 
 import re
@@ -23,26 +23,26 @@ _TIER_FIELD = re.compile(rb'"service_tier":(?:null|"[a-z]*")')
 
 
 def set_service_tier(events: bytes, tier: str) -> bytes:
-    """The events with the service tier that was granted, each under the engine's own name for it if it has one."""
+    """The events with the service tier that was granted; replaces the engine's own field."""
     field = b'"service_tier":"%b"' % tier.encode()
-    if b'"service_tier":' in events:  # quotes inside texts are escaped, so this is a field
+    if b'"service_tier":' in events:  # quotes inside text are escaped, so this is a field
         return _TIER_FIELD.sub(field, events)
     return (b"\n\n" + events).replace(b'\n\ndata: {"', b"\n\ndata: {" + field + b',"')[2:]
 
 
 def set_service_tier_in_body(body: bytes, tier: str) -> bytes:
-    """The same for an answer in one piece."""
+    """The same for a non-streaming body."""
     field = b'"service_tier":"%b"' % tier.encode()
     return _TIER_FIELD.sub(field, body) if b'"service_tier":' in body else b"{" + field + b"," + body[1:]
 
 
 def early_stop_object(stopped: GatewayError) -> dict[str, Any]:
-    """Why the gateway ended an answer that was going well, for whoever looks."""
+    """The `inferry` field of a response that a budget ended early."""
     return {"code": stopped.code, "message": stopped.message}
 
 
 class EventWriter(Protocol):
-    """Makes the server-sent events of one stream: a piece per delta, then the last."""
+    """Writes the server-sent events of one stream: one piece per delta, then the last."""
 
     def piece(self, delta: Delta) -> bytes: ...
 
@@ -50,7 +50,7 @@ class EventWriter(Protocol):
 
 
 class PassThrough:
-    """For deltas that carry the upstream's own events: they leave as they came."""
+    """For deltas with the upstream's events: forwarded unchanged."""
 
     __slots__ = ()
 
@@ -62,10 +62,9 @@ class PassThrough:
 
 
 class ContinuationWriter:
-    """For a stream that began as one engine's events and does not end as such: it goes on as text, or is stopped. The
-    same shape, ids and names throughout.
+    """For a stream that began with one engine's events and continues as text after a failover, or was stopped.
 
-    The shape is taken from `raw`, events with which the stream began. The usage that the client hears is of the whole.
+    Shape, ids and names are those of `raw`, the first events of the stream. The usage covers all attempts.
     """
 
     __slots__ = ("_after", "_before", "_choices", "_event")
@@ -115,7 +114,7 @@ class ContinuationWriter:
 
 
 class ChunkWriter:
-    """For deltas that carry text: chunks in OpenAI's shape, written around it."""
+    """For deltas with text: chunks in OpenAI's format."""
 
     __slots__ = ("_after", "_before", "_is_chat", "_open", "_opened")
 
@@ -145,7 +144,7 @@ class ChunkWriter:
         return events + DONE_EVENT
 
     def _opening(self) -> bytes:
-        """Chat streams open with the role alone, once."""
+        """The first chunk of a chat stream, which has the role only."""
         if self._opened:
             return b""
         self._opened = True
@@ -154,7 +153,7 @@ class ChunkWriter:
 
 
 def full_response(job: InferenceJob, text: str, done: Done, created: float) -> bytes:
-    """The body of a call that did not stream."""
+    """The body of a non-streaming response."""
     choice: dict[str, Any] = {"index": 0}
     if job.payload.api == "chat":
         head: dict[str, Any] = {"id": f"chatcmpl-{job.job_id}", "object": "chat.completion"}

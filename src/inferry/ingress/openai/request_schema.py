@@ -1,7 +1,7 @@
-"""The shapes clients send, as far as the gateway reads them.
+"""Request bodies, as far as the gateway reads them.
 
-What a client wrote stays bytes: message contents and prompts are `Raw`, so a long prompt is scanned once and copied
-never. Fields nobody reads here travel with the body to engines that know them.
+Message contents and prompts are `Raw`, so a long prompt is scanned once and never copied. Fields that are not named
+here are forwarded to the engine with the body.
 """
 
 from typing import Literal
@@ -18,11 +18,11 @@ class ResponseFormat(Struct):
 
 
 MISSING_RAW = Raw(b"null")
-"""The content of a message that names none."""
+"""The content of a message without one."""
 
 
 class MessageSchema(Struct):
-    """A chat message: its role is checked, and that it says something where it must; its content is left alone."""
+    """A chat message. Its content stays undecoded."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Raw = field(default_factory=lambda: MISSING_RAW)
@@ -44,7 +44,7 @@ class RawMessages(Struct):
 
 
 class GenerationRequest(Struct, kw_only=True):
-    """What the chat and the completions API have in common."""
+    """Fields of both the chat and the completions API."""
 
     model: str
     stream: bool | UnsetType | None = UNSET
@@ -61,7 +61,7 @@ class GenerationRequest(Struct, kw_only=True):
     service_tier: str | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    # Read only to say that a worker cannot do it.
+    # Read only to refuse features that a worker lacks.
     logit_bias: Raw | UnsetType = UNSET
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -1,9 +1,8 @@
-"""Items to HTTP: the two ways an answer leaves, in pieces and whole.
+"""Streaming and non-streaming responses of jobs.
 
-No answer has a task of its own. It listens to the job's stream and is called from where the worker's items come in; it
-writes what there is, or leaves it in the stream while its client is slow, where it merges. Response headers go out with
-the first delta, because only then is it known where the job ran and how long it waited. A client that leaves cancels
-its own job, and nobody else is disturbed.
+A response has no task of its own. It listens to the job's stream and runs in the callbacks that deliver the worker's
+items. While its client reads slowly, deltas stay in the stream, where they are merged. Response headers are sent with
+the first delta, because only then worker and queue time are known. A client that disconnects cancels its own job only.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ _pass_through = PassThrough()
 
 
 class _Response(ABC):
-    """One accepted job's answer, until its end or until the client is gone."""
+    """The response of one job, until its end or until the client disconnects."""
 
     __slots__ = ("_gateway", "_job", "_rate_limited_caller", "_reply", "_stream")
 
@@ -54,7 +53,7 @@ class _Response(ABC):
         self._reply = reply
 
     def include_rate_limits(self, caller: Caller) -> None:
-        """Say in the headers where the caller stands with its limits per minute."""
+        """Add the caller's rate limits to the response headers."""
         self._rate_limited_caller = caller
 
     def start(self) -> None:
@@ -65,22 +64,22 @@ class _Response(ABC):
         self._gateway.cancel(self._job.job_id)
 
     def on_news(self) -> None:
-        # The caller is the worker's side: what goes wrong here is no fault of it, and nobody else's concern.
+        # Called from the worker's callbacks: an error here must not reach the worker or other jobs.
         try:
             self._flush()
         except GatewayError as error:
             self._refuse(error)
         except Exception:
-            log.exception("an answer failed")
+            log.exception("writing a response failed")
             self._reply.abort()
 
     @abstractmethod
     def _flush(self) -> None:
-        """Take what the stream has and write it, as far as it is to be written now."""
+        """Take the available items from the stream and write them."""
 
     def _refuse(self, error: GatewayError) -> None:
         if isinstance(error, ClientClosed):
-            self._reply.abort()  # nobody is there to read it
+            self._reply.abort()  # the client has disconnected
             return
         headers = b"%bx-request-id: %b\r\n" % (error_headers(error, self._job.job_id), self._job.request_id.encode())
         if self._rate_limited_caller is not None:
@@ -88,7 +87,7 @@ class _Response(ABC):
         self._reply.respond(error.status, headers, error_body(error))
 
     def _open_choices(self, end: Done) -> int:
-        """How many choices are still to be told their end: none, where the engine's own events have done that."""
+        """Choices that still need a finish reason: none where the engine's own events had it."""
         engine_sent_end = end.stopped_by_engine and self._stream.attempt.job.resume_point is None
         return 0 if engine_sent_end else self._job.payload.choices
 
@@ -114,7 +113,7 @@ class _Response(ABC):
 
 
 class FullResponse(_Response):
-    """One JSON body, once everything is there."""
+    """One JSON body, once the job has ended."""
 
     __slots__ = ("_raws", "_restarts", "_texts")
 
@@ -146,7 +145,7 @@ class FullResponse(_Response):
         elif not raw:
             body = full_response(self._job, text, end, self._gateway.clock.wall())
         elif end.stopped is not None or self._stream.attempt.job.resume_point is not None:
-            # It began with one engine's events, and went on elsewhere or was stopped.
+            # It began with one engine's events, and was resumed on another worker or stopped.
             writer = ContinuationWriter(raw, self._open_choices(end))
             body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end), end.shape)
         else:
@@ -160,7 +159,7 @@ class FullResponse(_Response):
 
 
 class StreamingResponse(_Response):
-    """Server-sent events, as they come."""
+    """Server-sent events, as items arrive."""
 
     __slots__ = ("_first_raw", "_has_begun", "_heartbeats", "_max_unread_bytes", "_quiet_checks", "_tier", "_writer")
 
@@ -193,7 +192,7 @@ class StreamingResponse(_Response):
         super().on_disconnect()
 
     def check_heartbeat(self) -> None:
-        """Called regularly: a stream that was quiet for as many looks as make a heartbeat gets one."""
+        """Send a heartbeat if the stream was quiet since the last `_CHECKS_PER_HEARTBEAT` calls."""
         self._quiet_checks += 1
         if self._quiet_checks >= _CHECKS_PER_HEARTBEAT and not self._reply.is_paused:
             self._begin()
@@ -250,7 +249,7 @@ class StreamingResponse(_Response):
         return ChunkWriter(self._job, self._gateway.clock.wall())
 
     def _cut_off(self) -> None:
-        """Merging has a limit too: what one client does not read must not fill the memory of all."""
+        """End a stream whose unread data exceeds the limit, so that slow clients cannot exhaust memory."""
         self._heartbeats.discard(self)
         self._reply.on_disconnect = None
         self._reply.abort()
@@ -260,7 +259,7 @@ class StreamingResponse(_Response):
 
 
 class HeartbeatTimer:
-    """Looks at every open stream a few times per heartbeat. One timer for all, and none where nothing streams."""
+    """Checks every open stream a few times per heartbeat interval. One timer serves all streams."""
 
     def __init__(self, heartbeat_interval_s: float) -> None:
         self._interval_s = heartbeat_interval_s / _CHECKS_PER_HEARTBEAT

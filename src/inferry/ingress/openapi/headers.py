@@ -1,4 +1,4 @@
-"""What stands in headers, queries and paths, for the OpenAPI document."""
+"""Parameters and headers of the OpenAPI document."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Json = dict[str, Any]
 
 IDENTIFIER: Json = {"type": "string", "pattern": "^[!-~]{1,256}$"}
 _NAME: Json = {"type": "string", "pattern": "^[!-~]{0,256}$"}
-"""An identifier in a header, where an empty one is as good as none."""
+"""An identifier in a header. An empty one counts as missing."""
 _NUMBER: Json = {"type": "integer", "minimum": 0, "maximum": 999_999_999_999}
 
 
@@ -33,40 +33,42 @@ HEADERS_IN: dict[str, Json] = {
     one["name"]: one
     for one in (
         _header(
-            "x-inferry-lane", _LANES, "The lane; never above the key's highest. Else `service_tier`, else the key's."
+            "x-inferry-lane",
+            _LANES,
+            "The lane, at most the key's highest. Default: `service_tier`, else the key's lane.",
         ),
-        _header("x-inferry-tenant", _NAME, "Whose call it is where no keys are asked for; else only the key's own."),
-        _header("x-inferry-run-id", _NAME, "The agent's run. Default: the job's own id."),
-        _header("x-inferry-step-id", _NAME, "The step of the run. Default: the job's own id."),
-        _header("x-inferry-parent-run-id", _NAME, "The run that started this one."),
-        _header("idempotency-key", _NAME, "Which calls are the same one, made again."),
+        _header("x-inferry-tenant", _NAME, "The tenant, for a gateway without keys; else it must be the key's."),
+        _header("x-inferry-run-id", _NAME, "The agent's run. Default: the job's id."),
+        _header("x-inferry-step-id", _NAME, "The step of the run. Default: the job's id."),
+        _header("x-inferry-parent-run-id", _NAME, "The parent run."),
+        _header("idempotency-key", _NAME, "Calls with the same key are repetitions of one call."),
         _header(
             "x-inferry-replay",
             {"type": "string", "enum": ["allow", "never"]},
-            "Keep the answer for the same call, or share nothing.",
+            "`allow`: keep the response for repetitions. `never`: share nothing.",
         ),
         _header(
             "x-inferry-linger-ms",
             _NUMBER,
-            "How long to go on for the same call to come back after its client has left.",
+            "How long the call continues after its client has disconnected, for a repetition, in milliseconds.",
         ),
-        _header("x-inferry-template-id", _NAME, "The prompt's template: sizes are learned for each."),
-        _header("x-inferry-max-wait-ms", _NUMBER, "The longest hold for company."),
+        _header("x-inferry-template-id", _NAME, "The prompt's template. Token counts are learned per template."),
+        _header("x-inferry-max-wait-ms", _NUMBER, "Maximum time a job is held to form a batch, in milliseconds."),
         _header(
             "x-inferry-deadline-ms",
             _NUMBER,
-            "From arrival; refused where it cannot be met, ended where it is still queued then.",
+            "Milliseconds from arrival. A call that cannot meet it is refused; one still queued then is ended.",
         ),
-        _header("x-inferry-expected-output-tokens", _NUMBER, "A hint for packing."),
-        _header("x-request-id", _SESSION, "Echoed, where it is 1 to 256 printable ASCII characters without spaces."),
-        _header("x-claude-code-session-id", _SESSION, "Claude Code's session: the run, where ours is not named."),
-        _header("x-claude-code-agent-id", _SESSION, "Its sub-agent."),
-        _header("x-claude-code-parent-agent-id", _SESSION, "The sub-agent's own parent."),
+        _header("x-inferry-expected-output-tokens", _NUMBER, "Expected output tokens, a hint for scheduling."),
+        _header("x-request-id", _SESSION, "Echoed if it is 1 to 256 printable ASCII characters without spaces."),
+        _header("x-claude-code-session-id", _SESSION, "Claude Code's session. The run, without x-inferry-run-id."),
+        _header("x-claude-code-agent-id", _SESSION, "Claude Code's sub-agent."),
+        _header("x-claude-code-parent-agent-id", _SESSION, "The parent of the sub-agent."),
         _header("session_id", _SESSION, "Codex's session."),
-        _header("thread-id", _SESSION, "Its thread: the run, where ours is not named."),
-        _header("x-codex-parent-thread-id", _SESSION, "The thread that started it."),
-        _header("x-session-id", _SESSION, "OpenCode's session: the run, where ours is not named."),
-        _header("x-parent-session-id", _SESSION, "The session that it came from."),
+        _header("thread-id", _SESSION, "Codex's thread. The run, without x-inferry-run-id."),
+        _header("x-codex-parent-thread-id", _SESSION, "The parent thread."),
+        _header("x-session-id", _SESSION, "OpenCode's session. The run, without x-inferry-run-id."),
+        _header("x-parent-session-id", _SESSION, "The parent session."),
     )
 }
 
@@ -75,34 +77,34 @@ _COUNT: Json = {"type": "integer", "minimum": 0}
 HEADERS_OUT: dict[str, Json] = {
     name: {"schema": schema, "description": description}
     for name, schema, description in (
-        ("x-request-id", _TEXT, "The client's, or the job's id. On errors too."),
-        ("x-inferry-lane", _LANES, "The lane it went in."),
-        ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "From arrival until it was sent to the worker."),
-        ("x-inferry-batch-size", _COUNT, "Jobs sent to the worker together with it, itself included."),
+        ("x-request-id", _TEXT, "The client's request id, else the job's id. Errors have it too."),
+        ("x-inferry-lane", _LANES, "The lane of the job."),
+        ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "Time from arrival until it was sent to the worker."),
+        ("x-inferry-batch-size", _COUNT, "Jobs in the same plan, including this one."),
         ("x-inferry-worker", _TEXT, "The worker's name."),
-        ("x-inferry-shared-with", _TEXT, "The job of the same tenant whose answer this is."),
-        ("x-inferry-replayed", {"type": "string", "enum": ["true"]}, "That answer was there before the call."),
-        ("x-inferry-stop-reason", _TEXT, "The error code of the budget that ended a whole answer early."),
-        ("x-inferry-drop-reason", _TEXT, "The error code, on refusals of what was in order."),
+        ("x-inferry-shared-with", _TEXT, "The job of the same tenant whose response this is."),
+        ("x-inferry-replayed", {"type": "string", "enum": ["true"]}, "The response was stored before this call."),
+        ("x-inferry-stop-reason", _TEXT, "The error code of the budget that ended a non-streaming response early."),
+        ("x-inferry-drop-reason", _TEXT, "The error code of a refused valid request."),
         (
             "x-inferry-predicted-wait-ms",
             _COUNT,
-            "How long the call would have waited, where that is why it was refused.",
+            "Predicted wait, where it is the reason of the refusal.",
         ),
-        ("retry-after", _COUNT, "When to come back, in seconds."),
-        ("retry-after-ms", _COUNT, "The same, exactly."),
-        ("x-should-retry", {"type": "string", "enum": ["true", "false"]}, "Whether sending it again can help."),
+        ("retry-after", _COUNT, "When to retry, in seconds."),
+        ("retry-after-ms", _COUNT, "When to retry, in milliseconds."),
+        ("x-should-retry", {"type": "string", "enum": ["true", "false"]}, "Whether a retry can succeed."),
         *(
             (
                 f"x-ratelimit-{what}-{unit}",
                 _TEXT if what == "reset" else _COUNT,
-                f"{description} Where there is such a limit.",
+                f"{description} Present where there is such a limit.",
             )
             for unit in ("requests", "tokens")
             for what, description in (
-                ("limit", f"The caller's {unit} per minute."),
-                ("remaining", "What is left of them."),
-                ("reset", "Until all of it is there again, as `6m0s`."),
+                ("limit", f"The caller's limit of {unit} per minute."),
+                ("remaining", "The rest of the limit."),
+                ("reset", "Time until the limit is fully restored, for example `6m0s`."),
             )
         ),
     )

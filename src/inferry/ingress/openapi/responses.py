@@ -1,7 +1,7 @@
-"""What the gateway answers, as shapes: for the OpenAPI document alone, nothing is made of them.
+"""Response bodies, for the OpenAPI document only.
 
-Of what it writes itself everything is named, and a test reads real answers as these. An answer to a call may come from
-an engine that says more, so those shapes name what there always is and forbid nothing.
+Bodies that the gateway writes are complete, and a test decodes real responses with these structs. The response to a
+call may come from an engine with more fields, so these structs name the common fields and forbid none.
 """
 
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from inferry.domain.settings import LimitSettings, TenantSettings
 
 
 class Index(Struct, forbid_unknown_fields=True):
-    """What there is."""
+    """The endpoints."""
 
     name: str
     version: str
@@ -23,20 +23,20 @@ class Index(Struct, forbid_unknown_fields=True):
 
 
 class Health(Struct, forbid_unknown_fields=True):
-    """The process answers."""
+    """The process responds."""
 
     status: Literal["ok"]
 
 
 class Ready(Struct, forbid_unknown_fields=True):
-    """Whether new work is welcome, and the phase of every worker."""
+    """Whether the gateway accepts calls, and the phase of every worker."""
 
     status: Literal["ready", "starting", "draining", "ledger_unavailable"]
     workers: dict[str, str]
 
 
 class ErrorDetail(Struct, forbid_unknown_fields=True):
-    """`param` names the field or header that it is about."""
+    """`param` is the field or header that the error concerns."""
 
     message: str
     type: str
@@ -45,7 +45,7 @@ class ErrorDetail(Struct, forbid_unknown_fields=True):
 
 
 class Error(Struct, forbid_unknown_fields=True):
-    """Every refusal and failure, also as the last event of a stream that broke off."""
+    """Body of every error, and the last event of a stream that failed."""
 
     error: ErrorDetail
 
@@ -54,7 +54,7 @@ class Error(Struct, forbid_unknown_fields=True):
 
 
 class Model(Struct, forbid_unknown_fields=True):
-    """A model. `ready`: some worker of it is up. `max_model_len` is null where it is not known."""
+    """A model. `ready`: a worker that serves it is ready. `max_model_len` is null where it is unknown."""
 
     id: str
     object: Literal["model"]
@@ -77,7 +77,7 @@ class Usage(Struct):
 
 
 class EarlyStop(Struct, forbid_unknown_fields=True):
-    """Why the gateway ended an answer that was going well: a budget was used up."""
+    """The exhausted budget that ended a response early."""
 
     code: str
     message: str
@@ -97,7 +97,7 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(Struct):
-    """A whole answer to a chat call. `service_tier` is there where the call named one: that which was granted."""
+    """Response of a chat call. `service_tier` is the granted tier, where the call named one."""
 
     id: str
     object: Literal["chat.completion"]
@@ -117,7 +117,7 @@ class ChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Struct):
-    """One event of a streamed answer to a chat call."""
+    """One event of a streamed chat call."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -137,7 +137,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(Struct):
-    """A whole answer to a completion call, and one event of a streamed one."""
+    """Response of a completion call, and one event of a streamed one."""
 
     id: str
     object: Literal["text_completion"]
@@ -153,7 +153,7 @@ class Completion(Struct):
 
 
 class RunTokens(Struct, forbid_unknown_fields=True):
-    """`cached` are those of the prompts that the engine had computed before."""
+    """`cached` are prompt tokens that the engine had in its prefix cache."""
 
     prompt: int
     cached: int
@@ -171,7 +171,7 @@ class RunJobs(Struct, forbid_unknown_fields=True):
 
 
 class RunWaits(Struct, forbid_unknown_fields=True):
-    """In the queue."""
+    """Times in the queue."""
 
     p50_ms: float | None
     mean_ms: float | None
@@ -179,8 +179,8 @@ class RunWaits(Struct, forbid_unknown_fields=True):
 
 
 class RunTimes(Struct, forbid_unknown_fields=True):
-    """`active_ms` is time with a call in flight, `queued_ms` the part of it with nothing at a worker, `tool_ms` time
-    between calls; `ratio` is active to both."""
+    """`active_ms` is time with a call in flight, `queued_ms` the part of it without a call at a worker, `tool_ms` time
+    between calls. `ratio` is active time to the sum of active and tool time."""
 
     active_ms: float
     queued_ms: float
@@ -191,7 +191,7 @@ class RunTimes(Struct, forbid_unknown_fields=True):
 
 
 class RunTree(Struct, forbid_unknown_fields=True):
-    """The run with everything below it."""
+    """Totals of the run and its sub-runs."""
 
     runs: int
     in_flight: int
@@ -202,7 +202,7 @@ class RunTree(Struct, forbid_unknown_fields=True):
 
 
 class RunStep(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A job of the run: in flight with `output_tokens` so far, or ended with all the rest."""
+    """A job of the run. `output_tokens` is for jobs in flight, the other optional fields are for ended ones."""
 
     step_id: str
     job_id: str
@@ -261,7 +261,7 @@ class RunListItem(Struct, forbid_unknown_fields=True):
 
 
 class RunList(Struct, forbid_unknown_fields=True):
-    """The latest first. `next_cursor` is what `cursor` must be for those after them."""
+    """The latest first. `next_cursor` is the `cursor` of the next page."""
 
     object: Literal["list"]
     data: list[RunListItem]
@@ -270,10 +270,10 @@ class RunList(Struct, forbid_unknown_fields=True):
 
 
 class CancelledRun(CancelReport, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a cancel found and did, in jobs of the whole tree.
+    """Result of a cancel, in jobs of the whole tree.
 
-    Each job is counted once. `queued` had nothing at an engine and never will; `plan_runner` had been sent to one. Of
-    these, `freed` are confirmed by their engine to hold nothing any more, and `unconfirmed` are the others.
+    Each job is counted once. `queued` jobs were evicted before they were sent; `running` ones had been sent to an
+    engine. Of these, `freed` are confirmed by their engine as freed, and `unconfirmed` are the others.
     """
 
     id: str
@@ -289,7 +289,7 @@ class WorkerList(Struct, forbid_unknown_fields=True):
 
 
 class TenantDetail(TenantSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant; limits that it does not have are left out."""
+    """A tenant. Limits that are not set are omitted."""
 
     name: str
     source: Literal["config", "database"]
@@ -306,7 +306,7 @@ class RemovedTenant(Struct, forbid_unknown_fields=True):
 
 
 class KeyDetail(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key, without anything that would help to use it. Times are seconds since 1970."""
+    """A key without its text. Times are seconds since 1970."""
 
     id: str
     tenant: str
@@ -319,7 +319,7 @@ class KeyDetail(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CreatedKey(KeyDetail, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new key. `key` is its text: in this answer and nowhere else."""
+    """A new key. `key` is its text, which no other response has."""
 
     key: str
 

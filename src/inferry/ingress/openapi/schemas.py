@@ -1,4 +1,4 @@
-"""The shapes of bodies and answers, for the OpenAPI document: as decoders have them, with the bounds they leave out."""
+"""JSON schemas of bodies and responses: those of the structs, with the bounds that the code checks beyond the types."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
-from inferry.ingress.openai.parse import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
+from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
 from inferry.ingress.openapi import responses
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ _RANGES: dict[str, Json] = {
     "stop_token_ids": {"maxItems": MAX_STOP_TOKEN_IDS},
     "service_tier": {"enum": ["auto", "default", "priority", "flex"]},
 }
-"""What `parse` refuses of the right type, by field."""
+"""Bounds that parsing checks, by field."""
 _POSITIVE: Json = {"exclusiveMinimum": 0, "exclusiveMaximum": 2**63}
 _ADMIN_RANGES: dict[str, Json] = {
     **dict.fromkeys(NUMERIC_LIMITS, _POSITIVE),
@@ -54,7 +54,7 @@ _ADMIN_RANGES: dict[str, Json] = {
 }
 _STOP: Json = {"type": "string", "maxLength": MAX_STOP_CHARS}
 _FIELD_SCHEMAS: dict[str, Json] = {
-    # What is left as it came is checked later, or by the worker.
+    # Fields that stay undecoded are checked later, or by the worker.
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _OR_NULL]},
     "prompt": {"anyOf": [{"type": "string", "minLength": 1}, _TOKEN_IDS]},
     "stop": {
@@ -70,7 +70,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 
 def schemas() -> Json:
-    """Every shape by its name."""
+    """Every schema by name."""
     named = [one for one in vars(responses).values() if isinstance(one, type) and issubclass(one, Struct)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -94,7 +94,7 @@ def schemas() -> Json:
 
 
 def _with_range(schema: Json, bounds: Json) -> Json:
-    """The schema with bounds on what is not null in it."""
+    """The schema with bounds on its non-null variants."""
     if not bounds:
         return schema
     choices: Sequence[Json] = schema.get("anyOf", [schema])

@@ -1,1 +1,1 @@
-"""Ledgers: where entries are kept."""
+"""Stores of the ledger."""

@@ -1,9 +1,9 @@
 """One gateway per database file.
 
-Budgets are counted in the memory of one process: two gateways on one file would each grant all of every ceiling. The
-lock is `flock` on a file beside the database, named like it with `.lock` at the end. The kernel releases it with the
-process, however that ends. Readers and `inferry keys` do not take it. The lock file stays: removing it would let two
-processes lock two files of the same name.
+Budgets are counted in the memory of one process, so two gateways on one file would each grant every budget in full. The
+lock is `flock` on a file beside the database with the suffix `.lock`. The kernel releases it when the process ends.
+Readers and `inferry keys` do not take it. The lock file is never removed: otherwise two processes could lock two files
+of the same name.
 """
 
 import fcntl
@@ -22,16 +22,16 @@ class LedgerLocked(LedgerUnusable):
 
 @contextmanager
 def exclusive_use(url: str) -> Iterator[None]:
-    """Hold the database for one gateway. Raises LedgerLocked, or LedgerUnusable where no lock file can be made."""
+    """Lock the database for one gateway. Raises LedgerLocked, or LedgerUnusable without a lock file."""
     if url == IN_MEMORY:
         yield
         return
     path = lock_file(url)
     try:
-        # Never passed on: a child that outlives the gateway must not keep the lock.
+        # Not inherited: a child that outlives the gateway must not keep the lock.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise LedgerUnusable(f"cannot open {path}, which keeps a second gateway out: {error.strerror}") from None
+        raise LedgerUnusable(f"cannot open the lock file {path}: {error.strerror}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,7 +47,7 @@ def exclusive_use(url: str) -> Iterator[None]:
 
 
 def lock_file(url: str) -> Path:
-    """Beside the file itself, so that two names for one database have one lock."""
+    """Beside the resolved file, so that two names of one database have one lock."""
     path = require_file(url).resolve()
     return path.with_name(f"{path.name}.lock")
 
@@ -56,6 +56,6 @@ def _locked_message(path: Path, content: bytes) -> str:
     holder = content.decode("ascii", "replace").strip()
     owner = f"process {holder}" if holder.isdigit() else "another process"
     return (
-        f"{owner} already serves with this ledger ({path.with_suffix('')}): two gateways on one file would each grant "
-        "all of every budget; stop that one, or give this one a ledger of its own"
+        f"{owner} already uses this ledger ({path.with_suffix('')}); two gateways on one file would each grant every "
+        "budget in full; stop the other one or configure another ledger"
     )

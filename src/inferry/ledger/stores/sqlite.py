@@ -1,7 +1,7 @@
 """The ledger in one SQLite file.
 
 In WAL mode with synchronous=NORMAL: readers and the writer do not wait for each other, and a killed process loses no
-batch that was acknowledged. A power cut may lose the last ones, never half of one.
+acknowledged batch. A power failure may lose the last batches, but never a part of one.
 """
 
 from collections.abc import Sequence
@@ -35,19 +35,19 @@ __all__ = [
 class SqliteLedger:
     """One row per attempt; appending the same (job_id, attempt) again changes nothing.
 
-    Holds one connection. One process writes, any number may read. Where the file is deleted, nothing is appended until
-    one is there again; where it is replaced, rows go to the one that is there.
+    Holds one connection. One process writes, any number may read. While the file is deleted, appends fail; after it was
+    replaced, rows go to the new file.
     """
 
     def __init__(self, url: str) -> None:
         self._file = SqliteFile(url)
-        # Compiled once and run with plain rows: a writer that is busy in Python keeps the event loop waiting.
+        # Compiled once and run with plain rows: time in Python holds the GIL and delays the event loop.
         inserting = insert(attempts).on_conflict_do_nothing(index_elements=["job_id", "attempt"])
         self._insert = str(inserting.compile(dialect=self._file.engine().dialect))
 
     def append(self, entries: Sequence[LedgerEntry]) -> None:
-        """Write all of them or, with an exception, none. ValueError or OverflowError: one of them can never be held;
-        LedgerGone: there is no file to write to."""
+        """Write all entries or, with an exception, none. ValueError or OverflowError: an entry can never be stored;
+        LedgerGone: the file is missing."""
         if not entries:
             return
         try:
@@ -64,6 +64,6 @@ _OUTCOME = LedgerEntry.__struct_fields__.index("outcome")
 
 
 def _row(entry: LedgerEntry) -> tuple[Any, ...]:
-    """The entry's fields, which are the table's columns in the same order."""
-    values = astuple(entry)  # a writer that is busy in Python keeps the event loop waiting
+    """The entry's fields in the order of the table's columns."""
+    values = astuple(entry)  # less time in Python than by name
     return (*values[:_OUTCOME], entry.outcome.value, *values[_OUTCOME + 1 :])

@@ -1,8 +1,7 @@
 """A database file that may be deleted or replaced while it is open.
 
-SQLite goes on with the file it has opened, whatever its name stands for by now: rows would be lost,
-and keys that others create would never be seen. So the file that the path names is compared with the one that was
-opened before every use: one look at the directory.
+SQLite keeps using the file it has opened: after a replacement rows would be lost, and keys created by other processes
+would never be seen. So before every use the opened file is compared with the one at the path.
 """
 
 import os
@@ -19,7 +18,7 @@ _Identity = tuple[int, int]
 class SqliteFile:
     """One connection to the file at the address. Used by one thread at a time.
 
-    `generation` counts the files that were opened: after a change nothing that was read before is known to hold.
+    `generation` counts the files opened: after a change, everything read before is outdated.
     """
 
     def __init__(self, url: str) -> None:
@@ -30,13 +29,13 @@ class SqliteFile:
         self._record_identity()
 
     def engine(self) -> Engine:
-        """The database as it is now, opened anew where it is another file. Raises LedgerGone."""
+        """The current database, reopened where the file was replaced. Raises LedgerGone."""
         path = self._path
         if path is None:
             return self._engine
         found = _identity(path)
         if found is None:
-            raise LedgerFileLost(f"{path.absolute()} was deleted while the gateway runs; put it back, or start again")
+            raise LedgerFileLost(f"{path.absolute()} was deleted while in use; restore it or restart the gateway")
         if found != self._identity:
             self._reopen(path)
         return self._engine
@@ -45,15 +44,15 @@ class SqliteFile:
         self._engine.dispose()
 
     def _reopen(self, path: Path) -> None:
-        # What the former file had not taken in yet stands in files of its own, and is nothing for the new one. They are
-        # told by their identity, which nothing else can have while they are open here.
+        # The WAL files of the former file do not belong to the new one. They are recognised by their inode, which no
+        # other file can have while they are open here.
         for sidecar, identity in self._sidecars.items():
             if identity is not None and _identity(sidecar) == identity:
                 sidecar.unlink(missing_ok=True)
         try:
             engine = open_for_writing(self._url)
         except LedgerUnusable as error:
-            raise LedgerFileLost(f"{path.absolute()} was replaced while the gateway runs: {error}") from None
+            raise LedgerFileLost(f"{path.absolute()} was replaced while in use: {error}") from None
         self._engine.dispose()
         self._engine = engine
         self.generation += 1
@@ -70,7 +69,7 @@ class SqliteFile:
 
 
 def _identity(path: Path) -> _Identity | None:
-    """None where there is no file that can be looked at."""
+    """The file's identity; None where it is missing."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Opening a ledger in SQLite: to write, with its tables brought up to date, or to read what is there."""
+"""Opens a SQLite ledger: for writing, with migration, or for reading."""
 
 from pathlib import Path
 
@@ -14,15 +14,15 @@ BUSY_TIMEOUT_MS = 5000
 
 
 class LedgerUnusable(RuntimeError):
-    """The ledger cannot be opened; the message says why and is meant for people."""
+    """The ledger cannot be opened. The message is for the operator."""
 
 
 class LedgerMissing(LedgerUnusable):
-    """There is no ledger to read yet."""
+    """The ledger does not exist yet."""
 
 
 def open_for_writing(url: str) -> Engine:
-    """The database with all its tables, made or brought up to date where that is needed. Raises LedgerUnusable."""
+    """The database with all tables, created or migrated where needed. Raises LedgerUnusable."""
     parsed = _parse(url)
     if (path := _file(parsed)) is not None and not path.absolute().parent.is_dir():
         raise LedgerUnusable(f"the directory of the ledger does not exist: {path.absolute().parent}")
@@ -31,7 +31,7 @@ def open_for_writing(url: str) -> Engine:
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
-            # Take the write lock before looking, so that two processes do not both make the tables.
+            # Take the write lock before the check, so that two processes do not both create the tables.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             version = _version(connection, parsed)
             if version < SCHEMA_VERSION:
@@ -53,7 +53,7 @@ def open_for_writing(url: str) -> Engine:
 
 
 def require_file(url: str) -> Path:
-    """The ledger's file, which may still have to be made. Raises LedgerUnusable for one in memory."""
+    """The ledger's file, which may not exist yet. Raises LedgerUnusable for one in memory."""
     path = _file(_parse(url))
     if path is None:
         raise LedgerUnusable(IN_MEMORY_MESSAGE)
@@ -61,31 +61,31 @@ def require_file(url: str) -> Path:
 
 
 def require_existing(url: str) -> None:
-    """Raises LedgerMissing where opening it would make a new file."""
+    """Raises LedgerMissing where opening it would create a file."""
     path = require_file(url)
     if not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
+        raise LedgerMissing(f"no ledger at {path.absolute()}")
 
 
 def open_sqlite_queries(url: str) -> LedgerQueries:
-    """The read side of a ledger that exists, also while a gateway writes to it. Creates and changes nothing."""
+    """Queries of an existing ledger, also while a gateway writes to it. Creates and changes nothing."""
     parsed = _parse(url)
     path = _file(parsed)
     if path is None:
         raise LedgerMissing(IN_MEMORY_MESSAGE)
     if not path.is_file():
-        raise LedgerMissing(f"there is no ledger at {path.absolute()}")
+        raise LedgerMissing(f"no ledger at {path.absolute()}")
     engine = _engine(parsed)
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
             version = _version(connection, parsed)
             if version == 0:
-                raise LedgerMissing(f"{path} holds no ledger yet")
+                raise LedgerMissing(f"{path} contains no ledger yet")
             if version < SCHEMA_VERSION:
                 raise LedgerUnusable(
                     f"the ledger {path} is of an earlier release (schema {version}, this one reads {SCHEMA_VERSION}); "
-                    "start the gateway with it once, which brings it up to date"
+                    "start the gateway with it once to migrate it"
                 )
     except DBAPIError as error:
         engine.dispose()
@@ -100,9 +100,9 @@ def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise LedgerUnusable("not a URL; a file is written sqlite:///path/to/ledger.db") from error
+        raise LedgerUnusable("the ledger's address is not a URL; expected sqlite:///path/to/ledger.db") from error
     if parsed.get_backend_name() != "sqlite":
-        raise LedgerUnusable(f"not a SQLite address: {parsed.render_as_string(hide_password=True)}")
+        raise LedgerUnusable(f"the ledger's address is not a SQLite URL: {parsed.render_as_string(hide_password=True)}")
     if (problem := ledger_url_error(url)) is not None:
         raise LedgerUnusable(f"the ledger's address {problem}")
     return parsed
@@ -118,8 +118,8 @@ def _file(url: URL) -> Path | None:
 
 
 def _engine(url: URL) -> Engine:
-    # One connection, used by one thread at a time, though not always the thread that opened it. Parameters stay out of
-    # messages: they are noise there.
+    # One connection, used by one thread at a time, not always the one that opened it. Parameters are kept out of error
+    # messages.
     engine = create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False}, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
@@ -130,7 +130,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _version(connection: Connection, url: URL) -> int:
-    """The schema version of the file: 0 for an empty one, never one that this release does not know."""
+    """The schema version of the file, 0 for an empty one. Raises LedgerUnusable for unknown versions."""
     version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
     if version > SCHEMA_VERSION:
         raise LedgerUnusable(

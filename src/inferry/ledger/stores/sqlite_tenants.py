@@ -1,7 +1,7 @@
 """Tenants and their keys, in the ledger's database.
 
-Any number of processes may write; each change counts up one row, which the others look at. A store holds one
-connection behind a lock: its methods may be called from any thread, and wait for the disk.
+Any number of processes may write. Each change increments a revision, which the others poll. A store holds one
+connection behind a lock: its methods may be called from any thread, and block.
 """
 
 import secrets
@@ -35,12 +35,12 @@ _GENERATION_STRIDE = 2**40
 
 
 class SqliteTenantStore:
-    """What the gateway's operators say of tenants, beyond its configuration."""
+    """Tenants and keys that are managed at run time, beyond the configuration."""
 
     def __init__(self, url: str) -> None:
         self._file = SqliteFile(url)
         self._lock = threading.Lock()
-        # As text, for plain rows: there may be ten thousand keys, and whoever reads them keeps the event loop waiting.
+        # As text, for plain rows: reading ten thousand keys in Python would delay the event loop.
         dialect = self._file.engine().dialect
         self._all_keys = str(select(keys).order_by(keys.c.created_at, keys.c.key_id).compile(dialect=dialect))
         version_query = select(changes.c.version).where(changes.c.of == _TOPIC)
@@ -48,11 +48,11 @@ class SqliteTenantStore:
 
     @property
     def generation(self) -> int:
-        """Another number whenever the database has become another file."""
+        """Changes when the database file was replaced."""
         return self._file.generation
 
     def version(self) -> int:
-        """Another number whenever somebody has changed something."""
+        """Changes with every change of tenants or keys."""
         with self._reading() as connection:
             return self._version(connection)
 
@@ -70,10 +70,10 @@ class SqliteTenantStore:
             connection.execute(insert(tenants).values(**_tenant_row(tenant)))
 
     def remove_tenant(self, name: str, now: float) -> int:
-        """Take the tenant out and revoke its keys; how many those were. Raises NotFound."""
+        """Remove the tenant and revoke its keys; return their number. Raises NotFound."""
         with self._writing() as connection:
             if not connection.execute(delete(tenants).where(tenants.c.name == name)).rowcount:
-                raise NotFound("no such tenant in the database")
+                raise NotFound("unknown tenant in the database")
             live = (keys.c.tenant == name) & keys.c.revoked_at.is_(None)
             return connection.execute(update(keys).where(live).values(revoked_at=now)).rowcount
 
@@ -87,14 +87,14 @@ class SqliteTenantStore:
         expires_at: float | None = None,
         with_tenant: bool = False,
     ) -> NewKey:
-        """Draw a key and keep what is to be kept of it. `with_tenant` makes the tenant as well where there is none."""
+        """Create a key and store its hash. `with_tenant` also creates a missing tenant."""
         with self._writing() as connection:
             if with_tenant and not connection.execute(select(tenants).where(tenants.c.name == tenant)).first():
                 connection.execute(insert(tenants).values(**_tenant_row(Tenant(name=tenant))))
             return _insert_key(connection, tenant, label, limits or Limits(), now, expires_at)
 
     def revoke_key(self, key_id: str, now: float) -> ApiKey:
-        """From now on it opens nothing; to revoke it again changes nothing. Raises NotFound."""
+        """Revoke the key. Idempotent. Raises NotFound."""
         with self._writing() as connection:
             key = _find(connection, key_id)
             if key.revoked_at is None:
@@ -103,8 +103,10 @@ class SqliteTenantStore:
             return key
 
     def rotate_key(self, key_id: str, now: float, grace_s: float) -> NewKey:
-        """A new key with the same rights; the old one ends after the grace. Raises NotFound, and Conflict where the old
-        one is no longer valid. A key that was to expire has a successor that lives as long from now on.
+        """Create a key with the same rights; the old one expires after the grace period.
+
+        The new key of one with a lifetime has the same lifetime from now on. Raises NotFound, and Conflict where the
+        old key is no longer valid.
         """
         with self._writing() as connection:
             old = _find(connection, key_id)
@@ -121,14 +123,14 @@ class SqliteTenantStore:
             self._file.close()
 
     def _version(self, connection: Connection) -> int:
-        # Another file may have the same number, and other keys.
+        # Another file may have the same revision and other keys.
         version: int = connection.exec_driver_sql(self._select_version).scalar() or 0
         return version + self._file.generation * _GENERATION_STRIDE
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with self._lock, _wrap_database_errors(), self._file.engine().connect() as connection:
-            # All of it as of one moment; and sqlite3 itself would begin nothing for a SELECT.
+            # One consistent snapshot: sqlite3 itself would not begin a transaction for a SELECT.
             connection.exec_driver_sql("BEGIN")
             yield connection
             connection.rollback()
@@ -136,7 +138,7 @@ class SqliteTenantStore:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         with self._lock, _wrap_database_errors(), self._file.engine().connect() as connection:
-            # The write lock first: a reader that turns writer may find that somebody was faster, and fail.
+            # Take the write lock first: a read transaction that turns into a write may fail.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
             bump_version = update(changes).where(changes.c.of == _TOPIC).values(version=changes.c.version + 1)
@@ -213,5 +215,5 @@ def _key(row: Any) -> ApiKey:
     )
 
 
-# Most keys have the limits of many others, and most often none.
+# Cached: most keys share the same limits, usually none.
 _limits = lru_cache(maxsize=1024)(decode_limits)

@@ -1,6 +1,7 @@
-"""High-water marks of budgets, in the ledger's database: written before what they cover is used.
+"""High-water marks of budgets, in the ledger's database: written before the amount they cover is used.
 
-One connection, used by one thread at a time. A commit survives the end of the process; a power cut may lose the last.
+One connection, used by one thread at a time. A commit survives the end of the process; a power failure may lose the
+last ones.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ _IDENTITY = ("scope", "tenant", "name", "period", "number")
 
 
 class SqliteWatermarkStore:
-    """What accounts may have used at most."""
+    """Upper bounds of what accounts have used."""
 
     def __init__(self, url: str) -> None:
         self._file = SqliteFile(url)
@@ -33,7 +34,7 @@ class SqliteWatermarkStore:
             return [Watermark(**row) for row in connection.execute(select(watermarks)).mappings()]
 
     def write(self, batch: WatermarkBatch) -> None:
-        """All of it or, with an exception, nothing. Raises LedgerGone."""
+        """Write all marks or, with an exception, none. Raises LedgerGone."""
         with self._file.engine().begin() as connection:
             if batch.upserts:
                 connection.exec_driver_sql(self._upsert, [_row(watermark) for watermark in batch.upserts])
@@ -47,7 +48,7 @@ class SqliteWatermarkStore:
 
 
 def _row(watermark: Watermark) -> tuple[Any, ...]:
-    """In the order of the table's columns."""
+    """The values in the order of the table's columns."""
     return (
         watermark.scope,
         watermark.tenant,

@@ -1,4 +1,4 @@
-"""The embedded engine as a worker: `engine.process` run by the interpreter that runs the gateway."""
+"""The embedded engine as a worker: `engine.process`, run by the gateway's interpreter."""
 
 import os
 import sys
@@ -10,17 +10,14 @@ from inferry.domain.ports import TextAssembler
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process.engine_link import EngineProgram
-from inferry.workers.in_process.engine_worker import EngineFailed, EngineLimits, EngineWorker
-
-__all__ = ["EmbeddedWorker", "EngineFailed"]
+from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 
 
 class EmbeddedWorker(EngineWorker):
     """Inferry's own engine.
 
-    `prefill_tokens` bounds the prompt tokens the gateway sends before their first tokens are back; by default four
-    chunks: the engine orders prompts by lane itself, so that a live prompt waits for the chunk being computed and not
-    for those behind it, which keep the engine from waiting for the gateway.
+    `prefill_tokens` limits the prompt tokens in flight, by default to four chunks. The engine orders prompts by lane:
+    a live prompt waits for the current chunk only, and the other chunks keep the engine busy until more are sent.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_s=restart_backoff_s,
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
-            can_resume_seeded=True,  # it draws by seed and position
+            can_resume_seeded=True,  # it samples by seed and position
         )
 
 

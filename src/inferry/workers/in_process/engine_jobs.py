@@ -1,6 +1,5 @@
-"""What a worker keeps of each job that its engine holds, and of each plan."""
+"""One job that an engine process holds: its tokens, its text and where it can be resumed."""
 
-import asyncio
 from collections.abc import Callable
 
 from inferry.domain.jobs import InferenceJob, ResumeMode, ResumePoint
@@ -9,28 +8,15 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Usage
 from inferry.domain.values import replace
 from inferry.engine.messages import Account
+from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.stop_strings import held_back_chars
 
 
-class PlanCompletion:
-    """The jobs of one plan; `finished` is done when all have ended."""
-
-    def __init__(self, jobs: int) -> None:
-        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._remaining = jobs
-
-    def job_ended(self) -> None:
-        self._remaining -= 1
-        if self._remaining == 0 and not self.finished.done():
-            self.finished.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        if not self.finished.done():
-            self.finished.set_exception(error)
-
-
 class LiveJob:
-    """A job that the engine holds. `earlier_ids` is what earlier attempts delivered, `output_ids` what this one did."""
+    """A job that the engine holds. `earlier_ids` are from earlier attempts, `output_ids` from this one.
+
+    `stop_index` is the number of output ids at which a stop string was found.
+    """
 
     __slots__ = (
         "assembler",
@@ -61,9 +47,10 @@ class LiveJob:
         self.cancelled = False
 
     def resume_point(self, make_assembler: Callable[[tuple[str, ...]], TextAssembler]) -> ResumePoint | None:
-        """Where another attempt can go on: after the last token whose text is out, all of it, because engines that make
-        their own text cannot go on from half a character. Where there are stop strings: after the last token, with the
-        text that is held back for them.
+        """Where another attempt can resume; None where it cannot.
+
+        That is after the last token at a character boundary, because engines that detokenise themselves cannot resume
+        within a character. With stop strings it is after the last token, with the text held back for them.
         """
         if self.job.resume is not ResumeMode.CONTINUE or not (self.earlier_ids or self.output_ids):
             return None
@@ -91,10 +78,10 @@ _REPLAYED_SINGLY = 64
 
 
 def replay(assembler: TextAssembler, earlier_ids: tuple[int, ...]) -> str:
-    """Bring an assembler to where the text was when the job broke off. Its reader has what comes out of this already
-    (but see `undelivered_text`), but a character or a stop string may go on across the seam.
+    """Bring an assembler to the state it had at the resume point; return the replayed text.
 
-    What is held back may hang on how the tokens came in, so the last of them are replayed as they did.
+    The client has that text already (but see `undelivered_text`); a character or a stop string may continue after it.
+    The text held back may depend on how tokens were split into pushes, so the last ones are pushed singly as before.
     """
     older, latest = earlier_ids[:-_REPLAYED_SINGLY], earlier_ids[-_REPLAYED_SINGLY:]
     texts = [assembler.push(older)[0]] if older else []
@@ -103,9 +90,10 @@ def replay(assembler: TextAssembler, earlier_ids: tuple[int, ...]) -> str:
 
 
 def undelivered_text(resume_point: ResumePoint, replayed: str, held: str, stops: tuple[str, ...]) -> str:
-    """What of the text that an assembler gives out its reader does not have: other engines hold back more of it.
+    """The part of the replayed text that the client does not have: other engines hold back more text.
 
-    `held` is what the assembler holds back itself. One that says nothing about its text was an engine of this kind.
+    `held` is the text that the assembler holds back. A resume point without `unsent` and `tail` is from an engine of
+    this kind, which holds back the same text.
     """
     if resume_point.unsent is None and resume_point.tail is None:
         return ""
@@ -115,12 +103,12 @@ def undelivered_text(resume_point: ResumePoint, replayed: str, held: str, stops:
 
 
 def engine_sampling(sampling: Sampling, remaining: int) -> Sampling:
-    """What is left to write. Stop strings are text and the engine knows none: they are found here."""
+    """Sampling for the remaining tokens, without stop strings: the engine has no text, so the worker matches them."""
     if remaining == sampling.max_tokens and not sampling.stop:
         return sampling
     return replace(sampling, max_tokens=remaining, stop=())
 
 
 def to_usage(live: LiveJob, account: Account) -> Usage:
-    """Tokens as delivered, time as measured: what was computed past a stop string is paid for but not counted."""
+    """Tokens as delivered, time as measured: tokens after a stop string cost time but are not counted."""
     return Usage(account.prompt_tokens, account.cached_tokens, len(live.output_ids), account.gpu_seconds)

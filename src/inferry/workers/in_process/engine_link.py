@@ -1,4 +1,4 @@
-"""An engine's process and the socket to it, from this side."""
+"""The gateway's side of an engine process: the process and the socket to it."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple, cast
 
@@ -14,12 +15,12 @@ from msgspec import Struct
 from inferry.engine.messages import Frames, Shutdown, frame
 
 _SHUTDOWN_GRACE_S = 5.0
-_POLL_S = 0.005
 
 
 class EngineProgram(NamedTuple):
-    """What to run as an engine: the number of its end of the socket comes as the last argument, `setup` as the first
-    message.
+    """What to run as an engine. The descriptor of its socket is the last argument, `setup` the first message.
+
+    `grace_s` is the time between the request to stop and a kill.
     """
 
     command: tuple[str, ...]
@@ -29,7 +30,7 @@ class EngineProgram(NamedTuple):
 
 
 class EngineLink(asyncio.Protocol):
-    """An engine process and the socket to it; `finished` is done when the socket is."""
+    """An engine process and the socket to it; `finished` is done when the socket is closed."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class EngineLink(asyncio.Protocol):
             self._transport.write(frame(message))
 
     def kill(self) -> None:
-        """The process and whatever it started: its session is its own, so its group has nobody else in it."""
+        """Kill the process and its children. It leads a session of its own, so its group holds nothing else."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -86,7 +87,7 @@ class EngineLink(asyncio.Protocol):
             self.finished.set_result(None)
 
     async def _end(self, ours: socket.socket) -> None:
-        """Ask it to stop, give it a moment, then make it. Returns with processes and socket gone."""
+        """Ask the process to stop, and kill it after the grace period. Returns when process and socket are gone."""
         self.send(Shutdown())
         if self._transport is None:
             ours.close()
@@ -94,20 +95,37 @@ class EngineLink(asyncio.Protocol):
         else:
             self._transport.close()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._grace_s
+        exited: asyncio.Future[None] = loop.create_future()
+        waiter = threading.Thread(target=_report_exit, args=(self.process, loop, exited), daemon=True)
+        waiter.start()
         try:
-            while self.process.poll() is None or not self.finished.done():
-                if loop.time() > deadline:
-                    self.kill()
-                    if self._transport is not None:
-                        self._transport.abort()
-                await asyncio.sleep(_POLL_S)
+            _, pending = await asyncio.wait({exited, self.finished}, timeout=self._grace_s)
+            if pending:
+                self.kill()
+                if self._transport is not None:
+                    self._transport.abort()
+                await asyncio.wait(pending)
+            waiter.join()
         finally:
-            self.kill()  # one that was killed itself leaves its children behind
+            self.kill()  # children outlive a process that was killed
+
+
+def _report_exit(
+    process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: "asyncio.Future[None]"
+) -> None:
+    """Runs in a thread: asyncio can only await processes that it has started itself."""
+    process.wait()
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
+        loop.call_soon_threadsafe(_set_done, exited)
+
+
+def _set_done(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _spawn(program: EngineProgram, theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that Ctrl-C and a SIGTERM to the group reach the gateway alone."""
+    """Start the process in a session of its own, so that Ctrl-C and a SIGTERM to the group reach the gateway alone."""
     return subprocess.Popen(  # noqa: S603 (an interpreter and a module of our own choice)
         [*program.command, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,

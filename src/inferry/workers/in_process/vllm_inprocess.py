@@ -1,4 +1,4 @@
-"""vLLM in process as a worker: `AsyncLLM` in a child process that the Python of vLLM's own virtual environment runs."""
+"""vLLM in process as a worker: `AsyncLLM` in a child process, run by the Python of vLLM's virtual environment."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ _SHUTDOWN_GRACE_S = 15.0
 
 
 class VllmEngine(Struct, frozen=True, kw_only=True):
-    """How vLLM is started. `python` is the interpreter that has it; `arguments` go to its `AsyncEngineArgs` as they
-    are and win over what the other fields say.
+    """How vLLM is started. `python` is the interpreter of its environment. `arguments` are passed to `AsyncEngineArgs`
+    and override the other fields.
     """
 
     python: Path
@@ -44,9 +44,9 @@ class VllmEngine(Struct, frozen=True, kw_only=True):
 
 
 class VllmInProcessWorker(EngineWorker):
-    """vLLM without its HTTP server: token ids in and out, the lane as its priority, and what each step was.
+    """vLLM without its HTTP server: token ids in and out, lanes as priorities, and measured steps.
 
-    Its prompts are bounded like the embedded engine's: four steps' worth may be on their way at once.
+    The prompt tokens in flight are limited to four steps, as for the embedded engine.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class VllmInProcessWorker(EngineWorker):
 
 
 def _program(python: Path, arguments: dict[str, Any]) -> EngineProgram:
-    # Nothing of the gateway's own environment may be found there: vLLM pins other versions of the same packages.
+    # Without the gateway's environment: vLLM pins other versions of the same packages.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["PATH"] = os.pathsep.join([str(python.parent), environment.get("PATH", "")])
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -1,4 +1,4 @@
-/* How far a run of plain events goes, byte by byte: what a regular expression says too, in a fraction of the time. */
+/* Finds the end of a run of plain events. Does the same as the regular expression in sse.py, faster. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,8 +10,7 @@ static const char DATA[] = "data: ", MORE[] = "\"finish_reason\":null", ROLE[] =
 
 PyDoc_STRVAR(plain_run_doc,
     "scan_plain_events(events, /)\n--\n\n"
-    "Where the events end that each say in one line that there is more to come, and name no role; and how often they\n"
-    "say so.");
+    "The end of the leading plain events (one line, no finish reason, no role), and their number.");
 
 static PyObject *scan_plain_events(PyObject *module, PyObject *events)
 {

@@ -1,4 +1,4 @@
-"""What to change when an engine's own settings stand in the way of a lane's promise. Pure: facts in, sentences out."""
+"""Advice on engine settings that endanger a lane's SLO targets. Pure."""
 
 from collections.abc import Mapping
 
@@ -7,18 +7,18 @@ from msgspec import Struct
 from inferry.domain.lanes import Lane, LanePolicy
 
 FAST_PREFILL_TOKENS_PER_S = 40_000
-"""Prompt tokens per second of an 8B model on a large GPU: slower engines only make a long step longer."""
+"""Prompt tokens per second of an 8B model on a large GPU. On a slower engine a long step takes longer still."""
 ITLS_PER_STEP = 4
 STEPS_PER_TTFT = 4
-"""A step may take this many promised gaps, or this part of a promised first token, before it is called too long."""
+"""A step is too long above this multiple of `itl_ms`, or this share of `ttft_ms`."""
 MIN_CHUNK_TOKENS = 256
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What is known of one worker; None where it is not.
+    """Settings and observations of one worker; None where unknown.
 
-    `chunk_tokens` is what a step computes at most. `engine_sequences` is how many the engine was seen to run while
-    others waited inside it.
+    `chunk_tokens` is the limit of prompt tokens per step. `engine_sequences` is the number of sequences that the engine
+    ran while others waited in its own queue.
     """
 
     worker: str
@@ -36,7 +36,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
 
 
 def advice(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> list[str]:
-    """Sentences for whoever runs the engine; none where nothing stands in the way."""
+    """Sentences for the operator of the engine."""
     step_message = _step_message(facts, lanes)
     messages = (
         step_message,
@@ -64,7 +64,7 @@ def _step_message(facts: EngineFacts, lanes: Mapping[Lane, LanePolicy]) -> str |
 
 
 def _max_step(lanes: Mapping[Lane, LanePolicy]) -> tuple[float, str] | None:
-    """How long a step may take, and the promise that says so."""
+    """The limit for a step in seconds, and the SLO target it comes from."""
     found = []
     for lane, policy in lanes.items():
         if policy.itl_ms is not None:
@@ -81,26 +81,28 @@ def _size_messages(facts: EngineFacts, *, step_too_long: bool) -> list[str | Non
     if engine_max is not None and most is not None and engine_max < most:
         fix = f"start it with --max-num-seqs {most} or" if facts.kind == "vllm" else "allow it more, or"
         messages.append(
-            f"it runs {engine_max} sequences at once while others wait inside it, where lanes do not count, "
+            f"the engine runs {engine_max} sequences while others wait in its own queue, which ignores lanes, "
             f"and max_sequences is {most}; {fix} set max_sequences: {engine_max}"
         )
     if most is not None and chunk is not None and most > chunk:
         messages.append(
-            f"max_sequences is {most}, but a step of {chunk} tokens advances no more than {chunk} of them; "
+            f"max_sequences is {most}, but a step of {chunk} tokens can advance only {chunk} sequences; "
             f"set max_sequences: {chunk} or less"
         )
     if not step_too_long and facts.prefill_tokens is not None and chunk is not None and facts.prefill_tokens < chunk:
         messages.append(
-            f"prefill_tokens is {facts.prefill_tokens}, less than the {chunk} tokens of one step, so that steps never "
+            f"prefill_tokens is {facts.prefill_tokens}, less than the {chunk} tokens of one step, so steps never "
             f"fill; set prefill_tokens: {chunk} or more"
         )
     if facts.kv_capacity is not None and facts.kv_tokens is not None and facts.kv_tokens > facts.kv_capacity:
         messages.append(
-            f"kv_tokens is {facts.kv_tokens}, but its cache holds {facts.kv_capacity} tokens; "
+            f"kv_tokens is {facts.kv_tokens}, but the KV cache holds {facts.kv_capacity} tokens; "
             f"set kv_tokens: {facts.kv_capacity}"
         )
     if facts.preempts:
-        messages.append("it runs out of KV cache and computes sequences anew; set kv_tokens, or a lower max_sequences")
+        messages.append(
+            "the engine preempts sequences because its KV cache is full; set kv_tokens or a lower max_sequences"
+        )
     return messages
 
 
@@ -108,12 +110,14 @@ def _capability_messages(facts: EngineFacts) -> list[str | None]:
     messages: list[str | None] = []
     if facts.has_metrics is False:
         hint = " (start it with --enable-metrics)" if facts.kind == "sglang" else ""
-        messages.append(f"it shows no metrics{hint}: load of others is not seen and cancels are not confirmed")
+        messages.append(
+            f"the server has no metrics{hint}: load of other clients is unknown and cancels are not confirmed"
+        )
     if facts.kind == "vllm" and facts.supports_priority is False:
-        messages.append("its own queue is not ordered by lane; start it with --scheduling-policy priority")
+        messages.append("the engine's own queue ignores lanes; start it with --scheduling-policy priority")
     if facts.kind == "vllm" and facts.reports_cached is False:
         messages.append(
-            "it does not report cached tokens, so that whole prompts count; start it with "
+            "the server does not report cached tokens, so whole prompts are counted; start it with "
             "--enable-prompt-tokens-details"
         )
     return messages

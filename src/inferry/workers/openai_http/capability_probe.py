@@ -1,4 +1,4 @@
-"""What is asked of a server besides completions: what it serves, what it can do, how it is doing, and aborts."""
+"""Requests to a server besides inference: models, capabilities, metrics and aborts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from inferry.workers.openai_http.server_client import ServerClient
 
 PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 REQUEST_TIMEOUT_S = 5.0
-"""How long a server may take for what costs it nothing: its metrics, an abort."""
+"""Timeout of cheap requests: metrics, an abort."""
 MAX_PROBE_S = 60.0
 
 
 class ServedModel(Struct):
-    """One entry of the upstream's /v1/models."""
+    """One entry of the server's /v1/models."""
 
     id: str
     max_model_len: int | None = None
@@ -32,7 +32,7 @@ class _ModelList(Struct):
 
 
 class Shapes(Struct):
-    """How the server writes whole answers of each API, where it has shown it."""
+    """The shape of the server's non-streaming responses per API, where it was seen."""
 
     chat: dict[str, Any] | None = None
     completions: dict[str, Any] | None = None
@@ -51,8 +51,7 @@ class _ProbeResponse(Struct):
 
 
 class CapabilityProbe:
-    """One server of a kind. `monitor_client` go over connections of their own. All questions raise WorkerLost, or say
-    so."""
+    """One server. `monitor_client` has connections of its own. Methods raise WorkerLost unless they say otherwise."""
 
     def __init__(
         self,
@@ -72,29 +71,29 @@ class CapabilityProbe:
     async def models(self) -> dict[str, ServedModel]:
         status, body = await self._client.get(b"/v1/models", self._authorization, self._timeout_s)
         if status != 200:
-            raise WorkerLost(f"GET /v1/models answered {status}")
+            raise WorkerLost(f"GET /v1/models returned {status}")
         try:
             return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise WorkerLost("GET /v1/models answered something that is not a list of models") from None
+            raise WorkerLost("GET /v1/models returned no list of models") from None
 
     async def metrics_page(self, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
         assert self._profile.metrics is not None
         return await self._monitor_client.get(self._profile.metrics.path, self._authorization, timeout_s)
 
     async def ping(self, timeout_s: float) -> None:
-        """Return when the server has answered something that costs it nothing, with whatever status."""
+        """Return when the server has answered a cheap request, with any status."""
         await self._monitor_client.get(b"/v1/models", self._authorization, timeout_s)
 
     async def abort(self, request_ids: Sequence[str], timeout_s: float = REQUEST_TIMEOUT_S) -> bool:
-        """Ask the server to drop requests; whether it knows how to. What it counts are the ids it was sent."""
+        """Abort requests by id; return whether the server supports that. It does not report which requests it had."""
         assert self._profile.abort_path is not None
         body = msgspec.json.encode({"request_ids": request_ids})
         status, _ = await self._client.post(self._profile.abort_path, self._authorization, body, timeout_s)
         return status == 200
 
     async def capabilities(self, model: str | None, *, wants_priorities: bool) -> DetectedCapabilities:
-        """What the server can be seen to do, of all that its kind may."""
+        """The capabilities that the server shows, among those of its profile."""
         profile = self._profile
         capabilities = DetectedCapabilities(
             supports_abort=await self._supports_abort(), has_metrics=await self._has_metrics()
@@ -107,8 +106,9 @@ class CapabilityProbe:
     async def _probe(
         self, model: str, capabilities: DetectedCapabilities, wants_priority: bool
     ) -> DetectedCapabilities:
-        """One token: does it come with its ids, and does a priority keep it from coming? A server that does not order
-        its queue refuses any priority but the usual.
+        """Generate one token, to see whether token ids are returned and a priority is accepted.
+
+        A server without priority scheduling refuses any priority except the default.
         """
         fields = {"model": model, "prompt": "ping", "max_tokens": 1, "return_token_ids": True}
         accepts_priority = None
@@ -148,7 +148,7 @@ class CapabilityProbe:
         if self._profile.abort_path is None:
             return None
         try:
-            return await self.abort(["inferry-probe"])  # the answer is the same for requests that never were
+            return await self.abort(["inferry-probe"])  # the response is the same for unknown ids
         except WorkerLost:
             return False
 
@@ -163,7 +163,7 @@ class CapabilityProbe:
 
 
 def _shape(body: bytes, kind: str) -> dict[str, Any] | None:
-    """The shape of a whole answer of this kind; None where it is something else."""
+    """The shape of a non-streaming response; None where it is malformed."""
     try:
         response = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):

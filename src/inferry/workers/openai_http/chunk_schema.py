@@ -1,4 +1,4 @@
-"""What an event of an engine's stream can say, as far as anybody here asks."""
+"""Events of an engine's stream, as far as the gateway reads them."""
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -52,7 +52,7 @@ class TracedChoice(Struct):
 
 
 class TracedEvent(Struct):
-    """An event that may carry token ids."""
+    """An event that may have token ids."""
 
     choices: list[TracedChoice] = []
     prompt_token_ids: Raw | UnsetType = UNSET

@@ -1,9 +1,8 @@
-"""Whether a server is alive, judged from what was heard of it and which questions it left open. Pure: time is an
-argument.
+"""Whether a server is alive, from its responses and unanswered probes. Pure: time is an argument.
 
-Anything heard counts: a token of any call, the head of an answer, a metrics page. A server is silent when MISSES
-questions in a row, asked one after the other, were left open and nothing else was heard meanwhile. One question is not
-enough: an API server under load may answer late, and timers of this process fire first when it has stood still itself.
+Every response counts as activity: a token of any call, a response head, a metrics page. A server is unresponsive after
+MISSED_PROBES consecutive probes without any activity. One missed probe is not enough: a server under load may respond
+late, and after a stall of this process its own timers fire first.
 """
 
 import enum
@@ -11,28 +10,27 @@ import math
 
 MISSED_PROBES = 2
 SLOW_FACTOR = 3.0
-"""How many times the slowest recent answer a server may take. Some write their metrics page in a second."""
+"""Probe timeout as a multiple of the slowest recent response: some metrics pages take a second."""
 SLOWEST_DECAY = 0.9
-"""Part of the slowest answer that is left with every further one."""
+"""Decay of the slowest response with every further one."""
 MAX_TIMEOUT_S = 10.0
 MAX_IDLE_TIMEOUT_S = 2.5
-"""The same for a server that has no calls: how slow it was under load says nothing then."""
+"""The limit for an idle server: its response times under load do not apply."""
 BODY_BYTES_PER_S = 2e6
-"""How fast a server is expected to take in bodies. A burst of long prompts keeps an API server's event loop busy before
-any byte comes back."""
+"""Expected speed at which a server reads bodies. A burst of long prompts delays its first responses."""
 
 
 class Verdict(enum.Enum):
-    ALIVE = "heard"
-    SUSPECT = "doubt"
-    """A question was left open: ask again at once."""
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    """A probe was missed: probe again at once."""
     BECAME_UNRESPONSIVE = "became_unresponsive"
-    UNRESPONSIVE = "silent"
-    """It was silent before."""
+    UNRESPONSIVE = "unresponsive"
+    """It was unresponsive before."""
 
 
 class Liveness:
-    """What is known of one server. `last_activity_at` is the last sign of life."""
+    """The state of one server. `last_activity_at` is the time of the last response."""
 
     __slots__ = ("_missed", "_slowest_response_s", "_timeout_s", "is_unresponsive", "last_activity_at")
 
@@ -45,27 +43,27 @@ class Liveness:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the last question was left open."""
+        """Whether the last probe was missed."""
         return self._missed > 0
 
     def probe_timeout_s(self, unread_bytes: int | None = 0) -> float:
-        """How long the next question may stay open, where the server has so much to read first; None: it is idle."""
+        """Timeout of the next probe. `unread_bytes` are bodies that the server has to read first; None: it is idle."""
         max_timeout_s = MAX_IDLE_TIMEOUT_S if unread_bytes is None else MAX_TIMEOUT_S
         base_s = max(self._timeout_s, min(SLOW_FACTOR * self._slowest_response_s, max_timeout_s))
         return (base_s + (unread_bytes or 0) / BODY_BYTES_PER_S) / MISSED_PROBES
 
     def on_response(self, at: float) -> None:
-        """A sign of life. One that is older than the last is none."""
+        """Record activity at a time. Times before the last activity are ignored."""
         if at > self.last_activity_at:
             self.last_activity_at = at
 
     def on_probe_response(self, response_s: float, now: float) -> None:
-        """A question was answered, with whatever status."""
+        """Record the response to a probe, with any status."""
         self._slowest_response_s = max(response_s, SLOWEST_DECAY * self._slowest_response_s)
         self.on_response(now)
 
     def evaluate(self, probed_at: float) -> Verdict:
-        """What a question means that was asked then and is over, answered or not."""
+        """The verdict after a probe that was sent at `probed_at` and has ended."""
         if self.last_activity_at >= probed_at:
             self._missed = 0
             self.is_unresponsive = False

@@ -1,8 +1,8 @@
-"""Asks a server whether it is alive, idle or not.
+"""Probes whether a server is alive.
 
-Belongs to the worker's event loop; its one task is started and closed by the worker. A server with calls is asked every
-BUSY_INTERVAL_S, an idle one every `interval_s`, one that is silent every UNRESPONSIVE_INTERVAL_S, and at once when
-`wake` says so. A question that is left open is followed by another one right away (see `liveness`).
+Belongs to the worker's event loop; the worker starts and closes its one task. A server with calls is probed every
+BUSY_INTERVAL_S, an idle one every `interval_s`, an unresponsive one every UNRESPONSIVE_INTERVAL_S, and at once after
+`wake`. A missed probe is followed by another one immediately (see `liveness`).
 """
 
 import asyncio
@@ -16,11 +16,11 @@ UNRESPONSIVE_INTERVAL_S = 1.0
 
 
 class LivenessProber:
-    """`poll` asks as usual, `ping` asks for something cheap and is used in doubt; neither raises, both tell `liveness`.
+    """`poll` is the usual probe, `ping` a cheap one after a missed probe. Neither raises; both update `liveness`.
 
-    `sync_activity` brings `liveness` up to date with what calls have heard; `is_busy` says whether there are calls;
-    `on_unresponsive` is called once when the server falls silent. Where looks bring nothing but a sign of life
-    (`skip_when_active`), none is made within BUSY_INTERVAL_S of another sign.
+    `sync_activity` updates `liveness` with the activity of calls; `is_busy` says whether there are calls;
+    `on_unresponsive` is called once when the server becomes unresponsive. With `skip_when_active` no probe is sent
+    within BUSY_INTERVAL_S of other activity.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class LivenessProber:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def on_calls(self) -> None:
-        """Calls are on their way: an idle server is asked now."""
+        """Probe an idle server now: calls are being sent."""
         self._work_event.set()
 
     def wake(self) -> None:
-        """Ask now: a call could not reach the server."""
+        """Probe now: a call could not reach the server."""
         self._is_woken = True
         self._work_event.set()
         self._wake_event.set()
@@ -91,7 +91,7 @@ class LivenessProber:
 
     async def _sleep(self, verdict: Verdict) -> None:
         if self._is_woken:
-            return  # it came while a question was open
+            return  # woken during a probe
         is_idle = verdict is Verdict.ALIVE and not self._is_busy()
         event = self._work_event if is_idle else self._wake_event
         sleep_s = (

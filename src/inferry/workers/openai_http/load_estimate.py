@@ -1,4 +1,4 @@
-"""What is believed of an engine from one reading of its metrics to the next. Pure: time is an argument."""
+"""The load of an engine, estimated from readings of its metrics. Pure: time is an argument."""
 
 import math
 from collections import deque
@@ -8,20 +8,20 @@ from inferry.workers.openai_http.metrics_parser import MetricsSnapshot
 from inferry.workers.openai_http.settings import EngineSteps
 
 FOREIGN_LOAD_SNAPSHOTS = 4
-"""Use counts as somebody else's when it was there in so many readings in a row: calls that begin or end between two
-counts are gone in the next."""
+"""Load counts as foreign after this many readings in a row: own calls that begin or end around one reading do not show
+in the next."""
 TOLERATED_CALLS = 2
 TOLERATED_SHARE = 0.05
 STALE_S = 3.0
-"""A reading older than this says nothing about now."""
+"""Older readings are ignored."""
 SATURATED_SNAPSHOTS = 6
-"""So many readings in a row with calls waiting, cache to spare and the same number running show how many sequences an
-engine runs at most. A number that changes shows nothing: calls wait inside for their prompts too."""
+"""Readings in a row with waiting calls, free cache and a constant number of running sequences that show the engine's
+limit. A changing number shows nothing: calls also wait for their prefill."""
 SPARE_KV_SHARE = 0.9
 
 
 class LoadEstimate:
-    """Fed with readings; answers what the load is, whose it is, and what the engine has done."""
+    """Load, foreign load and counters of one engine, updated with every reading."""
 
     def __init__(self) -> None:
         self.snapshot: MetricsSnapshot | None = None
@@ -34,7 +34,7 @@ class LoadEstimate:
         self._saturated: list[int] = []
 
     def update(self, snapshot: MetricsSnapshot, own_calls: int, now: float) -> None:
-        """`own_calls` calls at most were this gateway's."""
+        """Add a reading. At most `own_calls` of its sequences are this gateway's."""
         last, seconds = self.snapshot, now - self.read_at
         self.snapshot, self.read_at = snapshot, now
         self._excess.append(excess(snapshot, own_calls))
@@ -47,18 +47,18 @@ class LoadEstimate:
             self.prefix_hit_rate = max(0.0, min(1.0, (snapshot.prefix_hits - last.prefix_hits) / queries))
         if snapshot.steps is not None and last.steps is not None:
             count, tokens = snapshot.steps.count - last.steps.count, snapshot.steps.tokens - last.steps.tokens
-            if count >= 0 and seconds > 0:  # else the engine started again
+            if count >= 0 and seconds > 0:  # else the engine was restarted
                 self.steps = EngineSteps(count / seconds, tokens / count if count else 0.0)
 
     def load(self, own_calls: int, now: float) -> Load:
-        """What the engine does, whoever sent it; what this gateway knows of its own calls where it does not say."""
+        """The engine's total load; the gateway's own calls where the engine does not report it."""
         if self.snapshot is None or now - self.read_at > STALE_S:
             return Load(running=own_calls)
         return Load(self.snapshot.running, self.snapshot.waiting, self.snapshot.kv_tokens)
 
     @property
     def counts(self) -> EngineCounts | None:
-        """What the engine has done since it started, where it says all of it."""
+        """The engine's counters since its start, where it reports all of them."""
         snapshot = self.snapshot
         if snapshot is None or snapshot.steps is None or snapshot.output_tokens is None:
             return None
@@ -66,7 +66,7 @@ class LoadEstimate:
         return EngineCounts(int(snapshot.steps.count), max(0, int(snapshot.steps.tokens) - written), written)
 
     def foreign(self, now: float) -> Load:
-        """What others have there, as far as it was there in every one of the last few readings."""
+        """The load of other clients: the minimum over the last readings."""
         if len(self._excess) < FOREIGN_LOAD_SNAPSHOTS or now - self.read_at > STALE_S * FOREIGN_LOAD_SNAPSHOTS:
             return Load()
         return Load(
@@ -79,7 +79,7 @@ class LoadEstimate:
         if snapshot.waiting and snapshot.running and (snapshot.kv_usage is None or snapshot.kv_usage < SPARE_KV_SHARE):
             self._saturated.append(snapshot.running)
             if self._saturated[0] != snapshot.running:
-                self._saturated = [snapshot.running]  # it runs as many as the moment lets it
+                self._saturated = [snapshot.running]  # the number depends on the moment
             elif len(self._saturated) >= SATURATED_SNAPSHOTS:
                 self.engine_sequences = snapshot.running
         else:
@@ -87,7 +87,7 @@ class LoadEstimate:
 
 
 def excess(snapshot: MetricsSnapshot, own_calls: int) -> Load:
-    """What runs and waits beyond this gateway's own calls, unless it is so little that it may be a race."""
+    """Running and waiting sequences beyond this gateway's calls, unless so few that it may be a race."""
     beyond = snapshot.sequences - own_calls
     if beyond <= TOLERATED_CALLS + TOLERATED_SHARE * own_calls:
         return Load()

@@ -1,4 +1,4 @@
-"""What an engine's metrics page says, read for the few lines that are needed. Pure."""
+"""Parser for an engine's metrics page that reads only the needed samples. Pure."""
 
 import math
 import re
@@ -13,10 +13,9 @@ _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class StepCounters(Struct, frozen=True):
-    """Steps an engine has taken since it started: how many, and how many tokens it computed in them.
+    """Steps of an engine since its start, and the tokens computed in them.
 
-    A prompt counts in the step that ends it, with all that was computed of it: what one step computes at most cannot
-    be told from this.
+    All tokens of a prompt count in the step that ends it, so the tokens per step do not show the engine's limit.
     """
 
     count: float = 0.0
@@ -24,7 +23,7 @@ class StepCounters(Struct, frozen=True):
 
 
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
-    """One look at an engine. Counters count since it started."""
+    """One reading of an engine's metrics. Counters count since its start."""
 
     running: int
     waiting: int
@@ -48,7 +47,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 
 
 def read_metrics(page: bytes, names: MetricNames) -> MetricsSnapshot | None:
-    """The reading, or None where the page does not say what runs and what waits. Engines of one server are added up."""
+    """The reading; None where the page lacks running and waiting requests. Engines of one server are summed."""
     page = b"\n" + page
     running, waiting = _total(page, names.running), _total(page, names.waiting)
     if running is None or waiting is None:
@@ -68,7 +67,7 @@ def read_metrics(page: bytes, names: MetricNames) -> MetricsSnapshot | None:
 
 
 def _samples(page: bytes, name: bytes | None) -> Iterator[tuple[bytes, float]]:
-    """Labels and value of every sample of this name; what is no number is left out."""
+    """Labels and value of every sample of this name. Values that are no numbers are skipped."""
     if name is None:
         return
     start = b"\n" + name
@@ -87,7 +86,7 @@ def _samples(page: bytes, name: bytes | None) -> Iterator[tuple[bytes, float]]:
             value = math.nan
         if math.isfinite(value) and value >= 0:
             yield labels[1:], value
-        at = end if page.startswith(start, end) else -1  # samples of one name stand together
+        at = end if page.startswith(start, end) else -1  # samples of one name are adjacent
 
 
 def _total(page: bytes, name: bytes | None) -> float | None:
@@ -108,7 +107,7 @@ def _capacity(page: bytes, names: MetricNames) -> int | None:
 
 
 def _int_label(text: Any) -> int:
-    """A label's number; 0 where it is none, as in `None`."""
+    """A label as a number; 0 where it is none, for example `None`."""
     try:
         return max(0, int(text or b"0"))
     except ValueError:

@@ -1,7 +1,7 @@
 """Reads an engine's metrics page.
 
-Belongs to the worker's event loop. `liveness_prober` asks for readings by the clock; whatever needs a reading of this
-moment asks for one too, and those that ask together share it.
+Belongs to the worker's event loop. `liveness_prober` polls at intervals; a cancellation polls when it needs a current
+reading. Concurrent callers share one.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from inferry.workers.openai_http.profiles import MetricNames
 log = logging.getLogger(__name__)
 
 MIN_INTERVAL_S = 0.02
-"""A page costs the engine's server a few milliseconds: nobody makes it write one more often than this."""
+"""Minimum time between readings: a page costs the engine's server a few milliseconds."""
 
 FetchPage = Callable[[], Awaitable[tuple[int, bytes]]]
 
 
 class OwnCalls(Protocol):
-    """What the gateway itself has at the engine."""
+    """The gateway's own calls at the engine."""
 
     @property
     def open_calls(self) -> int: ...
 
     @property
     def ended_calls(self) -> int:
-        """How many have ended, ever."""
+        """Calls that have ended since the start."""
 
 
 class MetricsPoller:
@@ -61,9 +61,9 @@ class MetricsPoller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def poll(self) -> MetricsSnapshot | None:
-        """A reading whose question was sent after this call; None where the engine gives none."""
+        """A reading that was requested after this call; None where the engine gives none."""
         if self._next_poll is None:
-            # One under way may have been written before what the caller wants to see: this is the one after it.
+            # A reading under way may be too old for the caller, so this one follows it.
             self._next_poll = asyncio.get_running_loop().create_task(self._poll_after_current())
             self._tasks.add(self._next_poll)
             self._next_poll.add_done_callback(self._tasks.discard)
@@ -84,7 +84,7 @@ class MetricsPoller:
             return None
         snapshot = read_metrics(page, self._names) if status == 200 else None
         if snapshot is not None:
-            # Calls that ended meanwhile may or may not be part of it.
+            # The reading may include calls that ended meanwhile.
             own_calls = self._own_calls.open_calls + self._own_calls.ended_calls - ended
             self.estimate.update(snapshot, own_calls, self._clock.now())
             self._on_news()

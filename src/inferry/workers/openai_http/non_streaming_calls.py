@@ -1,15 +1,16 @@
-"""Calls that are not streamed upstream: what they ask for is never streamed, or less of it."""
+"""Calls that are not streamed upstream, because the API does not stream all of the requested output."""
 
 from inferry.domain.errors import WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta
-from inferry.workers.openai_http.calls import MAX_EVENT_BYTES, Call, CallOwner, PlanCompletion
+from inferry.workers.openai_http.calls import MAX_EVENT_BYTES, Call, CallOwner
 from inferry.workers.openai_http.sse import decode_response, to_finish_reason, to_usage
+from inferry.workers.plan_completion import PlanCompletion
 
 
 class NonStreamingCall(Call):
-    """A job that is answered in one piece. Its only delta is the answer's body, as it came."""
+    """A job with a non-streaming response. Its only delta is the response body, unchanged."""
 
     __slots__ = ("_parts", "_size")
 
@@ -31,7 +32,7 @@ class NonStreamingCall(Call):
         self._size += len(body)
         self._parts.append(body)
         if self._size > MAX_EVENT_BYTES:
-            self.fail(WorkerLost(f"worker {self._worker.name} sent an answer without an end"))
+            self.fail(WorkerLost(f"worker {self._worker.name} sent a response of more than {MAX_EVENT_BYTES} bytes"))
 
     def on_end(self) -> None:
         if self._status == 200 and self.end is None:
@@ -42,7 +43,7 @@ class NonStreamingCall(Call):
         scanner = self._scanner
         response = decode_response(body)
         if response is None:
-            scanner.error = b"not an answer"
+            scanner.error = b"invalid response"
             return
         for choice in response.choices:
             if choice.finish_reason is not None and choice.finish_reason != "abort":
@@ -52,7 +53,7 @@ class NonStreamingCall(Call):
         if response.usage is not None:
             scanner.usage = to_usage(response.usage, 1)
             scanner.reports_cached = response.usage.prompt_tokens_details is not None
-        scanner.tokens = 1  # the first token's signal: how many there were is in the usage
+        scanner.tokens = 1  # signals the first token: the usage has the number
         job = self.job
         self._emit_item(Delta(job.job_id, job.run_id, job.step_id, self._index, "", (), 1, body.strip(), True))
         self._index += 1

@@ -1,7 +1,6 @@
 """What each kind of OpenAI-compatible server can do beyond the plain API.
 
-A profile is the most that is believed of a kind. What a server shows at its start narrows it and never widens it; an
-ability that is not certain of a kind is left off.
+A profile is the upper bound of a kind's capabilities. The capability probe at start narrows it and never widens it.
 """
 
 from msgspec import Struct
@@ -15,11 +14,10 @@ ALL_FEATURES = frozenset(
 
 
 class MetricNames(Struct, frozen=True, kw_only=True):
-    """How a kind calls its samples on `path`; None where it has none. Counters and histograms without their suffixes.
+    """Names of a kind's samples on `path`; None where it has none. Counters and histograms are without suffixes.
 
-    `kv_usage` is the part of the cache in use, `kv_capacity` its size in tokens; `cache_info` is a sample whose labels
-    hold that size. `step_tokens` is a histogram of the tokens computed in one step,
-    `output_tokens` counts those written.
+    `kv_usage` is the used share of the KV cache, `kv_capacity` its size in tokens, `cache_info` a sample with that size
+    in its labels. `step_tokens` is a histogram of the tokens per step; `output_tokens` counts generated tokens.
     """
 
     path: bytes = b"/metrics"
@@ -36,13 +34,13 @@ class MetricNames(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """The abilities of one kind.
+    """The capabilities of one kind of server.
 
-    `can_resume`: takes prompts as token ids on /v1/completions and returns the ids of prompt and output on request.
-    `cache_salts`: keeps the prefix caches of different `cache_salt`s apart. `supports_priority`: takes a `priority`,
-    lower first. `abort_path`: where requests are aborted by id. `detokenize_path`: where ids are turned into text.
-    `usage_in_stream`: takes `stream_options.include_usage`. `is_hosted`: tells in headers how much more it takes.
-    `unsupported_fields` are fields of other kinds that it must not be sent.
+    `can_resume`: accepts token ids on /v1/completions, and returns the ids of prompt and output on request.
+    `cache_salts`: isolates prefix caches by `cache_salt`. `supports_priority`: schedules by `priority`, lower first.
+    `abort_path`: endpoint that aborts requests by id. `detokenize_path`: endpoint that detokenises ids.
+    `usage_in_stream`: supports `stream_options.include_usage`. `is_hosted`: a hosted API with rate limit headers.
+    `unsupported_fields`: fields of other kinds that must not be sent.
     """
 
     kind: str
@@ -112,7 +110,7 @@ PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, HOS
 
 
 class DetectedCapabilities(Struct, frozen=True, kw_only=True):
-    """What a server has shown of itself: True or False where it was asked, None where nobody did."""
+    """Results of the capability probe; None where a capability was not probed."""
 
     returns_token_ids: bool | None = None
     accepts_priority: bool | None = None
@@ -121,7 +119,7 @@ class DetectedCapabilities(Struct, frozen=True, kw_only=True):
 
 
 def restrict_profile(profile: Profile, capabilities: DetectedCapabilities) -> Profile:
-    """The profile without what the server has shown not to do."""
+    """The profile without the capabilities that the probe refuted."""
     return replace(
         profile,
         can_resume=profile.can_resume and capabilities.returns_token_ids is not False,

@@ -1,7 +1,7 @@
-"""How fast a hosted API may be called, from what its headers say. Pure: time is an argument.
+"""Rate limits of a hosted API, from its response headers. Pure: time is an argument.
 
-Each key has limits of its own. What the upstream says is left counts until its reset; calls under way that it may not
-have counted yet are taken off.
+Each key has limits of its own. The reported remainder is valid until its reset; calls in flight that it may not
+include are subtracted.
 """
 
 import math
@@ -14,14 +14,14 @@ from msgspec import Struct
 INITIAL_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 MAX_RETRY_AFTER_S = 3600.0
-"""An upstream that asks for more patience than this is asked again then."""
+"""Upper bound of a reported retry time."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class RateLimits(Struct, frozen=True):
-    """What one answer's headers said; None where they did not."""
+    """Limits from the headers of one response; None where missing."""
 
     requests: int | None = None
     requests_reset_s: float | None = None
@@ -31,7 +31,7 @@ class RateLimits(Struct, frozen=True):
 
 
 def parse_rate_limits(headers: Mapping[bytes, bytes], wall: float) -> RateLimits:
-    """`headers` with names in lower case; `wall` is the time of day, which `Retry-After` may speak of."""
+    """`headers` have lower-case names. `wall` is the wall-clock time, for a `Retry-After` with a date."""
 
     def text(name: bytes) -> str:
         return headers.get(name, b"").decode("latin-1").strip()
@@ -48,7 +48,7 @@ def parse_rate_limits(headers: Mapping[bytes, bytes], wall: float) -> RateLimits
 
 
 class _Remaining:
-    """One currency of one key: what is left of it until it is given anew."""
+    """The remainder of one limit of one key, until its reset."""
 
     __slots__ = ("remaining", "until")
 
@@ -65,7 +65,7 @@ class _Remaining:
 
 
 class KeyRateLimiter:
-    """One key. `unheard` calls were sent and have not been answered with headers yet."""
+    """One key. Unanswered calls were sent and have no response head yet."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -84,7 +84,7 @@ class KeyRateLimiter:
         self._mean_tokens += 0.1 * (max(tokens, 1) - self._mean_tokens)
 
     def on_response(self, limits: RateLimits, tokens: int, now: float) -> None:
-        """The head of an answer, or the loss of one, for a call that was sent with so many tokens."""
+        """Record the response head, or the loss, of a call of `tokens` tokens."""
         self._unanswered -= 1
         self._unanswered_tokens -= tokens
         self._requests.update(limits.requests, limits.requests_reset_s, now)
@@ -97,7 +97,7 @@ class KeyRateLimiter:
         self._refusals = 0
 
     def refused(self, limits: RateLimits, now: float) -> float:
-        """Too many calls: how long to pause, which is what the upstream says, else longer each time."""
+        """Record a refusal; return the pause in seconds: the upstream's, else an exponential backoff."""
         pause = limits.retry_after_s
         if pause is None:
             resets = [
@@ -114,7 +114,7 @@ class KeyRateLimiter:
         return pause
 
     def available(self, now: float) -> float:
-        """How many more calls may be sent now; infinite where nothing is known."""
+        """Calls that may be sent now; infinite where no limit is known."""
         if now < self._paused_until:
             return 0
         requests = self._requests.at(now) - self._unanswered
@@ -122,24 +122,24 @@ class KeyRateLimiter:
         return max(0, math.floor(min(requests, tokens))) if min(requests, tokens) < math.inf else math.inf
 
     def available_at(self, now: float) -> float:
-        """When another call may be sent."""
+        """When the next call may be sent."""
         times = sorted({now, self._paused_until, self._requests.until, self._tokens.until})
         return next(at for at in times if at >= now and (self.available(at) or at == times[-1]))
 
 
 class KeyRateLimiters:
-    """The keys of one upstream."""
+    """The rate limiters of one upstream's keys."""
 
     def __init__(self, keys: int) -> None:
         self.keys: Sequence[KeyRateLimiter] = [KeyRateLimiter() for _ in range(keys)]
 
     def choose(self, now: float) -> int | None:
-        """The key with most left; between equals the one with the fewest calls under way. None: all must pause."""
+        """The key with the most calls available, then with the fewest in flight; None where all are exhausted."""
         best = max(range(len(self.keys)), key=lambda n: (self.keys[n].available(now), -self.keys[n].in_flight))
         return best if self.keys[best].available(now) >= 1 else None
 
     def capacity(self, now: float) -> int | None:
-        """How many calls may be under way at once; None where the upstream has set no limit."""
+        """Calls that may be in flight at once; None where the upstream has set no limit."""
         available = sum(key.available(now) for key in self.keys)
         return None if available == math.inf else int(available) + sum(key.in_flight for key in self.keys)
 

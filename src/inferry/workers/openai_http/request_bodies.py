@@ -1,4 +1,4 @@
-"""The bodies that go upstream: the client's with fields of our own at its end, or a continuation of token ids."""
+"""Request bodies for the server: the client's body with added fields, or a continuation from token ids."""
 
 import hashlib
 from collections.abc import Set
@@ -11,7 +11,7 @@ from inferry.domain.lanes import Lane
 from inferry.workers.openai_http.settings import ChoicesOption, TokenIdsOption
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
-"""Lower goes first. Sent with every call, so that no client chooses its own."""
+"""Lower is first. Sent with every call, so that a client's own value is overridden."""
 RETURN_TOKEN_IDS = b',"return_token_ids":true'
 
 RESUMED_FIELDS = (
@@ -19,17 +19,17 @@ RESUMED_FIELDS = (
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("allowed_token_ids", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "user"),
 )
-"""What a continuation takes over from the client's body: how tokens are chosen, and when to stop. Stop strings are
-looked for by the gateway (`stop_strings`)."""
+"""Fields that a continuation copies from the client's body: sampling and stop conditions. The gateway matches stop
+strings (`stop_strings`)."""
 
 NOT_RESUMABLE_FIELDS = (
     *(b'"bad_words"', b'"logits_processors"', b'"thinking_token_budget"', b'"repetition_detection"', b'"vllm_xargs"'),
     *(b'"use_beam_search"', b'"kv_transfer_params"'),
 )
-"""Fields under which an engine looks at what it wrote itself, or at nothing that a continuation could be sent."""
+"""Fields that depend on the output so far, or that a continuation cannot carry."""
 
 OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
-"""What a client may say about how much is written, and a budget overrules."""
+"""Fields for the output limit, which a budget overrides."""
 
 MAX_SALTS = 10_000
 
@@ -45,7 +45,7 @@ _choices_decoder = msgspec.json.Decoder(ChoicesOption)
 
 
 class CacheSalts:
-    """A salt per tenant that no tenant can guess of another: a hash keyed with a secret."""
+    """A salt per tenant that other tenants cannot guess: a hash keyed with a secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
@@ -56,7 +56,7 @@ class CacheSalts:
         found = self._cache.get(tenant)
         if found is None:
             if len(self._cache) >= MAX_SALTS:
-                self._cache.clear()  # tenants may be whatever clients write
+                self._cache.clear()  # clients may choose tenant names, so the cache is bounded
             found = self._cache[tenant] = b',"cache_salt":"%b"' % self.salt(tenant).encode()
         return found
 
@@ -74,19 +74,19 @@ def streaming_body(
     with_usage: bool = True,
     output_cap: int | None = None,
 ) -> tuple[bytes | memoryview, bytes]:
-    """The client's body with streaming and usage switched on, in parts. The prompt is neither decoded nor copied.
+    """The client's body with streaming and usage enabled, in parts. The prompt is neither decoded nor copied.
 
-    `names` says whether the body has the fields `stream` and `stream_options`, where somebody knows; `streams` whether
-    it asks for a stream. `extra` are fields of our own, each after a comma: coming last they count, whatever the client
-    wrote. Fields in `drop` do not go upstream. `output_cap` takes the place of what the client says about the length.
+    `names`: whether the body has the fields `stream` and `stream_options`; None where unknown. `streams`: whether it
+    asks for a stream. `extra`: added fields, each after a comma; the last of two equal fields counts. `drop`: fields
+    to remove. `output_cap` replaces the client's output limit.
     """
     if output_cap is not None:
-        # Rarely, when a budget is nearly used up: then a body that names a limit is written anew, without it.
+        # Rare, when a budget is nearly exhausted: the body is re-encoded without its own limit.
         extra += _limit_fields(body, output_cap)
         drop = drop | OUTPUT_LIMITS
     if names is None:
-        # Quotes inside strings are escaped, so without this neither field is there in plain writing. In disguise it
-        # may be: what is added comes last, because the last of two equal fields counts.
+        # Quotes inside strings are escaped, so without this substring neither field is there unless its name is
+        # written with escapes. Added fields come last, because the last of two equal fields counts.
         names = (True, True) if b'"stream' in body else (False, False)
     if names[1] or names[0] > streams or (drop and _mentions_any(body, drop)):
         written = _rewrite(body, drop, with_usage)
@@ -98,7 +98,7 @@ def streaming_body(
 def non_streaming_body(
     body: bytes, extra: bytes, *, drop: Set[str] = frozenset(), output_cap: int | None = None
 ) -> tuple[bytes | memoryview, bytes]:
-    """The client's body, to be answered in one piece: nothing about streaming is added."""
+    """The client's body for a non-streaming response."""
     if output_cap is not None:
         extra += _limit_fields(body, output_cap)
         drop = drop | OUTPUT_LIMITS
@@ -110,7 +110,7 @@ def non_streaming_body(
 
 
 def resumed_body(job: InferenceJob, resume_point: ResumePoint, max_new_tokens: int, extra: bytes) -> bytes:
-    """A call of /v1/completions that goes on after the output so far, for at most `max_new_tokens` tokens."""
+    """A body for /v1/completions that continues the output so far by at most `max_new_tokens` tokens."""
     given = _fields_decoder.decode(job.payload.body)
     fields: dict[str, Raw] = {"model": Raw(msgspec.json.encode(job.route.model))}
     for name in RESUMED_FIELDS:
@@ -126,7 +126,7 @@ def resumed_body(job: InferenceJob, resume_point: ResumePoint, max_new_tokens: i
 
 
 def remaining_tokens(job: InferenceJob, resume_point: ResumePoint, context_tokens: int | None) -> int:
-    """How many more tokens a job may write. One that named no limit may go to the end of the context."""
+    """Tokens that the job may still write. Without a limit it may fill the context."""
     given = _fields_decoder.decode(job.payload.body)
     requested = job.payload.output_cap
     if requested is None:
@@ -143,7 +143,7 @@ def remaining_tokens(job: InferenceJob, resume_point: ResumePoint, context_token
 
 
 def requests_token_ids(body: bytes) -> bool:
-    """Whether the client itself wants to see token ids."""
+    """Whether the client itself asked for token ids."""
     if b'"return_token_ids"' not in body:
         return False
     try:
@@ -153,7 +153,7 @@ def requests_token_ids(body: bytes) -> bool:
 
 
 def is_not_resumable(body: bytes) -> bool:
-    """Whether the body names something that cannot be continued exactly. Quotes inside strings are escaped."""
+    """Whether the body has a field that prevents an exact resume. Quotes inside strings are escaped."""
     return any(name in body for name in NOT_RESUMABLE_FIELDS)
 
 
@@ -165,7 +165,7 @@ def is_single_choice(body: bytes) -> bool:
 
 
 def _limit_fields(body: bytes, cap: int) -> bytes:
-    """The length that is left, each field after a comma, under the name that the client uses."""
+    """The output limit as fields after a comma, under the name that the client used."""
     name = b"max_completion_tokens" if b'"max_completion_tokens"' in body else b"max_tokens"
     fields = b',"%b":%d' % (name, cap)
     min_tokens = _to_int(_fields_decoder.decode(body).get("min_tokens")) if b'"min_tokens"' in body else None
@@ -199,12 +199,12 @@ def _to_int(raw: Raw | None) -> int | None:
 
 
 def request_id(job: InferenceJob) -> str:
-    """What the server is to call the request. Another attempt is another request."""
+    """The request id for the server. Every attempt has its own."""
     return job.job_id if job.attempt == 1 else f"{job.job_id}-{job.attempt}"
 
 
 def engine_id(job: InferenceJob) -> str:
-    """What vLLM's engine makes of it."""
+    """The id that vLLM's engine derives from it."""
     request_name = request_id(job)
     is_chat = job.payload.api == "chat" and job.resume_point is None
     return f"chatcmpl-{request_name}" if is_chat else f"cmpl-{request_name}-0"

@@ -1,35 +1,50 @@
-"""Where a stream can be taken up again: after a whole character.
+"""Resume points at character boundaries.
 
-A server that has fallen behind joins several tokens into one event. The last of them may be the first half of a
-character, whose text is still to come, and nothing in the event says so. Detokenised, such ids end in the character
-that stands for what cannot be read.
+A server under load joins several tokens into one event. The last token may be the first part of a character whose text
+follows later, and the event does not show it. Detokenised, such ids end in the replacement character.
 """
 
 import msgspec
 
 from inferry.domain.errors import WorkerLost
+from inferry.domain.jobs import InferenceJob
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.settings import PromptText
+from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher, resume_stop_matcher
 
 CONTEXT_TOKENS = 8
 MAX_CHARACTER_BYTES = 4
-"""A character has at most four bytes, so no more than three tokens of it can have come without the last."""
+"""A UTF-8 character has at most four bytes, so at most three tokens of an incomplete one."""
 TIMEOUT_S = 10.0
-"""Long, because a guess may repeat or lose half a character: a server under load answers late. One that is silent is
-noticed elsewhere."""
+"""Long, because a server under load responds late, and a guess may repeat or lose part of a character. Liveness probes
+detect an unresponsive server."""
 _REPLACEMENT = "\ufffd"
 
 
 class ResumePoints:
-    """Asks a server how its tokens read."""
+    """Finds resume points with a server's detokenize endpoint."""
 
     def __init__(self, client: ServerClient, path: bytes, headers: bytes) -> None:
         self._client = client
         self._path = path
         self._headers = headers
 
+    async def locate(self, job: InferenceJob) -> tuple[int, StopMatcher | None]:
+        """The number of output ids to resume after, and a matcher for the job's stop strings from there on.
+
+        The matcher is None where the job has none, or where the server does not detokenize.
+        """
+        resume_point, model, stop = job.resume_point, job.route.model, job.payload.sampling.stop
+        assert resume_point is not None
+        written = await self.complete_characters(model, resume_point.output_ids)
+        if not stop:
+            return written, None
+        chars = max(map(len, stop)) + COMPARED_CHARS
+        text = await self.text_tail(model, resume_point.prompt_ids, resume_point.output_ids[:written], chars)
+        return written, None if text is None else resume_stop_matcher(job, resume_point, text)
+
     async def complete_characters(self, model: str, ids: tuple[int, ...]) -> int:
-        """How many of the ids are whole characters. All of them, where the server does not say."""
+        """The number of leading ids up to a character boundary; all of them where the server does not detokenize."""
         for skipped in range(min(MAX_CHARACTER_BYTES, len(ids) + 1)):
             length = len(ids) - skipped
             if not length:
@@ -44,9 +59,9 @@ class ResumePoints:
     async def text_tail(
         self, model: str, prompt_ids: tuple[int, ...], output_ids: tuple[int, ...], chars: int
     ) -> str | None:
-        """The last characters of the text of an output, `chars` or all of them; None where the server does not say.
+        """The last `chars` characters of an output, or all of them; None where the server does not detokenize.
 
-        How the first ids of a text read may differ from how they read within it, so some before them are read too.
+        The text of an id may depend on the ids before it, so some of these are detokenised too.
         """
         count = chars
         while count < len(output_ids):

@@ -1,4 +1,4 @@
-"""Small questions to a server whose whole answer is wanted."""
+"""Small requests to a server with non-streaming responses."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 
 
 class ServerClient:
-    """Asks over connections of one client."""
+    """Sends requests over the connections of one client."""
 
     def __init__(self, http: Client) -> None:
         self._http = http
@@ -36,16 +36,16 @@ class ServerClient:
                     except ConnectionError:
                         if not connection.was_used or response.has_started:
                             raise
-                        # A kept connection that the server closed meanwhile: nobody has seen the question.
+                        # The server had closed an idle connection: it has not seen the request.
                     except BaseException:
                         connection.close()
                         raise
         except (OSError, TimeoutError) as error:
-            raise WorkerLost(f"cannot reach it: {type(error).__name__}") from None
+            raise WorkerLost(f"the server cannot be reached: {type(error).__name__}") from None
 
 
 class _ResponseCollector:
-    """An answer collected to its end."""
+    """Collects a response to its end."""
 
     def __init__(self) -> None:
         self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ class _ResponseCollector:
         if self._size <= MAX_RESPONSE_BYTES:
             self._parts.append(body)
         else:
-            self.on_lost("the answer is too long")
+            self.on_lost("the response is too large")
 
     def on_end(self) -> None:
         if not self.complete.done():

@@ -1,4 +1,4 @@
-"""The life of one server over HTTP: questions that are answered, bytes of its calls, and what follows from silence.
+"""Monitors one HTTP server: probes, activity of its calls, and the unresponsive state.
 
 Belongs to the worker's event loop.
 """
@@ -15,7 +15,7 @@ from inferry.workers.openai_http.metrics_poller import MetricsPoller
 
 
 class ServerMonitor:
-    """`calls` are the worker's own; `on_unresponsive` is called once when the server falls silent."""
+    """`calls` are the worker's; `on_unresponsive` is called once when the server becomes unresponsive."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class ServerMonitor:
 
     @property
     def last_activity_at(self) -> float | None:
-        """The last sign of life; None where the server is not watched."""
+        """Time of the last activity; None where the server is not probed."""
         if self._prober is None:
             return None
         self._sync_activity()
         return self._liveness.last_activity_at
 
     def start_probing(self, poller: MetricsPoller | None, interval_s: float) -> None:
-        """Ask from now on: for the metrics page where there is one, and for the models where not."""
+        """Start probing: with the metrics page where there is one, else with the list of models."""
         if self._prober is None:
             self._prober = LivenessProber(
                 self._liveness,
@@ -71,16 +71,16 @@ class ServerMonitor:
             self._prober.on_calls()
 
     def on_unreachable(self) -> None:
-        """A call could not be sent: ask now."""
+        """Probe now: a call could not be sent."""
         if self._prober is not None:
             self._prober.wake()
 
     def on_response(self) -> None:
-        """The server has said something."""
+        """Record activity of the server."""
         self._liveness.on_response(self._now())
 
     def ended(self, call: Call) -> None:
-        """A call is over: what it heard must not be forgotten with it."""
+        """Record the activity of a call that has ended."""
         if call.last_activity_at > call.sent_at:
             self._liveness.on_response(call.last_activity_at)
 
@@ -104,7 +104,7 @@ class ServerMonitor:
         return await self._server.abort(request_ids, MISSED_PROBES * self._probe_timeout_s())
 
     def _sync_activity(self) -> None:
-        # Looked up when it is needed: nothing is done for this per token.
+        # Collected when needed, so that there is no work per token.
         for call in self._calls.values():
             if call.last_activity_at > call.sent_at:
                 self._liveness.on_response(call.last_activity_at)

@@ -1,7 +1,4 @@
-"""Plain values of the workers over HTTP.
-
-Apart from what works with them, for mypyc compiles that and cannot compile structs.
-"""
+"""Structs of the HTTP workers, in a module of their own because mypyc cannot compile structs."""
 
 from msgspec import Struct
 
@@ -10,10 +7,12 @@ from inferry.workers.openai_http.profiles import VLLM, Profile
 
 
 class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
-    """One server. It is asked every `liveness_interval_s` while idle whether it is alive, and is taken as down when it
-    is silent for `liveness_timeout_s`; a hosted API is not asked. `cache_salts` keeps tenants' prefix caches apart
-    where the server can, with hashes keyed by `salt_secret`; None draws one. Of several `api_keys`, the one with most
-    left is used.
+    """One server.
+
+    An idle server is probed every `liveness_interval_s` and is down when it does not respond for `liveness_timeout_s`;
+    a hosted API is not probed. `cache_salts` isolates the prefix caches of tenants where the server supports it, with
+    hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
+    used.
     """
 
     url: str
@@ -36,11 +35,11 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     liveness_timeout_s: float = 1.5
 
     def __repr__(self) -> str:
-        return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # keys and secrets are nobody's to print
+        return f"HttpWorkerSettings({self.profile.kind}, {self.url})"  # without keys and secrets
 
 
 class EngineSteps(Struct, frozen=True):
-    """The engine's pace between the last two readings."""
+    """The engine's steps between the last two readings."""
 
     steps_per_s: float = 0.0
     tokens_per_step: float = 0.0

@@ -1,7 +1,7 @@
-"""Upstream server-sent events, looked at only as closely as needed.
+"""Scanner for upstream server-sent events.
 
-Most events say one more token, and nothing else: those are told by a substring and passed on as bytes. JSON escapes
-quotes inside strings, so `"finish_reason":null` cannot be part of what a model wrote.
+Most events carry one token and nothing else. A substring identifies them, and they are forwarded as bytes. JSON escapes
+quotes inside strings, so `"finish_reason":null` cannot be part of generated text.
 """
 
 import re
@@ -35,14 +35,15 @@ _decoder = msgspec.json.Decoder(StreamEvent)
 
 
 def scan_plain_events(events: bytes) -> tuple[int, int]:
-    """Where the events end that each say in one line that there is more to come, and name no role; and how often they
-    say so. `_runs.c` says the same, and less of it where roles come in between: those are looked at one by one.
+    """The end of the leading plain events (one line, no finish reason, no role), and their number.
+
+    The C version may stop earlier where events with roles are between them; those are then scanned singly.
     """
     last = events.rfind(_NOT_FINISHED)
     if last < 0:
         return 0, 0
-    end = events.find(b"\n\n", last) + 2  # what comes behind is looked at one by one in any case
-    if end < 2:  # it stands in something that is not complete
+    end = events.find(b"\n\n", last) + 2  # the events behind are scanned singly
+    if end < 2:  # the match is in an incomplete event
         end = events.rfind(b"\n\n", 0, last) + 2
     if events.find(_ROLE, 0, end) >= 0:
         return 0, 0
@@ -54,7 +55,7 @@ def _load_scanner() -> Callable[[bytes], tuple[int, int]]:
     try:
         from inferry.workers.openai_http import _sse_scan
     except ImportError:
-        return scan_plain_events  # nothing could be compiled
+        return scan_plain_events  # not compiled
     return _sse_scan.scan_plain_events
 
 
@@ -62,9 +63,9 @@ _scan_plain_events = _load_scanner()
 
 
 class EventScanner:
-    """Follows one stream: which bytes to pass on, how many tokens they are, how it ended.
+    """Scans one stream: the bytes to forward, the tokens in them, and the end.
 
-    `[DONE]` is not success: an abort or an in-band error before it is what it says.
+    `[DONE]` alone is not success: an abort or an in-band error before it decides.
     """
 
     __slots__ = (
@@ -86,14 +87,14 @@ class EventScanner:
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.usage: Usage | None = None
-        self._counts_output = False  # the server reports a usage without its output
+        self._counts_output = False  # the server reports usage without output tokens
         self.reports_cached = False
         self.usage_event = b""
         self.error: bytes | None = None
         self.is_done = False
 
     def scan(self, events: bytes) -> tuple[bytes, int]:
-        """Complete events in; the bytes the client is to get and the tokens in them out."""
+        """Scan complete events; return the bytes for the client and the tokens in them."""
         end, tokens = _scan_plain_events(events)
         if end == len(events):
             self.events += tokens
@@ -101,7 +102,7 @@ class EventScanner:
             return events, tokens
         forwarded, more_tokens = b"", 0
         if end == 0:
-            # Nothing but the end, or the role: that stands in the first event, and those behind it are like any other.
+            # Only the end, or the role: the first event has the role, and the others are scanned as usual.
             first = events.find(b"\n\n") + 2
             forwarded, more_tokens = self._scan_one_by_one(events[:first])
             events = b"" if self.is_done else events[first:]
@@ -144,11 +145,11 @@ class EventScanner:
         return b"\n\n".join(forwarded), tokens
 
     def _parse_event(self, event: bytes) -> StreamEvent | None:
-        """An event that is not plainly one more token: what it says, if it is for the client to see."""
+        """Scan one event that is not plain; return it if it is for the client."""
         data = data_of(event)
         if not data or data == b"[DONE]":
             self.is_done = bool(data)
-            return None  # a comment, or the end of what was said already
+            return None  # a comment, or the end of an event
         try:
             decoded = _decoder.decode(data)
         except msgspec.MsgspecError:
@@ -175,7 +176,7 @@ class EventScanner:
 
 
 def has_output(choice: ChunkChoice) -> bool:
-    """The event that carries the finish reason often carries the last token too."""
+    """The event with the finish reason often has the last token too."""
     delta = choice.delta
     if delta is None:
         return bool(choice.text)
@@ -183,12 +184,12 @@ def has_output(choice: ChunkChoice) -> bool:
 
 
 def _clamp_count(count: int) -> int:
-    """A count that fits everywhere, however large, with all that are below zero as one: `domain.usage` judges them."""
+    """A count clamped to -1 to MAX_TOKENS. `domain.usage` refuses negative counts."""
     return min(max(count, -1), MAX_TOKENS)
 
 
 def decode_response(body: bytes) -> StreamEvent | None:
-    """What an answer in one piece says; None where it is none."""
+    """A decoded non-streaming response; None where it is malformed."""
     try:
         decoded = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -205,7 +206,7 @@ def is_utf8(text: bytes) -> bool:
 
 
 def data_of(event: bytes) -> bytes:
-    """What one event says, without its framing."""
+    """The data of one event."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     return b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])
@@ -216,7 +217,7 @@ def to_finish_reason(reason: str) -> FinishReason:
 
 
 def to_usage(reported: ReportedUsage, counted: int) -> Usage:
-    """What the server says it used; `counted` output tokens where it does not say."""
+    """The usage that the server reports, with `counted` output tokens where it reports none."""
     details = reported.prompt_tokens_details
     cached = (details.cached_tokens if details is not None else None) or 0
     output = reported.completion_tokens

@@ -1,7 +1,7 @@
-"""The token ids of a stream, kept so that it can go on elsewhere, and taken out again before the client sees it.
+"""Token ids of a stream, kept for a failover and removed from the events before the client sees them.
 
-Engines that return token ids put them into the events. Nearly every event is one more piece of plain text with its ids:
-those are told by what stands around the text. Anything else is decoded.
+Engines return token ids in the events. Nearly every event is a piece of plain text with its ids, which a regular
+expression recognises. Other events are decoded.
 """
 
 import re
@@ -18,10 +18,10 @@ from inferry.workers.openai_http.sse import EventScanner, data_of, is_present, t
 from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher
 
 RECENT_EVENTS = 8
-"""Pieces of a stream with stop strings that are kept, to compare the end of its text with what its ids read as."""
+"""Pieces kept of a stream with stop strings, to compare the end of its text with the detokenised ids."""
 
-# A piece of plain text of choice 0 that is not its end: what stands before the text, and between it and its ids. Quotes
-# inside strings are escaped, so none of this can be part of what a model wrote.
+# A piece of plain text of choice 0 without a finish reason: the bytes before the text, and between text and ids. Quotes
+# inside strings are escaped, so none of this can be part of generated text.
 _CHAT = (
     b'"choices":[{"index":0,"delta":{"content":"',
     b'"},"logprobs":null,"finish_reason":null,"token_ids":[',
@@ -40,11 +40,11 @@ _ids_decoder = msgspec.json.Decoder(tuple[int, ...])
 
 
 class TokenTrace:
-    """The ids of a prompt, and of the output as far as its text was passed on.
+    """The ids of the prompt, and of the output whose text was forwarded.
 
-    Ids whose text the engine still holds back (half a character) wait until it comes; where it `engine_holds_text`, for
-    stop strings, text comes later than its ids anyway, and all ids count. `is_exact` says whether all that was passed
-    on was plain text whose ids are known.
+    Ids whose text the engine still holds back (part of a character) are pending until it arrives. With
+    `engine_holds_text` (stop strings) text arrives later than its ids in any case, and all ids count. `is_exact`: all
+    forwarded text was plain text with known ids.
     """
 
     __slots__ = ("_engine_holds_text", "_held", "_output", "_prompt", "_shape", "is_exact")
@@ -62,7 +62,7 @@ class TokenTrace:
             self._prompt = prompt
 
     def add(self, text: str | None, ids: list[int] | None) -> None:
-        """A piece of text, and the ids that came with it."""
+        """Add a piece of text and its ids."""
         if ids:
             self._held += ids
         if not text:
@@ -76,7 +76,7 @@ class TokenTrace:
         self._held.clear()
 
     def strip(self, events: bytes) -> tuple[bytes, int | None]:
-        """Complete events in; the same without their ids out, and how many there were if all were plain text."""
+        """Trace complete events; return them without ids, and their number if all were plain text."""
         if self._prompt is not None and self.is_exact:
             found = self._strip_plain(events)
             if found is not None:
@@ -84,7 +84,7 @@ class TokenTrace:
         return self._strip_one_by_one(events), None
 
     def _strip_plain(self, events: bytes) -> tuple[bytes, int] | None:
-        """One look at each event; None, and nothing noted, where one of them is not plain."""
+        """Trace plain events; None without any change where one of them is not plain."""
         before, between = self._shape
         find = events.find
         pieces: list[bytes] = []
@@ -149,11 +149,11 @@ class TokenTrace:
                 self._shape = _COMPLETION
             text = choice.text if delta is None else delta.content
             if text and self._prompt is None:
-                self.is_exact = False  # a server that returns ids begins with those of the prompt
+                self.is_exact = False  # a server that returns ids sends those of the prompt first
             self.add(text, choice.token_ids)
 
     def resume_point(self) -> ResumePoint | None:
-        """Where another attempt can go on; None where that is not known exactly."""
+        """Where another attempt can resume; None where that is not exact."""
         if not self.is_exact or self._prompt is None:
             return None
         if isinstance(self._prompt, bytes):
@@ -166,7 +166,7 @@ class TokenTrace:
 
 
 class TracingScanner(EventScanner):
-    """Scans a stream whose events carry token ids that its client did not ask for (or did: `keeps_ids`)."""
+    """Scans a stream with token ids. They are removed unless the client asked for them (`keeps_ids`)."""
 
     __slots__ = ("_keeps_ids", "_recent", "trace")
 
@@ -190,20 +190,20 @@ class TracingScanner(EventScanner):
         return stripped, tokens
 
     def resume_point(self) -> ResumePoint | None:
-        """Where another attempt can go on."""
+        """Where another attempt can resume."""
         found = self.trace.resume_point()
         if found is None or self._recent is None:
             return found
         try:
             return replace(found, tail=text_of(b"".join(self._recent))[-COMPARED_CHARS:])
         except msgspec.MsgspecError:
-            return None  # what looked like events was something else
+            return None  # an event was malformed
 
 
 class ContinuationScanner(EventScanner):
-    """Reads the stream of a continuation: text and ids, from which events of another shape are written.
+    """Reads the stream of a continuation as text and ids. The response writes its own events from them.
 
-    With `stops` the text is theirs to deliver; one that is found ends the stream (`is_stopped`).
+    `stops` holds back and delivers the text; a matched stop string ends the stream (`is_stopped`).
     """
 
     __slots__ = ("_resumed_tokens", "is_stopped", "stops", "trace")
@@ -216,12 +216,12 @@ class ContinuationScanner(EventScanner):
         self._resumed_tokens = len(resume_point.output_ids)
 
     def resume_point(self) -> ResumePoint | None:
-        """Where another attempt can go on."""
+        """Where another attempt can resume."""
         found = self.trace.resume_point()
         return found if found is None or self.stops is None else replace(found, unsent=self.stops.unsent)
 
     def read(self, events: bytes) -> tuple[str, tuple[int, ...]]:
-        """Complete events in; the text in them and its token ids out."""
+        """The text and token ids of complete events."""
         texts: list[str] = []
         ids: list[int] = []
         for event in events.split(b"\n\n"):
@@ -259,7 +259,7 @@ class ContinuationScanner(EventScanner):
         return "".join(texts), tuple(ids)
 
     def _delivered(self, choice: TracedChoice) -> str:
-        """What of a choice's text is to be delivered now, and whether that is the end."""
+        """The text of a choice to deliver now, and whether it ends the stream."""
         text, found = choice.text or "", None
         if self.stops is not None:
             text, found = self.stops.push(text, self._resumed_tokens + self.tokens)
@@ -273,7 +273,7 @@ class ContinuationScanner(EventScanner):
 
 
 def text_of(events: bytes) -> str:
-    """The text in complete events."""
+    """The text of complete events."""
     texts: list[str] = []
     for event in events.split(b"\n\n"):
         data = data_of(event)
@@ -284,7 +284,7 @@ def text_of(events: bytes) -> str:
 
 
 def strip_token_ids(events: bytes) -> bytes:
-    """Events as the engine writes them when nobody asks for ids."""
+    """Events as the engine writes them without ids."""
     return _IDS.sub(lambda match: b'"prompt_token_ids":null' if match[1] else b'"token_ids":null', events)
 
 

@@ -1,4 +1,4 @@
-"""What an upstream's refusal means here. Its words reach the client only where they are about the request."""
+"""Error responses of a server to GatewayErrors. Its message is forwarded only where it concerns the request."""
 
 from collections.abc import Sequence
 
@@ -37,8 +37,8 @@ def upstream_error(
     except msgspec.MsgspecError:
         message, param = "", None
     except UnicodeDecodeError:
-        if status not in (429, 503):  # those need no words
-            return WorkerLost(f"worker {worker} answered {status} with bytes that are not UTF-8")
+        if status not in (429, 503):  # their body is not used
+            return WorkerLost(f"worker {worker} returned {status} with invalid UTF-8")
         message, param = "", None
     if status == 404:
         return ModelNotFound(f"worker {worker} does not serve this model", param="model")
@@ -49,8 +49,8 @@ def upstream_error(
             return ContextLengthExceeded(text, param=param)
         return InvalidRequest(text, param=param)
     if status in (429, 503):
-        return NoWorker(f"worker {worker} is full", retry_after_s=retry_after_s)
-    return WorkerLost(f"worker {worker} answered {status}")
+        return NoWorker(f"worker {worker} is overloaded", retry_after_s=retry_after_s)
+    return WorkerLost(f"worker {worker} returned {status}")
 
 
 def _redact(text: str, secrets: Sequence[str]) -> str:

@@ -1,0 +1,313 @@
+"""Every operation of the HTTP API: its path, parameters, bodies, responses and errors."""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from inferry.dispatch.gateway import RunStatus
+from inferry.domain import errors
+from inferry.domain.errors import GatewayError
+from inferry.domain.settings import TenantSettings
+from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
+from inferry.ingress.openai import request_schema
+from inferry.ingress.openapi import responses
+from inferry.ingress.openapi.headers import (
+    CALL_HEADERS,
+    HEADERS_IN,
+    IDENTIFIER,
+    headers,
+    integer_parameter,
+    parameter,
+)
+from inferry.ingress.openapi.schemas import TENANT_NAME, Json, ref
+from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One method on one path. `responses` are by status; `errors` the possible errors."""
+
+    summary: str
+    description: str = ""
+    tag: str
+    responses: Mapping[int, Json]
+    errors: tuple[type[GatewayError], ...] = ()
+    body: type[Struct] | None = None
+    needs_body: bool = True
+    parameters: tuple[Json, ...] = ()
+
+
+def operations() -> dict[str, dict[str, Operation]]:
+    """Every operation by path and method."""
+    return {
+        "/v1/chat/completions": {
+            "post": _call(
+                "Create a chat completion",
+                request_schema.ChatCompletionRequest,
+                responses.ChatCompletion,
+                responses.ChatCompletionChunk,
+            )
+        },
+        "/v1/completions": {
+            "post": _call(
+                "Create a completion of text or token ids",
+                request_schema.CompletionRequest,
+                responses.Completion,
+                responses.Completion,
+            )
+        },
+        **_models(),
+        **_runs(),
+        **_workers(),
+        **_tenants(),
+        **_keys(),
+        **_process(),
+    }
+
+
+def error_kinds() -> list[type[GatewayError]]:
+    """Every error that a client can receive."""
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
+    return [one for one in kinds if one not in (GatewayError, errors.ClientClosed)]
+
+
+_ERRORS_NOT_FROM_CALLS = (
+    errors.RunNotFound,
+    errors.NotFound,
+    errors.AdminOnly,
+    errors.MethodNotAllowed,
+    errors.Conflict,
+)
+_RUN_ERRORS = (errors.InvalidRequest, errors.InvalidApiKey, errors.RunNotFound, errors.InternalError)
+_ADMIN_ERRORS = (errors.AdminOnly, errors.InternalError)
+
+
+def _call(summary: str, body: type[Struct], full: type[Struct], event: type[Struct]) -> Operation:
+    stream = {"schema": {"type": "string"}, "x-event-schema": ref(event)}
+    content = {"application/json": {"schema": ref(full)}, "text/event-stream": stream}
+    return Operation(
+        summary=summary,
+        description=(
+            "With `stream` the response is server-sent events, each one `data:` line and an empty line: events of the "
+            f"schema `{event.__name__}`, then with `stream_options.include_usage` one event with `usage` and without "
+            "choices, then `data: [DONE]`. The comment `: waiting` may occur between events. An error after the first "
+            "byte is an event of the schema `Error` that ends the stream without `[DONE]`. Fields that are not named "
+            "here are forwarded to the worker."
+        ),
+        tag="calls",
+        body=body,
+        parameters=tuple({"$ref": f"#/components/parameters/{name}"} for name in HEADERS_IN),
+        responses={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
+        errors=tuple(one for one in error_kinds() if one not in _ERRORS_NOT_FROM_CALLS),
+    )
+
+
+def _models() -> dict[str, dict[str, Operation]]:
+    wrong = (errors.InvalidApiKey, errors.InvalidRequest)
+    one = parameter("path", "model", {"type": "string", "minLength": 1}, "The model's name. It may contain slashes.")
+    return {
+        "/v1/models": {
+            "get": Operation(
+                summary="List the models that the key may use",
+                tag="calls",
+                responses={200: _json(responses.ModelList, "The models.")},
+                errors=wrong,
+            )
+        },
+        "/v1/models/{model}": {
+            "get": Operation(
+                summary="Get a model",
+                tag="calls",
+                parameters=(one,),
+                responses={200: _json(responses.Model, "The model.")},
+                errors=(*wrong, errors.ModelNotFound),
+            )
+        },
+    }
+
+
+def _runs() -> dict[str, dict[str, Operation]]:
+    run = parameter("path", "id", IDENTIFIER, "The run's id, percent-encoded.")
+    steps = integer_parameter("steps", 0, MAX_STEPS, 20, "Number of latest steps in the response.")
+    wait = integer_parameter(
+        "wait_ms", 0, MAX_WAIT_MS, DEFAULT_WAIT_MS, "How long to wait for workers to confirm, in milliseconds."
+    )
+    statuses: Json = {"type": "string", "enum": [one.value for one in RunStatus]}
+    seconds: Json = {"type": "string", "pattern": r"^\d{1,12}(\.\d{1,9})?$"}
+    listing = (
+        parameter("query", "status", statuses, "Only those with this status."),
+        parameter("query", "parent", {"type": "string"}, "Only sub-runs of this run."),
+        parameter("query", "since", seconds, "Only runs with calls since this time, in seconds since 1970."),
+        integer_parameter("limit", 1, MAX_LISTED, 20, "Maximum number of runs."),
+        parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
+    )
+    some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
+    render_page = {200: _json(responses.RunDetail, "The run.")}
+    return {
+        "/v1/runs": {
+            "get": Operation(
+                summary="List the tenant's runs",
+                tag="runs",
+                parameters=listing,
+                responses={200: _json(responses.RunList, "The runs.")},
+                errors=some,
+            )
+        },
+        "/v1/runs/{id}": {
+            "get": Operation(
+                summary="Get a run", tag="runs", parameters=(run, steps), responses=render_page, errors=_RUN_ERRORS
+            ),
+            "delete": Operation(
+                summary="Cancel a run and its sub-runs",
+                description="Queued jobs are evicted, running ones aborted, new ones refused. Idempotent.",
+                tag="runs",
+                parameters=(run, wait),
+                responses={200: _json(responses.CancelledRun, "What was cancelled.")},
+                errors=_RUN_ERRORS,
+            ),
+        },
+        "/v1/runs/{id}/finish": {
+            "post": Operation(
+                summary="Mark a run as finished",
+                description="A later call reopens it.",
+                tag="runs",
+                parameters=(run,),
+                responses=render_page,
+                errors=_RUN_ERRORS,
+            )
+        },
+    }
+
+
+def _workers() -> dict[str, dict[str, Operation]]:
+    name = parameter("path", "name", {"type": "string", "minLength": 1}, "The worker's name.")
+    listed = {200: _json(responses.WorkerList, "The state of every worker.")}
+
+    def act(summary: str, *more: type[GatewayError]) -> dict[str, Operation]:
+        wrong: tuple[type[GatewayError], ...] = (*_ADMIN_ERRORS, errors.NotFound, *more)
+        one = Operation(summary=summary, tag="admin", parameters=(name,), responses=listed, errors=wrong)
+        return {"post": one}
+
+    return {
+        "/admin/workers": {
+            "get": Operation(summary="List the workers", tag="admin", responses=listed, errors=_ADMIN_ERRORS)
+        },
+        "/admin/workers/{name}/drain": act("Drain a worker: no new jobs, running ones finish"),
+        "/admin/workers/{name}/readmit": act("Readmit a drained worker", errors.Draining),
+    }
+
+
+def _tenants() -> dict[str, dict[str, Operation]]:
+    name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
+    render_page = {200: _json(responses.TenantDetail, "The tenant.")}
+    found = (*_ADMIN_ERRORS, errors.NotFound)
+    put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
+    removed = {200: _json(responses.RemovedTenant, "The tenant is removed and its keys are revoked.")}
+    return {
+        "/admin/tenants": {
+            "get": Operation(
+                summary="List the tenants",
+                tag="admin",
+                responses={200: _json(responses.TenantList, "The tenants, those from the configuration first.")},
+                errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
+            )
+        },
+        "/admin/tenants/{name}": {
+            "get": Operation(
+                summary="Get a tenant", parameters=(name,), responses=render_page, errors=found, tag="admin"
+            ),
+            "put": Operation(
+                summary="Create or replace a tenant",
+                tag="admin",
+                description="Missing fields get defaults. Tenants from the configuration are changed there.",
+                parameters=(name,),
+                body=TenantSettings,
+                responses=render_page,
+                errors=put,
+            ),
+            "delete": Operation(
+                summary="Remove a tenant",
+                tag="admin",
+                parameters=(name,),
+                responses=removed,
+                errors=(*found, errors.Conflict, errors.InvalidRequest),
+            ),
+        },
+    }
+
+
+def _keys() -> dict[str, dict[str, Operation]]:
+    key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's public id.")
+    statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
+    render_page = {200: _json(responses.KeyDetail, "The key.")}
+    made = {201: _json(responses.CreatedKey, "The new key. Only this response has its text.")}
+    found = (*_ADMIN_ERRORS, errors.NotFound)
+    wrong = (errors.InvalidRequest, errors.BodyTooLarge)
+    return {
+        "/admin/keys": {
+            "get": Operation(
+                summary="List the keys",
+                tag="admin",
+                parameters=(
+                    parameter("query", "tenant", {"type": "string"}, "Only keys of this tenant."),
+                    parameter("query", "status", statuses, "Only those with this status."),
+                ),
+                responses={200: _json(responses.KeyList, "The keys, the oldest first.")},
+                errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
+            ),
+            "post": Operation(
+                summary="Create a key",
+                tag="admin",
+                description="Creates the tenant too where it does not exist.",
+                body=CreateKeyBody,
+                responses=made,
+                errors=(*_ADMIN_ERRORS, *wrong, errors.NotFound),
+            ),
+        },
+        "/admin/keys/{id}": {
+            "get": Operation(summary="Get a key", parameters=(key,), responses=render_page, errors=found, tag="admin"),
+            "delete": Operation(
+                summary="Revoke a key",
+                tag="admin",
+                description="Idempotent.",
+                parameters=(key,),
+                responses=render_page,
+                errors=found,
+            ),
+        },
+        "/admin/keys/{id}/rotate": {
+            "post": Operation(
+                summary="Replace a key; the old one expires after a grace period",
+                tag="admin",
+                parameters=(key,),
+                body=RotateKeyBody,
+                needs_body=False,
+                responses=made,
+                errors=(*found, *wrong, errors.Conflict),
+            )
+        },
+    }
+
+
+def _process() -> dict[str, dict[str, Operation]]:
+    text = {"description": "The Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    itself = {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    ready = {200: _json(responses.Ready, "Ready."), 503: _json(responses.Ready, "Not ready.")}
+    return {
+        "/": {
+            "get": Operation(
+                summary="List the endpoints", tag="process", responses={200: _json(responses.Index, "The endpoints.")}
+            )
+        },
+        "/health": {
+            "get": Operation(
+                summary="Liveness", tag="process", responses={200: _json(responses.Health, "The process responds.")}
+            )
+        },
+        "/ready": {"get": Operation(summary="Readiness", tag="process", responses=ready)},
+        "/metrics": {"get": Operation(summary="Prometheus metrics", tag="process", responses={200: text})},
+        "/openapi.json": {"get": Operation(summary="OpenAPI document", tag="process", responses={200: itself})},
+    }
+
+
+def _json(kind: type[Struct], description: str) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": ref(kind)}}}

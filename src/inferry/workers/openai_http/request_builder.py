@@ -1,0 +1,75 @@
+"""HTTP requests for the calls of one server, according to its profile."""
+
+from collections.abc import Mapping
+
+from inferry.domain.jobs import InferenceJob, ResumeMode
+from inferry.domain.lanes import Lane
+from inferry.workers.http_client import Client, Request
+from inferry.workers.openai_http.calls import Call
+from inferry.workers.openai_http.capability_probe import PATHS
+from inferry.workers.openai_http.profiles import Profile
+from inferry.workers.openai_http.request_bodies import (
+    RETURN_TOKEN_IDS,
+    CacheSalts,
+    non_streaming_body,
+    remaining_tokens,
+    request_id,
+    resumed_body,
+    streaming_body,
+)
+from inferry.workers.openai_http.upstream_keys import UpstreamKeys
+
+
+class RequestBuilder:
+    """`priorities` maps lanes to the body field that tells the engine; `contexts` has the context tokens per model."""
+
+    __slots__ = ("_client", "_contexts", "_keys", "_priorities", "_profile", "_salts")
+
+    def __init__(
+        self,
+        client: Client,
+        keys: UpstreamKeys,
+        profile: Profile,
+        salts: CacheSalts | None,
+        priorities: Mapping[Lane, bytes],
+        contexts: Mapping[str, int | None],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._profile = profile
+        self._salts = salts
+        self._priorities = priorities
+        self._contexts = contexts
+
+    def remaining_tokens(self, job: InferenceJob) -> int:
+        """Output tokens left for a job that resumes."""
+        assert job.resume_point is not None
+        return remaining_tokens(job, job.resume_point, self._contexts.get(job.route.model))
+
+    def build(self, call: Call) -> Request:
+        job, profile = call.job, self._profile
+        payload = job.payload
+        headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys.header(call.key))
+        more = self._priorities.get(job.lane, b"")
+        if self._salts is not None and job.salted:
+            more = self._salts.field(job.tenant) + more
+        if job.resume_point is not None:
+            body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
+            return self._client.request(b"POST", PATHS["completions"], headers, body)
+        if payload.non_streaming:
+            whole = non_streaming_body(
+                payload.body, more, drop=profile.unsupported_fields, output_cap=payload.output_cap
+            )
+            return self._client.request(b"POST", PATHS[payload.api], headers, *whole)
+        if job.resume is ResumeMode.CONTINUE and profile.can_resume:
+            more += RETURN_TOKEN_IDS
+        parts = streaming_body(
+            payload.body,
+            payload.stream_fields,
+            job.stream,
+            more,
+            drop=profile.unsupported_fields,
+            with_usage=profile.usage_in_stream,
+            output_cap=payload.output_cap,
+        )
+        return self._client.request(b"POST", PATHS[payload.api], headers, *parts)
