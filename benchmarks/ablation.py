@@ -20,8 +20,8 @@ Verdicts:
 - `not reached`: every run is the same to the last token, whatever the value.
 
 Constants are set in the modules while a workload is played, which compiled modules do not allow: run from a compiled
-tree, the measurement starts itself again as plain Python. Two processes, at low priority. Traces are read from the
-directory named in TRACES, or from ../shared/traces beside the repository.
+tree, the measurement starts itself again as plain Python. Two processes, at low priority. Needs the recorded traces
+of `benchmarks.trace_files`.
 """
 
 import ast
@@ -39,7 +39,8 @@ from typing import Any
 
 from benchmarks import uncompiled
 from benchmarks.ablation_constants import CONSTANTS, Constant
-from benchmarks.ablation_loads import LOADS, TRACES, direct, engine_model, jittered, one_engine, runs_of
+from benchmarks.ablation_loads import LOADS, direct, engine_model, jittered, one_engine, runs_of
+from benchmarks.trace_files import SOURCES, trace_file
 from inferry.cli.checkout import ROOT, is_compiled
 from inferry.sim.report import Report, report
 from inferry.sim.simulation import Simulation
@@ -359,8 +360,8 @@ def _means(by_seed: dict[int, Figures]) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    if not TRACES.is_dir():
-        raise SystemExit(f"there are no traces at {TRACES}; name their directory with TRACES=…")
+    for name in SOURCES:
+        trace_file(name)
     if is_compiled():
         result: dict[str, Any] = uncompiled.call_uncompiled("benchmarks.ablation", "measure")
         return result

@@ -5,16 +5,14 @@ three use one engine as the shipped model has it; `small` has little KV and few 
 metrics, `fleet` four engines behind a gateway that knows where prompts begin alike.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.waits import burst_mix, poisson_mix
+from benchmarks.trace_files import AGENTS, AZURE, CODING, MOONCAKE, trace_file
+from benchmarks.wait_arrivals import burst_mix, poisson_mix
 from benchmarks.windows import FanOutFrontend, fan_outs
-from inferry.cli.checkout import ROOT
 from inferry.cli.simulate_setup import Arm, direct_arms, drop_oversized, gateway_arm, simulated_workers
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane
@@ -28,10 +26,9 @@ from inferry.sim.rng import named_rng
 from inferry.sim.simulation import Frontend, HashMemo
 from inferry.sim.traces import read_trace
 
-TRACES = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces"))
 LANES = {Lane.P0: 0.3, Lane.P1: 0.5, Lane.P2: 0.2}
 FULL_RATE = 15.0
-"""Calls a second of the mix at which one engine is saturated (`benchmarks.waits.full_load(poisson_mix, 60.0)`)."""
+"""Calls per second of the mix that saturate one engine (`wait_simulation.full_load(poisson_mix, 60.0)`)."""
 JITTER_S = 0.001
 SMALL = EngineFlags(max_num_seqs=8, kv_tokens=40_000)
 FLEET = 4
@@ -55,7 +52,7 @@ class Load(Struct, frozen=True):
 
 @cache
 def _trace(name: str) -> list[Run]:
-    return read_trace(TRACES / name)
+    return read_trace(trace_file(name))
 
 
 def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
@@ -81,7 +78,7 @@ def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
 def coding(seed: int) -> list[Run]:
     """The first calls of coding agents whose sessions begin within 50 s, from a place drawn by seed."""
     begin = named_rng(seed, "place").uniform(0.0, 149.0)
-    near = [run for run in _trace("cc_weka_ctx32k.jsonl.gz") if begin <= run.at < begin + 50.0]
+    near = [run for run in _trace(CODING) if begin <= run.at < begin + 50.0]
     return assign_lanes([replace(run, at=run.at - begin, steps=run.steps[:4]) for run in near], LANES, seed)
 
 
@@ -159,18 +156,18 @@ LOADS = {
     one.name: one
     for one in (
         Load("harbor", "Harbor, 150 batch jobs", lambda seed: harbor(seed, seconds=30.0, digests=150), one_engine),
-        Load("azure", "Azure 2023 code, twice as dense", trace_part("azure2023_code.csv.gz", 500, 2.0), one_engine),
+        Load("azure", "Azure 2023 code, twice as dense", trace_part(AZURE, 500, 2.0), one_engine),
         Load(
             "mooncake",
             "Mooncake conversation at 0.25 of its rate",
-            trace_part("mooncake_conversation.jsonl.gz", 110, 0.25),
+            trace_part(MOONCAKE, 110, 0.25),
             one_engine,
         ),
         Load("coding", "coding agents, contexts to 32k", coding, one_engine),
         Load(
             "agents",
             "NAT agent sessions, six times as dense",
-            trace_part("nat_agent_sessions.jsonl.gz", 300, 6.0),
+            trace_part(AGENTS, 300, 6.0),
             one_engine,
         ),
         Load("steady", "mix at 0.9 of saturation", lambda seed: poisson_mix(seed, 0.9 * FULL_RATE, 40.0), one_engine),

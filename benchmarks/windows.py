@@ -10,18 +10,15 @@ its end. Once it says how many jobs it takes, once it does not. `off` sends ever
 of its own that queues up in the worker. `adaptive` must reach 1.5 times the throughput of `off` at saturation, and its
 p95 must not be worse than that of `fixed` at any load by more than a hundredth.
 
-Traces are read from the directory named in TRACES, or from ../shared/traces beside the repository, and left out where
-there is none.
+Recorded traces are left out where there are none (`benchmarks.trace_files`).
 """
 
-import os
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from inferry.cli.checkout import ROOT
+from benchmarks.trace_files import find_traces
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan, Ended
@@ -42,7 +39,6 @@ from inferry.sim.traces import read_trace
 
 Window = Literal["adaptive", "fixed", "off"]
 WINDOWS: tuple[Window, ...] = ("off", "adaptive", "fixed")
-TRACES = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces"))
 SEEDS = tuple(range(1, 11))
 SLICE_CALLS = 320
 PROMPT_TOKENS_PER_S = 6000
@@ -323,10 +319,7 @@ def p95(values: Sequence[float]) -> float:
 
 def measure() -> dict[str, Any]:
     continuous: dict[str, Any] = {}
-    paths = sorted(path for path in TRACES.glob("*.gz")) if TRACES.is_dir() else []
-    if not paths:
-        print(f"no traces in {TRACES}: left out (set TRACES to their directory)", flush=True)
-    for path in paths:
+    for path in find_traces():
         runs = read_trace(path)
         continuous[path.name.split(".")[0]] = compared([trace_slice(runs, seed) for seed in SEEDS])
     for workers, prefix_tokens, rate, bound in FAN_OUTS:
