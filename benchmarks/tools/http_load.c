@@ -71,11 +71,11 @@ static void print_figures(double seconds)
     qsort(latencies.values, latencies.count, sizeof(double), ascending);
     qsort(first_bytes.values, first_bytes.count, sizeof(double), ascending);
     printf("{\"n\":%zu,\"rps\":%.1f,\"errors\":%llu,\"non200\":%llu,\"p50_ms\":%.3f,\"p90_ms\":%.3f,\"p99_ms\":%.3f,"
-           "\"ttft_p50_ms\":%.3f,\"ttft_p99_ms\":%.3f,\"events_per_s\":%.0f,\"seconds\":%.3f}\n",
+           "\"ttft_p50_ms\":%.3f,\"ttft_p99_ms\":%.3f,\"events\":%llu,\"events_per_s\":%.0f,\"seconds\":%.3f}\n",
            latencies.count, (double)latencies.count / seconds, (unsigned long long)errors,
            (unsigned long long)other_statuses, percentile(&latencies, 0.5), percentile(&latencies, 0.9),
            percentile(&latencies, 0.99), percentile(&first_bytes, 0.5), percentile(&first_bytes, 0.99),
-           (double)stream_events / seconds, seconds);
+           (unsigned long long)stream_events, (double)stream_events / seconds, seconds);
 }
 
 /* -- requests ----------------------------------------------------------------------------------------------------- */
