@@ -35,7 +35,8 @@ def mock_llm(tools: Tools, tokens: int = 16, itl_us: int = 0) -> Iterator[int]:
 def load(tools: Tools, port: int, body: Any, *headers: str, connections: int = 4, seconds: float = 0.3) -> Any:
     path = tools.directory / "body"
     path.write_text(json.dumps(body))
-    command = [tools.http_load, f"{port}", "/v1/chat/completions", f"{connections}", f"{seconds}", path, *headers]
+    program, target = str(tools.http_load), [f"{port}", "/v1/chat/completions"]
+    command = [program, *target, f"{connections}", f"{seconds}", str(path), *headers]
     return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
@@ -98,7 +99,7 @@ def test_the_answers_are_those_of_an_openai_server(tools: Tools) -> None:
 
 def test_a_missing_server_is_an_error_and_no_figures(tools: Tools) -> None:
     (tools.directory / "body").write_text("{}")
-    command = [tools.http_load, f"{free_port()}", "/", "1", "0.1", tools.directory / "body"]
+    command = [str(tools.http_load), f"{free_port()}", "/", "1", "0.1", str(tools.directory / "body")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "connect" in done.stderr

@@ -10,8 +10,8 @@ from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
-from inferry.sim.engine import Sequence as EngineSequence
 from inferry.sim.gateway import GatewayFrontend, gateway_estimate
+from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
 CAPACITY_INTERVAL_S = 0.05

@@ -16,7 +16,7 @@ from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
 MODEL = "m"

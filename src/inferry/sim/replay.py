@@ -8,9 +8,9 @@ from math import inf
 from msgspec import Struct
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.engine import Engine
 from inferry.sim.observations import CallTiming, Observation
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 
 Figures = dict[str, float]
 ENGINE_DECODE = "vllm:request_decode_time_seconds_sum"

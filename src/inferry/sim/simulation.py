@@ -10,10 +10,10 @@ from typing import Protocol
 from inferry.domain.lanes import Lane
 from inferry.sim.calls import Call, CallRow, Outcome, Run, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.engine import Engine
 from inferry.sim.events import Events
 from inferry.sim.prompts import GrowingPrompt, Piece, block_hashes, length
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 
 PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
 HashMemo = dict[tuple[int, int, tuple[Piece, ...]], tuple[int, ...]]
