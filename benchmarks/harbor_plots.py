@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.harbor_figures import SLO_TARGETS_MS, figures
 from benchmarks.harbor_record import CANCELLED, Call, Recording
-from inferry.sim.html_report import COLOURS, tick
+from inferry.report.formatting import tick
+from inferry.report.html import COLOURS
 
 LABELS = {
     "direct": "direct, first come first served",

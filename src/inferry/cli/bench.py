@@ -261,7 +261,7 @@ def _run(load_test: "LoadTest", key: str | None) -> "Result":
 
 
 def _write_result(result: "Result", output: ResultOptions) -> None:
-    from inferry.loadgen.html_report import html_page
+    from inferry.loadgen.report_page import html_page
     from inferry.loadgen.result import to_json
 
     if output.out is not None:
@@ -271,7 +271,7 @@ def _write_result(result: "Result", output: ResultOptions) -> None:
 
 
 def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: ResultOptions) -> None:
-    from inferry.loadgen.html_report import html_page
+    from inferry.loadgen.report_page import html_page
     from inferry.loadgen.result import InvalidResult, priced, read_results
     from inferry.loadgen.tables import cost_table, lane_table
 

@@ -40,6 +40,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def _options(group: type[Struct]) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.required else field.default,
+            annotation=hints[field.name],
+        )
         for field in msgspec.structs.fields(group)
     ]

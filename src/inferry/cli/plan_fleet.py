@@ -14,13 +14,14 @@ from rich.table import Table
 from inferry.cli.config.schema import Config
 from inferry.cli.option_groups import grouped
 from inferry.cli.simulate_options import TargetOptions, WorkloadOptions
-from inferry.cli.simulate_output import NONE, console, fail, progress, slo_line
+from inferry.cli.simulate_output import console, fail, progress, slo_line
 from inferry.cli.simulate_setup import Arm, drop_oversized, gateway_arm, load_config, load_model, simulated_workers
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.report.formatting import NONE
 from inferry.sim.arrivals import busiest_window
 from inferry.sim.calls import Run
 from inferry.sim.costs import EngineModel
-from inferry.sim.html_report import show
+from inferry.sim.formatting import show
 from inferry.sim.report import Report, report
 from inferry.sim.simulation import Simulation
 from inferry.sim.sizing import NoFeasibleFleet, Probe, Sizing, smallest_fleet

@@ -18,8 +18,8 @@ from inferry.cli.simulate_setup import Arm, build_arms, drop_oversized, load_con
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineModel
-from inferry.sim.html_report import html_page
 from inferry.sim.report import Comparison, compare, report
+from inferry.sim.report_page import html_page
 from inferry.sim.simulation import Simulation
 from inferry.sim.workload import (
     SimulationSetupError,
