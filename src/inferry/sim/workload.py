@@ -1,4 +1,4 @@
-"""What a simulation or a load test plays, and the SLO targets it is judged by."""
+"""The workload of a simulation or load test, and its SLO targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -19,11 +19,11 @@ SCENARIOS: dict[str, Callable[..., list[Run]]] = {"harbor": harbor, "simple-harb
 
 
 class SimulationSetupError(Exception):
-    """The options make no simulation; the message says why."""
+    """The options are invalid; the message says why."""
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """A trace or a scenario, and how much of it. `lanes` are the parts that a trace's runs get of each lane."""
+    """A trace or a scenario, and its size. `lanes` are the fractions of a trace's runs by lane."""
 
     trace: Path | None = None
     scenario: str | None = None
@@ -39,7 +39,7 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def has_seeds(self) -> bool:
-        """Whether another seed gives other runs."""
+        """Whether different seeds give different runs."""
         return self.trace is None or len(self.lanes) > 1
 
 
@@ -56,7 +56,7 @@ def check(workload: Workload) -> Workload:
 
 
 def runs_by_seed(workload: Workload, seeds: Sequence[int]) -> dict[int, list[Run]]:
-    """The runs of every seed. Seeds that would only repeat each other are refused."""
+    """The runs of every seed. Several seeds of a workload without randomness are refused."""
     if len(seeds) > 1 and not workload.has_seeds:
         raise SimulationSetupError("a trace in one lane is the same for every seed: give one --seed, or several lanes")
     if workload.trace is None:
@@ -83,7 +83,7 @@ def runs_by_seed(workload: Workload, seeds: Sequence[int]) -> dict[int, list[Run
 
 
 def parse_lanes(text: str) -> dict[Lane, float]:
-    """`P1`, or parts such as `P0=0.2,P1=0.5,P2=0.3`."""
+    """`P1`, or fractions such as `P0=0.2,P1=0.5,P2=0.3`."""
     parts: dict[Lane, float] = {}
     for word in text.split(","):
         name, _, part = word.strip().partition("=")
@@ -99,14 +99,14 @@ def parse_lanes(text: str) -> dict[Lane, float]:
 
 
 class SloTarget(Struct, frozen=True):
-    """The i-th token comes by `ttft_s + i * gap_s`."""
+    """Token i is due `ttft_s + i * itl_s` after the call."""
 
     ttft_s: float
     itl_s: float
 
 
 def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] = ()) -> dict[Lane, SloTarget]:
-    """What the lanes promise; where they promise nothing, what the Harbor scenario asks of them; then the overrides."""
+    """The lanes' SLO targets, with those of the Harbor scenario where a lane has none; then the overrides."""
     slo_targets = {}
     for lane, policy in lanes.items():
         ttft_s = HARBOR_TTFT_S[lane] if policy.ttft_ms is None else policy.ttft_ms / 1000
