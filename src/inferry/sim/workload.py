@@ -47,7 +47,7 @@ def check(workload: Workload) -> Workload:
     if (workload.trace is None) == (workload.scenario is None):
         raise SimulationSetupError("name either a --trace or a --scenario")
     if workload.scenario is not None and workload.scenario not in SCENARIOS:
-        raise SimulationSetupError(f"there is no scenario {workload.scenario!r}; there are {', '.join(SCENARIOS)}")
+        raise SimulationSetupError(f"unknown scenario {workload.scenario!r}; known are {', '.join(SCENARIOS)}")
     if not 0 < workload.scale < inf:
         raise SimulationSetupError("--scale must be above 0")
     if workload.seconds is not None and not 0 < workload.seconds < inf:
@@ -94,7 +94,7 @@ def parse_lanes(text: str) -> dict[Lane, float]:
                 f"--lane must be P0, P1 or P2, or parts such as P0=0.3,P1=0.7; got {text!r}"
             ) from None
     if not all(0 <= part < inf for part in parts.values()) or not any(parts.values()):
-        raise SimulationSetupError(f"the parts of --lane must be 0 or above and not all 0; got {text!r}")
+        raise SimulationSetupError(f"the fractions of --lane must be 0 or above and not all 0; got {text!r}")
     return {lane: part for lane, part in parts.items() if part}
 
 
@@ -118,7 +118,7 @@ def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] =
             ttft_ms, itl_ms = map(float, values.split(","))
             lane = Lane[name.strip()]
         except (KeyError, ValueError):
-            raise SimulationSetupError(f"--slo must look like P0=500,30 (milliseconds); got {text!r}") from None
+            raise SimulationSetupError(f"--slo must be of the form P0=500,30 (milliseconds); got {text!r}") from None
         if not (0 < ttft_ms < inf and 0 < itl_ms < inf):
             raise SimulationSetupError(f"--slo must be above 0; got {text!r}")
         slo_targets[lane] = SloTarget(ttft_ms / 1000, itl_ms / 1000)
