@@ -2,7 +2,7 @@
 
 A workload is what is played (`runs`), the engines that serve it and the gateway in front of them. All but the last
 three use one engine as the shipped model has it; `small` has little KV and few sequences, `mute` an engine without
-metrics, `fleet` four engines behind a gateway that knows where prompts begin alike.
+metrics, `fleet` four engines behind a gateway that knows shared prefixes.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def _trace(name: str) -> list[Run]:
 
 
 def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
-    """Neighbouring runs from a place drawn by seed until they have so many calls, `scale` times as dense, in lanes."""
+    """Consecutive runs from a position drawn by seed, with at least `calls` calls, `scale` times as dense, in lanes."""
 
     def made(seed: int) -> list[Run]:
         runs = sorted(_trace(name), key=lambda run: run.at)
@@ -76,7 +76,7 @@ def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
 
 
 def coding(seed: int) -> list[Run]:
-    """The first calls of coding agents whose sessions begin within 50 s, from a place drawn by seed."""
+    """The first calls of coding agents whose sessions begin within 50 s, from a position drawn by seed."""
     begin = named_rng(seed, "place").uniform(0.0, 149.0)
     near = [run for run in _trace(CODING) if begin <= run.at < begin + 50.0]
     return assign_lanes([replace(run, at=run.at - begin, steps=run.steps[:4]) for run in near], LANES, seed)
@@ -104,13 +104,13 @@ def flood(seed: int, rate: float = 0.8, jobs: int = 250) -> list[Run]:
 
 
 def fan_out(seed: int) -> list[Run]:
-    """Families of eight siblings with a beginning of 8,000 tokens, and live calls, before four engines."""
+    """Groups of eight jobs with a shared prefix of 8,000 tokens, and live calls, before four engines."""
     live = [run for run in poisson_mix(seed, 2.5 * FULL_RATE, 12.0) if run.lane is not Lane.P2]
     return [*fan_outs(seed, FLEET, 8_000, 0.9), *live]
 
 
 def jittered(runs: Sequence[Run], seed: int, number: int) -> list[Run]:
-    """The same runs with arrivals moved by about a millisecond: what differs then is chance."""
+    """The same runs with arrivals moved by about a millisecond: the differences are noise."""
     rng = named_rng(seed, f"placebo/{number}")
     return [replace(run, at=max(0.0, run.at + rng.gauss(0.0, JITTER_S))) for run in runs]
 
@@ -126,7 +126,7 @@ class ResumableFrontend(ControlledFrontend):
 
 
 class PrefixGroupFrontend(FanOutFrontend, ControlledFrontend):
-    """A controlled gateway whose jobs name the beginnings of their prompts."""
+    """A controlled gateway whose jobs name their prefixes."""
 
 
 def one_engine(model: EngineModel) -> Arm:
@@ -194,6 +194,6 @@ def engine_model() -> EngineModel:
 
 @lru_cache(maxsize=6)
 def runs_of(load: str, seed: int) -> tuple[list[Run], HashMemo]:
-    """The runs of a workload and seed, and a memo of their block hashes for every world that plays them."""
+    """The runs of a workload and seed, and a memo of their block hashes for all simulations of them."""
     one = LOADS[load]
     return drop_oversized(one.runs(seed), [one.arm(engine_model())]), {}
