@@ -1,1 +1,1 @@
-"""The measurements behind every figure in the docs."""
+"""The experiments behind the figures in the docs. Not installed."""

@@ -20,8 +20,8 @@ Verdicts:
 - `not reached`: every run is the same to the last token, whatever the value.
 
 Constants are set in the modules while a workload is played, which compiled modules do not allow: run from a compiled
-tree, the measurement starts itself again as plain Python. Two processes, at low priority. Traces are read from the
-directory named in TRACES, or from ../shared/traces beside the repository.
+tree, the measurement starts itself again as plain Python. Two processes, at low priority. Needs the recorded traces
+of `benchmarks.trace_files`.
 """
 
 import ast
@@ -39,22 +39,22 @@ from typing import Any
 
 from benchmarks import uncompiled
 from benchmarks.ablation_constants import CONSTANTS, Constant
-from benchmarks.ablation_loads import LOADS, TRACES, direct, engine_model, jittered, one_engine, runs_of
+from benchmarks.ablation_loads import LOADS, direct, engine_model, jittered, one_engine, runs_of
+from benchmarks.trace_files import SOURCES, trace_file
 from inferry.cli.checkout import ROOT, is_compiled
 from inferry.sim.report import Report, report
 from inferry.sim.simulation import Simulation
 
 CHOOSE = (1, 2, 3)
 CHECK = (101, 102)
-"""Seeds that decide nothing but whether an effect that was found is there."""
+"""Seeds that only confirm effects."""
 PLACEBOS = 3
 PROCESSES = 2
 NICE = 15
 FLOORS = {"attainment": 0.5, "ttft_p95": 10.0, "rate": 1.0}
-"""Differences that matter to nobody: points of attainment, and per cent (100 times the logarithm of the ratio)."""
+"""Differences too small to count: points of attainment, and per cent (100 times the logarithm of the ratio)."""
 SCREENED, CHOSEN, SUSPECTED, CHECKED = 2.0, 3.0, 2.0, 1.5
-"""How many times its noise a difference must be: to be looked at again, to be chosen, to speak against a variant, and
-to be confirmed."""
+"""Multiples of the noise: to be played again, to be chosen, to count against a variant, and to be confirmed."""
 PATCHED = ("scheduling", "dispatch", "admission", "prediction", "sim")
 """Packages whose modules may import a constant by name."""
 
@@ -188,7 +188,7 @@ def mean_of(rows: Sequence[Figures]) -> Figures:
 
 
 def noise_of(results: Results, load: str, seeds: Sequence[int]) -> Noise:
-    """How far one play is from the mean of the default's plays by chance, for every figure of a workload."""
+    """The random deviation of one play from the mean of the default's plays, by figure of a workload."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for seed in seeds:
         plays = default_of(results, load, seed)
@@ -208,7 +208,7 @@ class Judge:
         self.noise = noise
 
     def difference(self, key: str, variant: str, load: str, seed: int) -> Figures:
-        """From the mean of the default's plays: a single one may be lucky, and every variant would look worse."""
+        """Relative to the mean of the default's plays: a single play may be an outlier."""
         return differences(self._results[key, variant, load][seed], mean_of(default_of(self._results, load, seed)))
 
     def mean(self, key: str, variant: str, load: str, seeds: Sequence[int]) -> Figures:
@@ -216,22 +216,22 @@ class Judge:
         return {name: statistics.fmean([one[name] for one in each]) for name in each[0]}
 
     def exceeds_noise(self, load: str, name: str, value: float, seeds: int, times: float, floor: float = 1.0) -> bool:
-        """Whether the mean of so many differences is more than chance, and worth a word."""
+        """Whether the mean of the differences exceeds the noise and the floor."""
         least = floor * FLOORS[name.split()[1]]
         return abs(value) > max(least, times * self.noise[load, name] / sqrt(seeds))
 
     def moves(self, load: str, key: str, variant: str) -> bool:
-        """Whether the first seed alone shows something."""
+        """Whether the first seed alone shows an effect."""
         found = self.difference(key, variant, load, CHOOSE[0])
         return any(self.exceeds_noise(load, name, value, 1, SCREENED) for name, value in found.items())
 
     def is_chosen(self, load: str, key: str, variant: str) -> bool:
-        """Whether the seeds for choosing show something."""
+        """Whether the seeds for choosing show an effect."""
         found = self.mean(key, variant, load, CHOOSE)
         return any(self.exceeds_noise(load, name, value, len(CHOOSE), SUSPECTED) for name, value in found.items())
 
     def effects(self, key: str, variant: str, load: str) -> list[dict[str, Any]]:
-        """What the variant changes there: `better` and confirmed, `worse` and confirmed, or a suspicion of worse."""
+        """Effects of the variant on the workload: confirmed `better`, confirmed `worse`, or suspected worse."""
         if not set(CHECK) <= set(self._results.get((key, variant, load), ())):
             return []
         chosen, checked = (self.mean(key, variant, load, seeds) for seeds in (CHOOSE, CHECK))
@@ -255,7 +255,7 @@ class Judge:
 
 
 def verdict(found: dict[str, list[dict[str, Any]]], reached: bool) -> str:
-    """Of one constant, from the effects of its variants."""
+    """The verdict on one constant, from the effects of its variants."""
     if not reached:
         return "not reached"
     kinds = {variant: {one["is"] for one in effects} for variant, effects in found.items()}
@@ -284,7 +284,7 @@ def ablate(keys: Sequence[str], loads: Sequence[str], processes: int = PROCESSES
 
 
 def play_load(keys: Sequence[str], load: str, results: Results, processes: int = PROCESSES) -> Noise:
-    """Everything that has to be played of one workload; the noise of its figures."""
+    """Play everything of one workload; the noise of its figures."""
     seeds = (*CHOOSE, *CHECK)
     reaching = [key for key in keys if (only := CONSTANTS[key].only) is None or load in only]
     cells = [(load, key, variant) for key in reaching for variant in variants(CONSTANTS[key])]
@@ -359,8 +359,8 @@ def _means(by_seed: dict[int, Figures]) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    if not TRACES.is_dir():
-        raise SystemExit(f"there are no traces at {TRACES}; name their directory with TRACES=…")
+    for name in SOURCES:
+        trace_file(name)
     if is_compiled():
         result: dict[str, Any] = uncompiled.call_uncompiled("benchmarks.ablation", "measure")
         return result

@@ -2,19 +2,17 @@
 
 A workload is what is played (`runs`), the engines that serve it and the gateway in front of them. All but the last
 three use one engine as the shipped model has it; `small` has little KV and few sequences, `mute` an engine without
-metrics, `fleet` four engines behind a gateway that knows where prompts begin alike.
+metrics, `fleet` four engines behind a gateway that knows shared prefixes.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.waits import burst_mix, poisson_mix
+from benchmarks.trace_files import AGENTS, AZURE, CODING, MOONCAKE, trace_file
+from benchmarks.wait_arrivals import burst_mix, poisson_mix
 from benchmarks.windows import FanOutFrontend, fan_outs
-from inferry.cli.checkout import ROOT
 from inferry.cli.simulate_setup import Arm, direct_arms, drop_oversized, gateway_arm, simulated_workers
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane
@@ -28,10 +26,9 @@ from inferry.sim.rng import named_rng
 from inferry.sim.simulation import Frontend, HashMemo
 from inferry.sim.traces import read_trace
 
-TRACES = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces"))
 LANES = {Lane.P0: 0.3, Lane.P1: 0.5, Lane.P2: 0.2}
 FULL_RATE = 15.0
-"""Calls a second of the mix at which one engine is saturated (`benchmarks.waits.full_load(poisson_mix, 60.0)`)."""
+"""Calls per second of the mix that saturate one engine (`wait_simulation.full_load(poisson_mix, 60.0)`)."""
 JITTER_S = 0.001
 SMALL = EngineFlags(max_num_seqs=8, kv_tokens=40_000)
 FLEET = 4
@@ -55,11 +52,11 @@ class Load(Struct, frozen=True):
 
 @cache
 def _trace(name: str) -> list[Run]:
-    return read_trace(TRACES / name)
+    return read_trace(trace_file(name))
 
 
 def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
-    """Neighbouring runs from a place drawn by seed until they have so many calls, `scale` times as dense, in lanes."""
+    """Consecutive runs from a position drawn by seed, with at least `calls` calls, `scale` times as dense, in lanes."""
 
     def made(seed: int) -> list[Run]:
         runs = sorted(_trace(name), key=lambda run: run.at)
@@ -79,9 +76,9 @@ def trace_part(name: str, calls: int, scale: float = 1.0) -> Arrivals:
 
 
 def coding(seed: int) -> list[Run]:
-    """The first calls of coding agents whose sessions begin within 50 s, from a place drawn by seed."""
+    """The first calls of coding agents whose sessions begin within 50 s, from a position drawn by seed."""
     begin = named_rng(seed, "place").uniform(0.0, 149.0)
-    near = [run for run in _trace("cc_weka_ctx32k.jsonl.gz") if begin <= run.at < begin + 50.0]
+    near = [run for run in _trace(CODING) if begin <= run.at < begin + 50.0]
     return assign_lanes([replace(run, at=run.at - begin, steps=run.steps[:4]) for run in near], LANES, seed)
 
 
@@ -107,13 +104,13 @@ def flood(seed: int, rate: float = 0.8, jobs: int = 250) -> list[Run]:
 
 
 def fan_out(seed: int) -> list[Run]:
-    """Families of eight siblings with a beginning of 8,000 tokens, and live calls, before four engines."""
+    """Groups of eight jobs with a shared prefix of 8,000 tokens, and live calls, before four engines."""
     live = [run for run in poisson_mix(seed, 2.5 * FULL_RATE, 12.0) if run.lane is not Lane.P2]
     return [*fan_outs(seed, FLEET, 8_000, 0.9), *live]
 
 
 def jittered(runs: Sequence[Run], seed: int, number: int) -> list[Run]:
-    """The same runs with arrivals moved by about a millisecond: what differs then is chance."""
+    """The same runs with arrivals moved by about a millisecond: the differences are noise."""
     rng = named_rng(seed, f"placebo/{number}")
     return [replace(run, at=max(0.0, run.at + rng.gauss(0.0, JITTER_S))) for run in runs]
 
@@ -129,7 +126,7 @@ class ResumableFrontend(ControlledFrontend):
 
 
 class PrefixGroupFrontend(FanOutFrontend, ControlledFrontend):
-    """A controlled gateway whose jobs name the beginnings of their prompts."""
+    """A controlled gateway whose jobs name their prefixes."""
 
 
 def one_engine(model: EngineModel) -> Arm:
@@ -159,18 +156,18 @@ LOADS = {
     one.name: one
     for one in (
         Load("harbor", "Harbor, 150 batch jobs", lambda seed: harbor(seed, seconds=30.0, digests=150), one_engine),
-        Load("azure", "Azure 2023 code, twice as dense", trace_part("azure2023_code.csv.gz", 500, 2.0), one_engine),
+        Load("azure", "Azure 2023 code, twice as dense", trace_part(AZURE, 500, 2.0), one_engine),
         Load(
             "mooncake",
             "Mooncake conversation at 0.25 of its rate",
-            trace_part("mooncake_conversation.jsonl.gz", 110, 0.25),
+            trace_part(MOONCAKE, 110, 0.25),
             one_engine,
         ),
         Load("coding", "coding agents, contexts to 32k", coding, one_engine),
         Load(
             "agents",
             "NAT agent sessions, six times as dense",
-            trace_part("nat_agent_sessions.jsonl.gz", 300, 6.0),
+            trace_part(AGENTS, 300, 6.0),
             one_engine,
         ),
         Load("steady", "mix at 0.9 of saturation", lambda seed: poisson_mix(seed, 0.9 * FULL_RATE, 40.0), one_engine),
@@ -197,6 +194,6 @@ def engine_model() -> EngineModel:
 
 @lru_cache(maxsize=6)
 def runs_of(load: str, seed: int) -> tuple[list[Run], HashMemo]:
-    """The runs of a workload and seed, and a memo of their block hashes for every world that plays them."""
+    """The runs of a workload and seed, and a memo of their block hashes for all simulations of them."""
     one = LOADS[load]
     return drop_oversized(one.runs(seed), [one.arm(engine_model())]), {}

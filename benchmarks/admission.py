@@ -1,8 +1,8 @@
-"""What the gate costs: microseconds to admit, to renew and to settle, without limits and with all of them on.
+"""The cost of the quota gate: microseconds to admit, renew and settle, without limits and with all limits.
 
-All of them: requests, tokens and calls at once, run, day and month in tokens and money, of the tenant and of its key,
-for a run three deep, with the marks of all of these in a database. The fastest of many short pieces is what the code
-costs, the median what it cost here.
+All limits: requests, tokens and concurrent calls; run, day and month in tokens and money; of the tenant and of its key;
+for a run three levels deep; with watermarks of all of them in a database. The fastest of many short loops is the cost
+of the code, the median includes the machine.
 """
 
 import statistics

@@ -1,8 +1,8 @@
-"""What clients without a key do to everybody else: `/health` from other connections while they attack, and before.
+"""The effect of attacking clients without a key: latency of `/health` on other connections, before and during it.
 
-Fifty connections at a time send floods of trailers, of header fields, of pipelined calls, and bodies that never end.
-The gateway has one core; attackers and the client of `/health` share the other, so some of what it waits is its own.
-Its requests are timed from when they were due, and not from when the one before had been answered.
+Fifty connections at a time send floods of trailers, header fields and pipelined calls, and bodies that never end. The
+gateway has one core; attackers and the client of `/health` share the other, so part of the latency is the client's own.
+Requests are timed from when they were due, not from the previous answer.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
         wait_for(f"http://127.0.0.1:{source_port}/v1/models", source)
         worker = {"name": "source", "kind": "vllm", "url": f"http://127.0.0.1:{source_port}", "models": ["m"]}
         port, gateway, _ = stack.enter_context(run_gateway_with_key({"workers": [worker]}, "acme", core=GATEWAY_CORE))
-        health = asyncio.run(_health(port, 2.0, gateway.pid))  # what is made once and kept
+        health = asyncio.run(_health(port, 2.0, gateway.pid))  # objects that are made once and kept
         before = resident_bytes(gateway.pid)
         attacks = {}
         for kind in ATTACKS:
@@ -76,7 +76,7 @@ def _measure_attack(port: int, kind: str, pid: int) -> dict[str, Any]:
 
 
 async def _health(port: int, seconds: float, pid: int) -> dict[str, Any]:
-    """Latencies of `/health`, and what the server used meanwhile."""
+    """Latencies of `/health`, and CPU and memory of the server meanwhile."""
     latencies: list[float] = []
     peak = resident_bytes(pid)
     began, busy = time.monotonic(), cpu_seconds(pid)

@@ -1,5 +1,5 @@
-"""Clients without a key that send what costs a server most. `python -m benchmarks.attackers PORT KIND CONNECTIONS
-SECONDS` says what they were answered, as JSON.
+"""Clients without a key that send expensive input. `python -m benchmarks.attackers PORT KIND CONNECTIONS SECONDS`
+prints the answers as JSON.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Attack = Callable[[], AsyncIterator[bytes]]
 
 
 def trailers(size: int) -> Attack:
-    """A short body in a chunk, and then nothing but trailers, as many as are taken."""
+    """A short chunked body, then trailers until the server stops reading."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield _CHUNKED
@@ -41,12 +41,12 @@ def chunk_extensions(size: int) -> Attack:
 
 
 async def heads() -> AsyncIterator[bytes]:
-    """As large as a head may be, with as many fields as fit."""
+    """A head of the maximum size, with as many fields as fit."""
     yield _HEAD + b"a:b\r\n" * 13_000 + b"\r\n"
 
 
 async def large_fields() -> AsyncIterator[bytes]:
-    """As large as a head may be, in as many fields as it may have; one behind the other."""
+    """Pipelined heads of the maximum size and number of fields."""
     field = b"x" * 480
     one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + b"a: %b\r\n" % field * 126 + b"\r\n"
     for _ in range(20):
@@ -55,7 +55,7 @@ async def large_fields() -> AsyncIterator[bytes]:
 
 
 async def half_open_bodies() -> AsyncIterator[bytes]:
-    """A body that is begun, and never ends."""
+    """A body that never ends."""
     yield _HEAD + b"content-length: 60000\r\n\r\n" + b"x" * 30_000
     await asyncio.sleep(0.5)
     yield b"x" * 20_000
@@ -69,7 +69,7 @@ async def large_bodies() -> AsyncIterator[bytes]:
 
 
 async def pipelines() -> AsyncIterator[bytes]:
-    """Many calls behind each other, and no answer is read before all have been sent."""
+    """Pipelined calls; answers are read only after all are sent."""
     one = _HEAD + b"content-length: 2\r\n\r\n{}"
     for _ in range(20):
         yield one * 50
@@ -90,7 +90,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 async def attack_once(port: int, attack: Attack) -> tuple[Counter[str], int]:
-    """One connection: what it was answered, and how much could be sent."""
+    """One connection: its answer, and the bytes that were sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     reading = asyncio.get_running_loop().create_task(reader.read(-1))
     sent = 0
@@ -104,7 +104,7 @@ async def attack_once(port: int, attack: Attack) -> tuple[Counter[str], int]:
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:
-        pass  # the other side has closed
+        pass  # closed by the server
     try:
         answer = await asyncio.wait_for(reading, CONNECTION_TIMEOUT_S)
     except TimeoutError:
@@ -118,7 +118,7 @@ async def attack_once(port: int, attack: Attack) -> tuple[Counter[str], int]:
 
 
 async def attack(port: int, kind: str, connections: int, seconds: float) -> dict[str, object]:
-    """Strike again and again, from so many connections at a time."""
+    """Attack repeatedly with this many concurrent connections."""
     end = time.monotonic() + seconds
     answers: Counter[str] = Counter()
     strikes = sent = 0

@@ -1,32 +1,32 @@
-"""What no schedule can beat: lower bounds on the Harbor burst in the cost model of the twin, promises kept.
+"""Lower bounds for any schedule that meets the SLO targets, on the Harbor burst in the simulator's cost model.
 
-How soon could digests, and everything, be done by *any* schedule that keeps the promises of 99 % of the P0 calls and of
-99 % of the P1 calls? The schedule may know all that will come, place every token where it likes, and use an engine
-whose steps have no length limit but what is in them. It is bound by three things only:
+How soon could the batch jobs, and everything, be done by *any* schedule that meets the targets of 99 % of the P0 calls
+and of 99 % of the P1 calls? The schedule may know all arrivals in advance, place every token freely, and use an engine
+whose steps are limited only by their contents. Three things bound it:
 
-**Work.** Every distinct block of a prompt is computed once, whoever needs it again finds it cached, however long ago it
-was and whoever computed it; what fills no block is computed by each call. Every token after a call's first reads
-the context before it. Nothing is computed twice, requests and abandoned runs cost nothing.
+**Work.** Every distinct prompt block is computed once and stays cached for all later calls; an incomplete block is
+computed by each call. Every token after a call's first reads the context before it. Nothing is computed twice; requests
+and cancelled runs cost nothing.
 
-**Steps.** Every step takes at least `base_s`, and a call writes one token in a step. A call of n tokens that keeps its
-promise writes them between its arrival a and a + ttft + (n - 1) * gap, so n steps lie in that window. Calls of a run
-follow each other: calls i to j take as many steps as they have tokens together, between the earliest moment at which i
-can come (everything before it took no more than its steps, and its tools their time) and the latest at which j may end
-(every call before it ended when it had to). These windows are the same for every schedule. Windows that do not overlap
-share no step, so any family of such windows tells how many steps there are at least.
+**Steps.** Every step takes at least `base_s`, and a call produces one token per step. A call of n tokens that meets its
+target produces them between its arrival a and a + ttft + (n - 1) * itl, so n steps lie in that window. Calls of a run
+are sequential: calls i to j take as many steps as they have tokens together, between the earliest arrival of i
+(everything before it took only its steps and tool times) and the latest end of j (every call before it ended at its
+limit). These windows are the same for every schedule. Windows that do not overlap share no step, so any family of such
+windows gives a lower bound on the number of steps.
 
-**Misses.** One call in a hundred may be late, and a run with a late call may be late with all that follows. So a whole
-run is struck from the sums for each miss, those whose striking helps most. For steps, several families are taken that
-share no run: m misses cannot spoil all of them, and what the best of them still shows after the worst m is what counts.
+**Misses.** One call in a hundred may be late, and after a late call the rest of its run may be late. So a whole run is
+removed from the sums for each miss, those with the largest effect first. For steps, several families that share no run
+are taken: m misses cannot invalidate all of them, and the best family after the worst m removals counts.
 
-Until a time T then fits no more than T of work and steps:
+Work and steps up to a time T take at most T:
 
-    T >= work of all digests + work of live tokens due by T + base_s * steps forced by T        digests done at T
+    T >= work of all batch jobs + work of live tokens due by T + base_s * steps forced by T     batch jobs done at T
     T >= work of everything + base_s * all forced steps                                         everything done at T
 
-The first is solved by raising T from zero for as long as the right side is larger: it only grows with T, so no T below
-the last one is possible. All of it errs in favour of the schedule. Where a bound lies below what is asked for, that is
-not proven possible: only not excluded.
+The first is solved by raising T from zero while the right side is larger: it only grows with T, so no smaller T is
+possible. Every approximation favours the schedule. A target above its bound is not excluded, which does not prove that
+it is possible.
 """
 
 import json
@@ -54,13 +54,13 @@ from inferry.sim.simulation import HARBOR_ITL_S, Frontend, Simulation
 LIVE = (Lane.P0, Lane.P1)
 MIN_ATTAINMENT = 0.99
 P2_DONE_X, RATE_X = 1.05, 0.98
-"""What is asked for beside first come first served: digests done by so many times its time, so much of its output."""
+"""Targets relative to direct (FCFS): time until the batch jobs are done, and output rate."""
 SPARE_SETS = 6
-"""Families beyond those that misses could spoil one by one. More of them never make the bound wrong."""
+"""Families beyond those that misses could invalidate. More of them never make the bound wrong."""
 
 
 class Window(NamedTuple):
-    """Between the two times there are at least so many steps, if the run keeps its promises."""
+    """Between the two times there are at least `steps` steps, if the run meets its targets."""
 
     begins: float
     ends: float
@@ -69,14 +69,14 @@ class Window(NamedTuple):
 
 
 class _Call(Struct, frozen=True, gc=False):
-    """A call and what it cannot do without. `own_s` is for prompt tokens that no other run shares."""
+    """A call and its minimum work. `own_s` is for prompt tokens that no other run shares."""
 
     at_latest: float
     prompt: int
     output: int
     own_s: float
     shared: frozenset[tuple[int, int]]
-    """Blocks that other runs have too: hash, and place in the prompt."""
+    """Blocks shared with other runs: hash and position in the prompt."""
 
 
 class _Run(Struct, frozen=True):
@@ -86,7 +86,7 @@ class _Run(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """Seconds. No schedule that keeps its promises is done sooner."""
+    """Seconds. No schedule that meets the targets is done sooner."""
 
     work_s: float
     steps: int
@@ -94,14 +94,14 @@ class Bounds(Struct, frozen=True, kw_only=True):
     p2_done_s: float
     misses: dict[str, int]
     max_output_tokens: int
-    """What calls write, with all that abandoned runs might have written."""
+    """Output tokens of all calls, cancelled runs in full."""
 
 
 # -- steps -----------------------------------------------------------------------------------------------------------
 
 
 def windows(runs: Iterable[Run], costs: CostModel) -> list[Window]:
-    """For every live run and any of its calls in a row: the steps in which their tokens are written."""
+    """For every live run and any consecutive calls of it: the steps that produce their tokens."""
     found = []
     for run in runs:
         if run.lane not in LIVE or run.cancel_after_s is not None:
@@ -146,7 +146,7 @@ def max_disjoint_windows(among: Iterable[Window]) -> list[Window]:
 
 
 def min_steps(among: Sequence[Window], misses: int) -> int:
-    """How many steps there are at least, whichever runs are struck for misses."""
+    """Minimum number of steps, whichever runs are removed for misses."""
     disjoint_sets: list[list[int]] = []
     left = list(among)
     while left and len(disjoint_sets) <= misses + SPARE_SETS:
@@ -166,7 +166,7 @@ def min_steps(among: Sequence[Window], misses: int) -> int:
 
 
 def _dropped_until(disjoint: Sequence[int], steps: int) -> int:
-    """How many runs, largest first, have to be struck until no more than so many steps are left."""
+    """How many runs, largest first, must be removed until at most this many steps are left."""
     left, dropped = sum(disjoint), 0
     while left > steps:
         left -= disjoint[dropped]
@@ -178,7 +178,7 @@ def _dropped_until(disjoint: Sequence[int], steps: int) -> int:
 
 
 class Work:
-    """What the runs of a workload have to compute, whoever orders it."""
+    """The minimum work of a workload's runs, for any schedule."""
 
     def __init__(self, runs: Sequence[Run], model: EngineModel) -> None:
         self._costs, self._block = model.costs, model.flags.block_tokens
@@ -190,7 +190,7 @@ class Work:
         self._runs = [self._needs(run, blocks[run.run_id]) for run in min_attainment]
 
     def _blocks(self, run: Run) -> list[set[tuple[int, int]]]:
-        """For each call, the prompt blocks that it could find cached: its last token is always computed."""
+        """For each call, the prompt blocks that could be cached; the last token is always computed."""
         found = []
         for step in run.steps:
             names = block_hashes(step.prompt, self._block, self._salts[run.tenant])
@@ -221,7 +221,7 @@ class Work:
         return costs.prefill_token_s * tokens + costs.attention_pair_s * tokens * (before + tokens / 2)
 
     def _decode_s(self, call: _Call, tokens: int) -> float:
-        """The first so many tokens of a call. The first of all comes with its prompt."""
+        """Work of the first tokens of a call. The first one needs the prompt."""
         costs, after = self._costs, tokens - 1
         return costs.sequence_s * after + costs.kv_token_s * (after * call.prompt + after * tokens / 2)
 
@@ -229,11 +229,11 @@ class Work:
         return self._sum(((run, run.calls, [call.output for call in run.calls]) for run in self._runs), {})
 
     def min_work_s(self, until: float, misses: Mapping[Lane, int]) -> float:
-        """All of P2, and what of the live lanes is due by then, but for the runs whose striking helps most."""
+        """All of P2 and the live work due by this time, without the runs whose removal has the largest effect."""
         return self._sum((self._due(run, until) for run in self._runs), misses)
 
     def _due(self, run: _Run, until: float) -> tuple[_Run, Sequence[_Call], Sequence[int]]:
-        """The calls of a run that have begun by then at the latest, and how many tokens they have written."""
+        """The calls of a run that must have begun by this time, and their minimum number of tokens."""
         if run.lane not in LIVE:
             return run, run.calls, [call.output for call in run.calls]
         ttft_s, itl_s = HARBOR_TTFT_S[run.lane], HARBOR_ITL_S[run.lane]
@@ -257,7 +257,7 @@ class Work:
                 sum(call.own_s + self._decode_s(call, n) for call, n in zip(calls, tokens, strict=True))
             )
         total = sum(map(sum, own.values())) + sum(map(self._block_s, users))
-        # What more runs share than may be struck has to be computed all the same.
+        # A block shared by more runs than may be removed must be computed anyway.
         few = sum(misses.values())
         droppable: dict[Lane, list[float]] = {lane: [] for lane in Lane}
         places = dict.fromkeys(Lane, 0)
@@ -272,13 +272,13 @@ class Work:
 
 
 def bounds(runs: Sequence[Run], model: EngineModel, min_attainment: float = MIN_ATTAINMENT) -> Bounds:
-    """For any schedule that keeps the promise of so many P0 calls, and of so many P1 calls."""
+    """The bounds for any schedule that meets the targets of these fractions of P0 and P1 calls."""
     planned = Counter({run.lane: 0 for run in runs})
     for run in runs:
         planned[run.lane] += len(run.steps)
     misses = {lane: floor((1 - min_attainment) * planned[lane] + 1e-9) for lane in LIVE}
     work, base_s = Work(runs, model), model.costs.base_s
-    # P1's gaps are so long that its windows hold few steps for their length.
+    # P1's inter-token target is so long that its windows hold few steps.
     of_p0 = {run.run_id for run in runs if run.lane is Lane.P0}
     crowded = [window for window in windows(runs, model.costs) if window.run in of_p0]
     steps, work_s = min_steps(crowded, misses[Lane.P0]), work.total_s()

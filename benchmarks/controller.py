@@ -1,32 +1,29 @@
-"""The room controller in the twin: steps of load on three engines, with the same defaults on each.
+"""The capacity controller in the simulator: steps of load on three engines, with the same defaults on each.
 
-Load goes from 0.3 of what the engine can do to 1.5 and back, where what it can do is measured: what it serves when
-there is always more. P0 has to keep its promise throughout, and what the controller steers, the length of the engine's
-steps, has to come to rest. Nothing is tuned per engine but the promises: no room keeps a gap of 30 ms on an engine
-whose empty step takes 25.
+Load goes from 0.3 of the engine's service rate to 1.5 and back; that rate is measured under a permanent backlog. P0
+must meet its target throughout, and the controlled value, the duration of engine steps, must settle. Only the SLO
+targets differ per engine: no capacity meets an inter-token target of 30 ms on an engine whose empty step takes 25 ms.
 
-Not all of the time that takes is the controller's. Sequences that were let in stay until they are done, so an engine is
-filling for as long as a call stays in it, whatever the room; and what was queued under overload has to be served before
-a load of 0.3 looks like one. So the same arrivals are played again before an oracle, which has from the first moment of
-a step of load the rooms that the controller came to in its last seconds, and before a door that keeps no promise and
-always lets in all that the engine holds. What all take is the engine's. The figures:
+Part of the settling time is the engine's own. Admitted sequences stay until they are done, so an engine fills up for as
+long as a call stays in it; and a backlog from overload must be served before a load of 0.3 has an effect. So the same
+arrivals are played with an oracle, which has the controller's final capacity of a load step from its beginning, and
+with a front end that always admits all that the engine holds. Time that all of them need is the engine's. The figures:
 
-- `settles_in_s`: from the step of load until steps stay as long as they are in the end.
+- `settles_in_s`: from the step of load until the step duration stays at its final value.
 - `oracle_settles_in_s`: the same with the oracle.
-- `apart_from_oracle_s`: until steps stay as long as the oracle's. That is the controller's own part.
-- `open_settles_in_s`: the same as the first without any room: as soon as this engine can be rid of what has come.
-- `backlog_gone_s`: until on average over seeds less than one batch job waits, where one did. While there is a backlog
-  the oracle is reckless: it has the wide rooms of a quiet engine. `settles_after_backlog_s`: from then on.
-- `stays_s`: how long a P1 call is in the engine, in the end.
+- `apart_from_oracle_s`: until the step duration stays at the oracle's. That is the controller's own part.
+- `open_settles_in_s`: the same as the first without capacity control: the engine's own time.
+- `backlog_gone_s`: until fewer than one batch job is queued, on average over seeds, where there was a backlog. During a
+  backlog the oracle admits too much: it has the capacity of a quiet engine. `settles_after_backlog_s`: after that time.
+- `stays_s`: how long a P1 call stays in the engine, at the end.
 
-Backlogs of different seeds are gone at different moments, seconds apart, so a mean over seeds at one moment after the
-step mixes engines that still serve theirs with others that are at rest. `after_backlog` looks at every seed from its
-own moment on, the first at which no batch job waits, and beside it stands an oracle that takes over from the controller
-at that moment: until then both are one and the same, so it finds the same engine, with the same sequences in it.
+Backlogs of different seeds end seconds apart, so a mean over seeds at one time mixes busy engines with settled ones.
+`after_backlog` aligns every seed at the end of its own backlog. There an oracle takes over from the controller, on the
+same engine with the same sequences.
 
-- `gone_s`: when that moment is, after the step; the middle one of the seeds.
-- `settles_in_s`, `oracle_settles_in_s`, `apart_from_oracle_s`: as above, from that moment on.
-- `empties_in_s`: until the last sequence has ended that was in the engine then; the middle one of the seeds.
+- `gone_s`: the end of the backlog after the load step; median over seeds.
+- `settles_in_s`, `oracle_settles_in_s`, `apart_from_oracle_s`: as above, from that time on.
+- `empties_in_s`: until the last sequence that was in the engine then has ended; median over seeds.
 """
 
 import json
@@ -51,12 +48,12 @@ from inferry.sim.simulation import Simulation
 
 SEEDS = range(20)
 STEPS = ((0.3, 20.0), (1.5, 20.0), (0.3, 40.0))
-"""Parts of what the engine can do, and for how many seconds. The last is longer: there is a backlog to be served."""
+"""Fractions of the engine's service rate, and seconds. The last is longer: it has a backlog to serve."""
 STEADY_S = 10.0
-"""The end of every step of load, in which everything is taken to be at rest."""
+"""Seconds at the end of every load step that count as settled."""
 SETTLED = 0.15
 NOISE_FACTOR = 3.0
-"""Differences up to so many times the error of a mean over seeds may be chance: many seconds are looked at."""
+"""Differences up to this multiple of the standard error over seeds count as noise: many seconds are compared."""
 MIX = {
     Lane.P0: (0.2, uniform_lengths((200, 1200), (20, 120))),
     Lane.P1: (0.3, uniform_lengths((200, 1600), (20, 200))),
@@ -65,14 +62,14 @@ MIX = {
 TYPICAL = {Lane.P0: (700, 70), Lane.P1: (900, 110), Lane.P2: (3000, 200)}
 OVERLOAD_INTENSITY = 4.0
 CapacitySample = tuple[float, int, float, Capacity]
-"""When a door looked at the engine, what steps and busy seconds that had behind it, and what room it was given."""
+"""Time of an observation, steps and busy seconds of the engine so far, and the capacity granted."""
 Second = tuple[float, float]
-"""The mean length of the engine's steps in one second, over seeds, and what may be chance in it."""
+"""Mean duration of the engine's steps in one second, over seeds, and its standard error."""
 Lanes = dict[Lane, LanePolicy]
 
 
 def engines() -> dict[str, tuple[CostModel, float]]:
-    """Cost models, and how much longer than the default the promises are in front of each."""
+    """Cost models, and the factor on the default targets for each."""
     gpu = load_model().costs
     slow = replace(
         gpu,
@@ -88,9 +85,7 @@ def engines() -> dict[str, tuple[CostModel, float]]:
 
 
 class Oracle(ControlledFrontend):
-    """Has what a controller granted in the end of each step of load, from its beginning on; before `since` it is that
-    controller itself.
-    """
+    """Grants the final capacity of each load step from its beginning; before `since` it is the controller itself."""
 
     def __init__(self, lanes: Lanes, granted: Sequence[CapacitySample], since: float = 0.0) -> None:
         super().__init__(lanes)
@@ -107,20 +102,20 @@ class Oracle(ControlledFrontend):
 
 
 class SeedResults(Struct):
-    """What came of each seed with one kind of door."""
+    """The results of each seed with one kind of front end."""
 
     rows: list[list[CallRow]]
     capacity_samples: list[list[CapacitySample]]
     queued: list[list[tuple[float, float]]]
-    """When each batch job came and when it was sent."""
+    """When each batch job arrived and was sent."""
 
     def of_lane(self, lane: Lane, begin: float, end: float) -> list[CallRow]:
-        """Calls of all seeds that came in that time."""
+        """Calls of all seeds that arrived in this time."""
         return [row for rows in self.rows for row in rows if row.lane is lane and begin <= row.at < end]
 
 
 def full_load(costs: CostModel) -> float:
-    """The intensity at which as much comes as the engine serves when there is always more."""
+    """The intensity at which arrivals equal the engine's service rate under a permanent backlog."""
     seconds = 20.0
     simulation = Simulation(Direct(), costs, _flags())
     simulation.play(run for lane in MIX for run in _calls(costs, lane, 1, OVERLOAD_INTENSITY, seconds, lane.name))
@@ -128,14 +123,14 @@ def full_load(costs: CostModel) -> float:
 
 
 def load_steps(costs: CostModel, slo_factor: float, seeds: Sequence[int] = SEEDS) -> dict[str, dict[str, Any]]:
-    """P0 attainment in each step of load over all seeds, and how long the engine's steps take to come to rest."""
+    """P0 attainment in each load step over all seeds, and the settling times of the step duration."""
     lanes = _scaled_slo(slo_factor)
     ttft_s = (lanes[Lane.P0].ttft_ms or 0.0) / 1000
     full = full_load(costs)
     workloads = [list(_stepped(costs, full, seed)) for seed in seeds]
     ours = _play(workloads, lanes, costs, [ControlledFrontend(lanes) for _ in seeds])
     oracle = _play(workloads, lanes, costs, [Oracle(lanes, granted) for granted in ours.capacity_samples])
-    # All that the engine holds, always: what limits the gateway has, and nothing computed.
+    # Always the full capacity of the engine: only the gateway's limits, no control.
     without_control = _play(workloads, lanes, costs, [ControlledFrontend(lanes, fixed=(0,)) for _ in seeds])
     result: dict[str, dict[str, Any]] = {}
     for load, start, seconds in _spans():
@@ -170,7 +165,7 @@ def load_steps(costs: CostModel, slo_factor: float, seeds: Sequence[int] = SEEDS
 def _after_backlog(
     workloads: Sequence[Sequence[Run]], lanes: Lanes, costs: CostModel, ours: SeedResults, span: tuple[float, float]
 ) -> dict[str, Any]:
-    """Every seed from the moment on at which its own backlog was gone, beside an oracle that takes over there."""
+    """Every seed from the end of its own backlog, beside an oracle that takes over there."""
     start, seconds = span
     backlog_ends = [_backlog_end(queue, start) for queue in ours.queued]
     frontends = [
@@ -213,7 +208,7 @@ def _flags() -> EngineFlags:
 
 
 def _spans() -> Iterator[tuple[float, float, float]]:
-    """Load, beginning and length of every step of load."""
+    """Load, start and duration of every load step."""
     start = 0.0
     for load, seconds in STEPS:
         yield load, start, seconds
@@ -221,7 +216,7 @@ def _spans() -> Iterator[tuple[float, float, float]]:
 
 
 def _steady_time(now: float) -> float:
-    """A time in the end of the same step of load: its last seconds again and again, and themselves at last."""
+    """A time within the settled end of the same load step, repeated over the step."""
     for _, start, seconds in _spans():
         if now < start + seconds:
             steady = start + seconds - STEADY_S
@@ -253,7 +248,7 @@ def _calls(costs: CostModel, lane: Lane, seed: int, intensity: float, seconds: f
 
 
 def _work_s(costs: CostModel, lane: Lane, batch: int = 16) -> float:
-    """Engine time of a typical call of the lane, in a batch of so many."""
+    """Engine time of a typical call of the lane in a batch of this size."""
     prompt, output = TYPICAL[lane]
     token_s = costs.base_s / batch + costs.sequence_s + costs.kv_token_s * (prompt + output / 2)
     return costs.prefill_token_s * prompt + token_s * output
@@ -267,7 +262,7 @@ def _attainment(rows: Sequence[CallRow], ttft_s: float) -> float:
 def _trajectory(
     capacity_samples: Sequence[Sequence[CapacitySample]], starts: Sequence[float], seconds: float
 ) -> list[Second]:
-    """How long steps are, second by second, each seed from its own start on."""
+    """Step durations by second, each seed from its own start."""
     found = []
     for second in range(int(seconds)):
         done: list[tuple[int, float]] = []
@@ -277,7 +272,7 @@ def _trajectory(
                 done.append((part[-1][1] - part[0][1], part[-1][2] - part[0][2]))
         steps = sum(count for count, _ in done)
         mean = sum(busy_s for _, busy_s in done) / max(1, steps)
-        # Of a ratio of sums over seeds: what each seed adds to its error.
+        # Standard error of a ratio of sums over seeds.
         error = math.sqrt(sum((busy_s - mean * count) ** 2 for count, busy_s in done)) / max(1, steps)
         found.append((mean, NOISE_FACTOR * error if len(done) > 1 else math.inf))
     return found
@@ -288,9 +283,7 @@ def _steady_mean(trajectory: Sequence[Second]) -> Second:
 
 
 def _settling(trajectory: Sequence[Second], target: Sequence[Second]) -> float:
-    """Seconds until steps stay within `SETTLED` of what is wanted, or within what may be chance: where few calls come,
-    seconds differ by that.
-    """
+    """Seconds until step durations stay within `SETTLED` of the wanted value, or within the noise."""
     late = [
         second
         for second, ((mean, noise), (steady, steady_noise)) in enumerate(zip(trajectory, target, strict=True))
@@ -300,7 +293,7 @@ def _settling(trajectory: Sequence[Second], target: Sequence[Second]) -> float:
 
 
 def _backlog_gone(queued: Sequence[Sequence[tuple[float, float]]], start: float, seconds: float) -> float | None:
-    """Seconds until on average less than one batch job waits; None where that is so all the time, or never."""
+    """Seconds until on average less than one batch job is queued; None if that is always or never so."""
     waiting = [
         sum(arrived_at <= at < sent for one in queued for arrived_at, sent in one) / len(queued)
         for at in (start + second for second in range(int(seconds) + 1))
@@ -310,7 +303,7 @@ def _backlog_gone(queued: Sequence[Sequence[tuple[float, float]]], start: float,
 
 
 def _backlog_end(queue: Sequence[tuple[float, float]], start: float) -> float:
-    """The first moment from `start` on at which nobody of the queue waits."""
+    """The first time from `start` on at which the queue is empty."""
     at = start
     for arrived_at, sent in sorted(queue):
         if arrived_at > at:
@@ -320,7 +313,7 @@ def _backlog_end(queue: Sequence[tuple[float, float]], start: float) -> float:
 
 
 def _drain_s(rows: Sequence[CallRow], at: float) -> float:
-    """From that moment until the last call has ended that had been sent by then."""
+    """From this time until the last call that was sent before it has ended."""
     ends = [row.at + row.end_s for row in rows if row.sent_s is not None and row.at + row.sent_s <= at]
     return max([at, *ends]) - at
 

@@ -1,7 +1,7 @@
-"""What the embedded engine is worth: calls at once and in turn, one call beside transformers, steps, first tokens.
+"""The embedded engine: concurrent against sequential calls, one call against transformers, steps, first tokens.
 
-`python -m benchmarks.engine` prints a table; `measure()` returns the same numbers. Arms that are compared run in
-turns within one process and one run, so that a busy machine slows both.
+`python -m benchmarks.engine` prints a table; `measure()` returns the same figures. Compared arms alternate within one
+process and run, so that a busy machine slows both.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ TTFT_SAMPLES = 15
 
 
 def measure(repetitions: int = REPETITIONS, model_dir: Path | None = None) -> dict[str, object]:
-    """All numbers of one run. Seconds are medians over the repetitions, each with prompts of its own."""
+    """All figures of one run. Seconds are medians over the repetitions, each with its own prompts."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = ensure_tiny_model(model_dir or Path(scratch) / "tiny")
         threads = set_threads(None)
@@ -80,7 +80,7 @@ async def _measure_worker(directory: Path, repetitions: int) -> dict[str, object
 
 
 async def _concurrency(worker: EmbeddedWorker, repetitions: int) -> dict[str, object]:
-    """Output tokens per second of many calls at once, and of the same calls one after another."""
+    """Output tokens per second of concurrent calls, and of the same calls in sequence."""
     concurrent: list[float] = []
     sequential: list[float] = []
     for seed in range(repetitions):
@@ -132,7 +132,7 @@ async def _single_call(
 
 
 async def _first_tokens(worker: EmbeddedWorker) -> dict[str, object]:
-    """Milliseconds to a live call's first token on an idle engine, and beside a house full of batch work."""
+    """TTFT of a live call in milliseconds, on an idle engine and on one full of batch work."""
     rng = random.Random(7)
     idle = [await _first_token_ms(worker, _prompt(rng, LIVE_PROMPT_TOKENS)) for _ in range(TTFT_SAMPLES)]
     background = [
@@ -143,7 +143,7 @@ async def _first_tokens(worker: EmbeddedWorker) -> dict[str, object]:
         await asyncio.sleep(0.01)
     loaded: list[float] = []
     for _ in range(TTFT_SAMPLES):
-        await asyncio.sleep(rng.uniform(0.02, 0.1))  # at any moment of a step, not always at its end
+        await asyncio.sleep(rng.uniform(0.02, 0.1))  # at a random time within a step, not always at its end
         loaded.append(await _first_token_ms(worker, _prompt(rng, LIVE_PROMPT_TOKENS)))
     await worker.cancel([f"background-{number}" for number in range(BACKGROUND)])
     await asyncio.gather(*background)
@@ -165,13 +165,13 @@ async def _first_token_ms(worker: EmbeddedWorker, prompt: list[int]) -> float:
 
 
 def _step_ms(directory: Path, batch: int, low: int, high: int) -> dict[str, float]:
-    """The core alone, without process or text: a step of decodes, and steps with a live prompt on top of it."""
+    """The engine core without process or text: a decode step, and steps with a live prompt added."""
     config = EngineConfig()
     core = EngineCore(TorchRunner.load(directory, config), config)
     rng = random.Random(batch)
     for key in range(batch - 1):
         core.add(_request(key, _prompt(rng, rng.randint(low, high)), 4_000, Lane.P2))
-    # One place stays with a live sequence, so that there is one for the prompts that are added below.
+    # One slot belongs to a live sequence, so that the prompts below find one.
     core.add(_request(batch, _prompt(rng, rng.randint(low, high)), 4_000, Lane.P1))
     while len(core.step().tokens) < batch:
         pass
@@ -180,7 +180,7 @@ def _step_ms(directory: Path, batch: int, low: int, high: int) -> dict[str, floa
     if batch < config.max_sequences:
         for number in range(10):
             core.add(_request(1_000 + number, _prompt(rng, LIVE_PROMPT_TOKENS), 1, Lane.P0))
-            # Batch work is held back in every other step that carries a live prompt, so both kinds come in turn.
+            # Batch work is held back in every other step with a live prompt, so both kinds alternate.
             elapsed = _timed_ms(core.step)
             with_prompt[number % 2 == 0].append(elapsed)
     result = {"decode": statistics.median(decode), "decode_fastest": min(decode)}
@@ -261,7 +261,7 @@ def _prompt(rng: random.Random, tokens: int) -> list[int]:
 
 
 def report(measured: dict[str, object]) -> Table:
-    """The numbers as people read them."""
+    """The figures as a table."""
     table = Table("what", "value", title="embedded engine")
 
     def rows(prefix: str, value: object) -> None:

@@ -1,7 +1,7 @@
-"""What order costs and gives, in virtual time: shares of tenants, and the bounds of lanes under overload.
+"""Fair share and lane bounds in virtual time: shares of tenants, and the bounds of lanes under overload.
 
-One engine that computes so many tokens a second, whoever they belong to: every sequence writes one token in a step, and
-what is left of the step goes into prompts, in order. `python -m benchmarks fairness` keeps the figures.
+One engine with a fixed token rate: every sequence produces one token per step, and the rest of the step computes
+prompts, in order. `python -m benchmarks fairness` writes the figures.
 """
 
 import random
@@ -25,7 +25,7 @@ STEP_TOKENS = 256
 SLOTS = 32
 AGENTS = {"fleet": 50, "single": 1}
 CALLS_AT_ONCE = SLOTS
-"""How many calls an agent has waiting or running, so that one agent alone can keep the engine busy."""
+"""Calls that an agent has queued or running, so that one agent can keep the engine busy."""
 SHARES = {Lane.P1: 0.1, Lane.P2: 0.05}
 OVERLOAD = 3.0
 
@@ -34,7 +34,7 @@ _PAYLOAD = Payload(api="chat", body=b"{}", sampling=Sampling())
 
 
 class Shares(Struct, frozen=True):
-    """Tokens by tenant, how even they are, and what the order cost beside first come, first served."""
+    """Tokens by tenant, Jain's index, and the throughput relative to FCFS."""
 
     tokens: Mapping[str, int]
     fleet_over_single: float
@@ -43,20 +43,20 @@ class Shares(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True):
-    """Under overload: what a live job was overtaken by, and how far a lower lane was ever behind its share."""
+    """Under overload: lower-lane tokens between P0 jobs, and the largest lag of a lower lane behind its share."""
 
     overtaken_by: int
-    """The most prompt tokens of lower lanes between two departures of P0."""
+    """Maximum prompt tokens of lower lanes between two P0 jobs."""
     overtaken_at_most: int
     """A quantum, or the largest job of a lower lane."""
     behind_its_share: Mapping[str, float]
-    """The most prompt tokens that a lane ever had less than its share of those admitted above it: a quantum, and what
-    it earned beyond one while its turn waited."""
+    """Maximum prompt tokens by which a lane was behind its share: a quantum, plus what it earned while its quantum
+    was pending."""
     admitted: Mapping[str, int]
 
 
 class Engine:
-    """A worker in virtual time. It runs what it is given and tells the scheduler."""
+    """A worker in virtual time that reports progress to the scheduler."""
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[InferenceJob, float], None]) -> None:
         self._scheduler = scheduler
@@ -104,7 +104,7 @@ def shares(seconds: float) -> Shares:
 
 
 def _tokens_served(seconds: float, fair: bool) -> Counter[str]:
-    """Where it is not fair all are one tenant with one run to the scheduler, so that arrival alone decides."""
+    """Without fairness all jobs have one tenant and one run, so that arrival order decides."""
     scheduler = _scheduler({Lane.P1: LanePolicy(max_wait_ms=100, coalesce_ms=0, queue_limit=100_000)})
     owner: dict[str, tuple[str, int]] = {}
 
@@ -126,7 +126,7 @@ def _tokens_served(seconds: float, fair: bool) -> Counter[str]:
 
 
 def bounds(seconds: float) -> Bounds:
-    """P0 alone is three times what the engine can do, and both other lanes always have work."""
+    """P0 alone is three times the engine's capacity, and both other lanes always have work."""
     lanes = {
         Lane.P0: LanePolicy(max_wait_ms=100, coalesce_ms=0, queue_limit=10**6),
         Lane.P1: LanePolicy(max_wait_ms=100, coalesce_ms=0, queue_limit=10**6, share=SHARES[Lane.P1], reserve=0.05),

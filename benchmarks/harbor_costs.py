@@ -1,9 +1,9 @@
-"""What the gateway would learn of an engine's costs from a recorded contest: its sums again, read at other moments.
+"""Step costs that the gateway would learn from a recorded benchmark, with counters read at other phases.
 
-Every engine step brings a token to each stream that decodes, so steps are seen from outside as events at one moment; a
-prompt counts when its first token comes. A gateway reads such counts twice a second, and at which part of the half
-second is chance. So a recording is read at ten phases. That is open loop: rooms do not follow from what is learned, and
-what was sent stays what it was.
+Every engine step produces a token for each decoding stream, so steps are visible from outside as simultaneous events; a
+prompt counts with its first token. A gateway reads such counters twice a second, at a random phase. So a recording is
+read at ten phases. This is open loop: capacity does not follow from the learned costs, and the recorded calls are
+fixed.
 """
 
 from bisect import bisect_right
@@ -23,11 +23,11 @@ PHASES = 10
 UNTIL_S = 40.0
 SAME_STEP_S = 0.003
 PROMPT_S = 23.2e-6
-"""What a prompt token cost on the engine of the contest, as learned from the sketch's recordings, where steps vary."""
+"""Cost of a prompt token on the recorded engine, learned from the paced client's recordings, where steps vary."""
 
 
 class Counts(Struct, frozen=True):
-    """When steps, output tokens and prompts were done, and how many prompt tokens had been computed by then."""
+    """Times of steps, output tokens and prompts, and cumulative prompt tokens."""
 
     steps_s: Sequence[float]
     tokens_s: Sequence[float]
@@ -56,7 +56,7 @@ def counts(recording: Recording) -> Counts:
 
 
 def learned_costs(seen: Counts, phase_s: float, until_s: float = UNTIL_S) -> Iterator[tuple[float, StepCostModel]]:
-    """The moment of every reading, and what is believed then. It is one object that changes."""
+    """The time of every reading, and the cost model then (one object that changes)."""
     costs = StepCostModel()
     last_s, last = 0.0, (0, 0, 0)
     moment_s = phase_s or READ_EVERY_S
@@ -70,7 +70,7 @@ def learned_costs(seen: Counts, phase_s: float, until_s: float = UNTIL_S) -> Ite
 
 
 def underestimated_prompt_cost(recording: Recording) -> dict[str, Any]:
-    """For how many of the first forty seconds prompts look free, by phase, and how cheap they come to look."""
+    """Seconds of the first 40 in which prompts appear free, by phase, and their lowest estimated cost."""
     seen = counts(recording)
     seconds, least_us = [], []
     for phase in range(PHASES):

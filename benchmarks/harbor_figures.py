@@ -1,4 +1,4 @@
-"""The yardstick's own figures, computed again from a recording: promises kept, times, tokens."""
+"""The figures of the recording load generator, computed again from a recording: attainment, times, tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,13 +7,11 @@ from benchmarks.harbor_record import CANCELLED, Call, Recording, is_abandoned
 from inferry.domain.lanes import Lane
 
 SLO_TARGETS_MS = {"P0": (500, 30), "P1": (2_000, 50), "P2": (90_000, 500)}
-"""What Harbor asks for: the first token, and each one after it."""
+"""SLO targets of Harbor: TTFT and inter-token latency."""
 
 
 def lateness_ms(call: Call) -> list[float]:
-    """By how much each event came after its token was due; negative for those in time. Where a server joined tokens,
-    each event stands for as many.
-    """
+    """Lateness of each event relative to its token's due time; negative if in time. Events may carry several tokens."""
     first_ms, itl_ms = SLO_TARGETS_MS[call.lane]
     times = call.times_ms
     tokens_each = call.out / len(times) if times else 1.0
@@ -26,8 +24,8 @@ def attained(call: Call) -> bool:
 
 
 def figures(recording: Recording) -> dict[str, Any]:
-    """What the yardstick printed, without run latencies. A run that was left plans nothing; one that broke loses its
-    later steps.
+    """The load generator's figures, without run latencies. A cancelled run has no planned calls; one that broke misses
+    its later steps.
     """
     calls_of: dict[str, list[Call]] = {}
     for call in recording.calls:
@@ -86,9 +84,7 @@ def _quantile_s(values_ms: Sequence[float], part: float) -> float | None:
 
 
 def differences(computed: dict[str, Any], printed: dict[str, Any]) -> list[str]:
-    """Where figures computed again are not what the yardstick printed. Counts and promises must be equal; times may
-    differ by what rounding them up leaves.
-    """
+    """Differences from the load generator's figures. Counts and attainment must match; times may differ by rounding."""
     wrong = []
 
     def compare(name: str, here: Any, there: Any, alike: Callable[[Any, Any], bool]) -> None:

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.harbor_h200`: the contest on the H200 again, from the recordings that are kept of it.
+"""`python -m benchmarks.harbor_h200`: the comparison on the H200, computed from its recordings.
 
-It computes every figure from the times of the tokens, says where that differs from what the yardstick printed then
-(which is in benchmarks/results/harbor-h200.json), and why the gateway's calls missed. Of the contests before, the
-gateway's arms are told as well. No GPU is needed. `--plots` draws the pictures beside the recordings; `--costs` says
-what the cost model of today would learn from them; `--simulator` plays their seeds with the scheduler of today;
-`--store ROWS ARM SEED [ATTEMPT] [LOG]` makes a recording of what the yardstick wrote with `--rows` and of the gateway's
-debug log.
+It computes every figure from token times, reports differences from the figures printed during the measurement
+(benchmarks/results/harbor-h200.json), and explains why calls missed their targets behind the gateway. Earlier
+comparisons contribute the gateway's arms. No GPU is needed. `--plots` draws the plots beside the recordings; `--costs`
+shows what the current cost model would learn from them; `--simulator` plays their seeds with the current scheduler;
+`--store ROWS ARM SEED [ATTEMPT] [LOG]` makes a recording from the load generator's `--rows` and the gateway's debug
+log.
 """
 
 import gzip
@@ -26,9 +26,7 @@ from inferry.sim.controlled_gateway import ControlledFrontend
 
 RECORDINGS = RESULTS / "harbor-h200"
 BEFORE = (RECORDINGS / "5561493", RECORDINGS / "e6d0335")
-"""The gateway's arms of the contests before, the last one first, by the commit that was measured: each on another start
-of the engine.
-"""
+"""The gateway's arms of earlier comparisons, latest first, by the measured commit; each on another engine start."""
 GATEWAY = "inferry"
 DIRECT = ("direct", "priority")
 ARMS = (*DIRECT, "sketch", GATEWAY)
@@ -38,7 +36,7 @@ MIN_ATTAINMENT = {"P0": 0.95, "P1": 0.99}
 
 
 def recordings(directory: Path = RECORDINGS) -> list[Recording]:
-    """All that are kept, by seed, arm and attempt."""
+    """All recordings, by seed, arm and attempt."""
     found = [read(path) for path in sorted(directory.glob("*.json.xz"))]
     return sorted(found, key=lambda one: (one.seed, ARMS.index(one.arm), one.attempt))
 
@@ -48,7 +46,7 @@ def file_name(arm: str, seed: int, attempt: int) -> str:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The gateway's rows beside the direct ones of their seed, where there are any, and whether each target is met."""
+    """The gateway's rows beside the direct ones of their seed, if there are any, and whether each target is met."""
     found = []
     for row in rows:
         if row["label"] != GATEWAY:
@@ -160,7 +158,7 @@ def _print_simulator(seeds: Sequence[int]) -> None:
 
 
 def _mismatches(rows: Sequence[dict[str, Any]], stored: Sequence[dict[str, Any]]) -> list[str]:
-    """Where rows are not what the yardstick printed."""
+    """Differences of rows from the load generator's figures."""
     printed = {(row["label"], row["seed"], row["attempt"]): row for row in stored}
     return [
         f"{row['label']} {row['seed']} #{row['attempt']} {difference}"

@@ -1,16 +1,14 @@
-"""Why calls of the strictest lane missed their promise behind the gateway: when, by how much, and what was in the way.
+"""Why calls of the strictest lane missed their SLO target behind the gateway: when, by how much, and the cause.
 
-A missed call is laid beside what the room controller believed of the engine between its arrival and its first late
-token, and beside the prompts that were computed while its slack was lost: from when it had most slack (or from its
-arrival, if its first token was late) to the first late token. The causes are looked for in this order, and the first
-counts:
+A missed call is compared with the capacity controller's estimates between its arrival and its first late token, and
+with the prompts computed while it lost its slack: from its maximum slack (or from its arrival, if its first token was
+late) to the first late token. Causes are checked in this order, and the first counts:
 
-prompts looked free      the controller took prompts for less than two thirds as dear as it did in most of the contest,
-                         so that it let in far too many
-costs not yet known      the contest was less than ten seconds old: costs are guesses, and the first burst comes then
-left over from that      for ten seconds after prompts looked free, calls that could not start before are worked off
-live prompts alone       hardly any batch prompt was computed in that time: prompts of live calls filled the engine
-batch prompts            batch prompts were computed beside it
+prompts looked free      the estimated cost of prompts was below two thirds of its usual value, so too many were
+admitted costs not yet known      the first ten seconds: costs are priors, and the first burst arrives left over from
+that      within ten seconds after prompts looked free: delayed calls are served live prompts alone       hardly any
+batch prompt was computed in that time: prompts of live calls filled the engine batch prompts            batch prompts
+were computed beside it
 """
 
 from collections import Counter
@@ -35,11 +33,11 @@ DIP_RATIO = 2 / 3
 RECOVERY_S = 10.0
 BLOCK_TOKENS = 16
 MIN_BATCH_FRACTION = 0.1
-"""The part of all prompt tokens up to which batch prompts do not count."""
+"""Fraction of all prompt tokens up to which batch prompts do not count."""
 
 
 class Miss(Struct, frozen=True, kw_only=True):
-    """A call that missed. Seconds since the contest began; `late_token` is the first that came late."""
+    """A call that missed. Seconds since the benchmark began; `late_token` is the first late token."""
 
     run: str
     step: str
@@ -55,8 +53,8 @@ class Miss(Struct, frozen=True, kw_only=True):
 
 
 class Prompts:
-    """How many prompt tokens were computed when, by lane: those no earlier prompt of the tenant began with. Computed
-    from the workload, since engines do not say it call by call; counted at the first token.
+    """Computed prompt tokens over time, by lane: those not in a prefix of an earlier prompt of the tenant. Derived from
+    the workload, since engines do not report it per call; counted at the first token.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -86,7 +84,7 @@ class Prompts:
 
 
 def misses(recording: Recording, lane: Lane = Lane.P0) -> Iterator[Miss]:
-    """Calls of the lane whose every token came, some of them late."""
+    """Completed calls of the lane with at least one late token."""
     prompts = Prompts(recording)
     dips = _prompt_cost_dips(recording.beliefs)
     for call in recording.calls:
@@ -122,7 +120,7 @@ def _prompt_cost_dips(beliefs: Sequence[Belief]) -> list[float]:
 
 
 def _cause(at_s: float, late_at_s: float, batch_part: float, dips: Sequence[float]) -> str:
-    # A line of the log stands for the second before it, too.
+    # A log line also covers the second before it.
     if any(at_s - 1 <= second <= late_at_s + 1 for second in dips):
         return PROMPT_COST_DIP
     if late_at_s < RECOVERY_S:
@@ -133,7 +131,7 @@ def _cause(at_s: float, late_at_s: float, batch_part: float, dips: Sequence[floa
 
 
 def missed_by_lane(recording: Recording) -> dict[str, dict[str, int]]:
-    """How many calls there were that nobody walked away from, and how many of them missed, whatever the cause."""
+    """The number of calls of runs that were not cancelled, and how many of them missed."""
     found: dict[str, dict[str, int]] = {lane.name: {"calls": 0, "missed": 0} for lane in Lane}
     for call in recording.calls:
         if call.err != CANCELLED:

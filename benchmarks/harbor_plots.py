@@ -1,4 +1,4 @@
-"""Pictures of a recorded contest, by lane and seed, drawn by matplotlib: pip install 'inferry[plots]'."""
+"""Plots of a recorded comparison by lane and seed, with matplotlib: pip install 'inferry[plots]'."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.harbor_figures import SLO_TARGETS_MS, figures
 from benchmarks.harbor_record import CANCELLED, Call, Recording
-from inferry.sim.html_report import COLOURS, tick
+from inferry.report.formatting import tick
+from inferry.report.html import COLOURS
 
 LABELS = {
     "direct": "direct, first come first served",
@@ -24,7 +25,7 @@ _SHADES = 64
 
 
 def draw(directory: Path, recordings: Sequence[Recording]) -> list[Path]:
-    """First tokens, gaps, promises kept and throughput, each in a file of its own in the directory."""
+    """First tokens, inter-token latency, attainment and throughput, each in its own file in the directory."""
     drawn = {
         "first-tokens.png": _curves(recordings, "First token", _ttfts_ms, 0),
         "itl.png": _curves(recordings, "Gap between two events of a call", _itls_ms, 1),
@@ -45,7 +46,7 @@ def _figure(title: str, rows: int, columns: int, width: float, height: float, **
 
 
 def _save(figure: Any, path: Path) -> None:
-    """As PNG with few colours, a third of the size: the pictures are kept in the repository."""
+    """As PNG with few colours, a third of the size: the plots are in the repository."""
     from PIL import Image
 
     drawn = BytesIO()
@@ -58,7 +59,7 @@ def _seeds(recordings: Sequence[Recording]) -> list[int]:
 
 
 def _style(one: Recording) -> dict[str, Any]:
-    """An arm has one colour; what was repeated is dashed, then dotted."""
+    """An arm has one colour; repetitions are dashed, then dotted."""
     repeated = ("-", "--", ":")
     return {"color": _COLOUR[one.arm], "linestyle": repeated[min(one.attempt, len(repeated)) - 1], "linewidth": 1.4}
 
@@ -82,7 +83,7 @@ def _itls_ms(call: Call) -> list[int]:
 
 
 def _curves(recordings: Sequence[Recording], title: str, values: Callable[[Call], list[int]], target_index: int) -> Any:
-    """For every lane and seed the part of all values that are at most so long, on a logarithmic axis."""
+    """Cumulative distributions by lane and seed, on a logarithmic axis."""
     seeds = _seeds(recordings)
     figure, axes = _figure(f"{title}: part of all that took at most so long", len(SLO_TARGETS_MS), len(seeds), 11, 8.5)
     for row, (lane, targets) in enumerate(SLO_TARGETS_MS.items()):
@@ -171,7 +172,7 @@ def _rates(calls: Sequence[Call], over: int = 5) -> tuple[list[float], list[floa
     for call in calls:
         times = call.times_ms
         for time in times:
-            # Of a call that was left only what came is known.
+            # For a cancelled call only the received tokens are known.
             by_second[(call.at_ms + time) // 1000] += call.out / len(times) if call.out else 1.0
     edges = range(0, max(by_second, default=0) + over + 1, over)
     middles = [(start + stop) / 2 for start, stop in pairwise(edges)]

@@ -1,8 +1,8 @@
-"""What a run of the Harbor yardstick left behind, small enough to keep: every call with the time of every token.
+"""Recordings of the Harbor load generator: every call with the time of every token.
 
-A file holds one arm with one seed as JSON under xz. Times are whole milliseconds, rounded up: promises are whole
+A file holds one arm with one seed as JSON under xz. Times are whole milliseconds, rounded up: targets are whole
 milliseconds too (while a server sends each token by itself), so a token is late here exactly when it was late then.
-What was sent is not kept, because `inferry.sim.harbor` makes it again from the seed.
+Prompts are not kept, because `inferry.sim.harbor` generates them from the seed.
 """
 
 import lzma
@@ -21,12 +21,12 @@ from inferry.sim.harbor import harbor
 
 FORMAT = "inferry-harbor/1"
 CANCELLED = "cancelled"
-"""What the yardstick notes of a call whose agent walked away; such a call is no failure."""
+"""The load generator's error of a cancelled call, which is not a failure."""
 _XZ_PRESET = 9 | lzma.PRESET_EXTREME
 
 
 class Call(Struct, frozen=True, array_like=True):
-    """One call as its client saw it. Milliseconds: `at` since the contest began, all others since `at`."""
+    """One call as its client saw it. Milliseconds: `at` since the benchmark began, all others since `at`."""
 
     run: str
     step: str
@@ -34,7 +34,7 @@ class Call(Struct, frozen=True, array_like=True):
     tenant: str
     at_ms: int
     planned: int
-    """How many tokens were asked for."""
+    """Requested output tokens."""
     ok: bool
     err: str | None
     out: int
@@ -49,7 +49,7 @@ class Call(Struct, frozen=True, array_like=True):
 
 
 class Belief(Struct, frozen=True, array_like=True):
-    """What the room controller took the engine's costs to be, and the room that followed; about once a second."""
+    """The capacity controller's estimated costs and the resulting capacity, about once a second."""
 
     at_s: float
     prefill_tokens: int
@@ -74,7 +74,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     beliefs: tuple[Belief, ...] = ()
 
     def runs(self) -> dict[str, Run]:
-        """What was to be done, by run."""
+        """The planned runs, by id."""
         return {run.run_id: run for run in harbor(self.seed)}
 
 
@@ -92,9 +92,9 @@ def write(path: Path, recording: Recording) -> None:
 def to_recording(
     rows: Sequence[dict[str, Any]], arm: str, seed: int, attempt: int = 1, log: Iterable[str] = ()
 ) -> Recording:
-    """The yardstick's rows (its `--rows`), and the gateway's debug log if it had one."""
+    """A recording from the load generator's rows (`--rows`) and the gateway's debug log, if there is one."""
     runs = {run.run_id: run for run in harbor(seed)}
-    # The yardstick notes its own clock. A run's first call is never sent early, and the promptest is hardly late.
+    # The load generator logs its own clock. A run's first call is never early, and the earliest is hardly late.
     began = min(row["at"] - runs[row["run"]].at for row in rows)
     steps_before: dict[str, int] = {}
     calls = []
@@ -138,8 +138,8 @@ _BELIEF = re.compile(
 
 
 def beliefs(log: Iterable[str]) -> list[Belief]:
-    """The lines of a gateway's debug log that say what it believes of its one worker. The first of them is written when
-    the first job comes, which is when the contest begins.
+    """The estimates in a gateway's debug log of its one worker. The first line is written with the first job, which is
+    when the benchmark begins.
     """
     found = [match.groups() for line in log if (match := _BELIEF.search(line))]
     at_s = [3600 * int(h) + 60 * int(m) + int(s) + int(ms) / 1000 for h, m, s, ms, *_ in found]
@@ -161,7 +161,7 @@ def beliefs(log: Iterable[str]) -> list[Belief]:
 
 
 def is_abandoned(run: Run, calls: Sequence[Call]) -> bool:
-    """Whether the run's agent left before it was done: such a run plans nothing."""
+    """Whether the run's agent cancelled it: such a run has no planned calls."""
     if run.cancel_after_s is None:
         return False
     if len(calls) < len(run.steps) or any(call.err == CANCELLED for call in calls):

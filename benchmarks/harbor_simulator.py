@@ -1,9 +1,9 @@
-"""A contest's seeds again in the twin, behind a gateway that meets prompts as the real one does.
+"""Recorded seeds in the simulator, behind a gateway that estimates prefixes as the real one does.
 
-The twin's own door knows exactly what is cached, and its scheduler never sees a beginning of a prompt. Here prompts are
-bytes: the gateway's memory says what came before and names the beginnings, and the scheduler deducts what it takes to
-be warm. So three counts can be laid side by side: prompt tokens as the gateway expects them, as they are charged to a
-worker's room and pace, and as its engine computes them.
+The simulator's own gateway knows exactly what is cached, and its scheduler sees no prefixes. Here prompts are bytes:
+the gateway's prefix memory names the prefixes, and the scheduler deducts what it expects to be cached. Three counts can
+be compared: prompt tokens as the gateway expects them, as charged to a worker's capacity, and as computed by its
+engine.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ from inferry.sim.simulation import Simulation
 
 MODEL = "m"
 VOCABULARY = range(100, 4000)
-"""The ids that the yardstick sends."""
+"""Token ids of the load generator's prompts."""
 _WORKER = "0"
 
 
 class _PromptTexts:
-    """Prompts as the yardstick writes them: ids with a comma and a space between. How many bytes a token has decides
-    where the slices of the gateway's memory end.
+    """Prompts as the load generator writes them: ids separated by a comma and a space. The bytes per token determine
+    where the slices of the gateway's prefix memory end.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class PromptMemoryFrontend(ControlledFrontend):
     def open(self, simulation: Simulation) -> None:
         super().open(simulation)
         for controller, engine in zip(self.controllers, simulation.engines, strict=True):
-            # An engine behind HTTP does not say how much it computes in a step.
+            # An engine behind HTTP does not report the tokens computed per step.
             controller.limit(Capacity(MAX_SEQUENCES, engine.flags.kv_tokens), chunk_tokens=None)
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
@@ -80,7 +80,7 @@ class PromptMemoryFrontend(ControlledFrontend):
 
 
 def simulate_seed(seed: int, frontend: ControlledFrontend, model: EngineModel | None = None) -> dict[str, Any]:
-    """Promises kept, and when all was done, with the engine of the contest."""
+    """Attainment and wall time, with the recorded engine."""
     engine = model or load_model()
     simulation = Simulation(frontend, engine.costs, replace(engine.flags, policy="priority"))
     simulation.play(harbor(seed))

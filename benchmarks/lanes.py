@@ -72,7 +72,7 @@ async def _measure(url: str) -> dict[str, Any]:
 
 
 class _Backlog:
-    """Keeps the engine full and QUEUED jobs waiting behind it, for as long as the block lasts."""
+    """Keeps the engine full and QUEUED jobs in the queue until the block ends."""
 
     def __init__(self, http: aiohttp.ClientSession, rng: random.Random, lane: str) -> None:
         self._http = http
@@ -115,7 +115,7 @@ async def _probe(http: aiohttp.ClientSession, rng: random.Random, lane: str, cou
 
 
 async def _probe_concurrently(http: aiohttp.ClientSession, rng: random.Random, lane: str, count: int) -> list[float]:
-    """For calls that each wait behind the whole backlog: a fifth of a second apart, not one after another."""
+    """For calls that each wait behind the whole backlog: 0.2 s apart, not sequential."""
 
     async def later(seconds: float) -> float:
         await asyncio.sleep(seconds)

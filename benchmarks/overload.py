@@ -1,16 +1,14 @@
-"""Thirty seconds of three times what can be served, between quiet times, met by clients as they come.
+"""30 s at three times the capacity between quiet times, with standard clients.
 
-The engine has a capacity that is known exactly (`slot_server`): slots over the time that a call takes. The callers are
-the official `openai` client with its own two retries, in processes of their own, and each call has a deadline. Two arms
-run side by side, each with an engine, a gateway and callers of its own and the same schedule, so that whatever else
-the machine does befalls both:
+The engine's capacity is known exactly (`slot_server`): slots over the service time. Clients are the official `openai`
+client with its own two retries, in separate processes, and each call has a deadline. Two arms run side by side, each
+with its own engine, gateway and clients and the same schedule, so that the machine affects both alike:
 
-- `turns`: the gateway as it comes. A refused call is told a turn of its own and goes first when it comes back for it.
-- `bare`: without turns (`server.retry_slots: false`), and the clients do not see what refusals say of coming back.
+- `turns`: the default gateway. A refused call gets a retry slot and is served first when it comes back on time.
+- `bare`: without retry slots (`server.retry_slots: false`), and clients do not see the Retry-After of refusals.
 
-Wanted: answers within their deadline at 0.95 of the capacity or more while the pulse lasts, five times fewer errors
-that callers see than with bare 429s, lanes that promise a first token keep it as before, and nothing that was let in is
-lost.
+Targets: answers within their deadline at 0.95 of the capacity or more during the overload, five times fewer errors for
+clients than with bare 429s, unchanged TTFT attainment, and no admitted call lost.
 """
 
 import json
@@ -34,12 +32,12 @@ SLOTS, SERVICE_MS = 4, 500
 CAPACITY = SLOTS * 1000 / SERVICE_MS
 QUIET_S, PULSE_S, AFTER_S = 15.0, 30.0, 85.0
 QUIET = {"P0": 0.10, "P1": 0.15, "P2": 0.05}
-"""Calls a second, in parts of the capacity."""
+"""Arrival rates by lane, as fractions of the capacity."""
 PULSE = {"P0": 0.20, "P1": 0.50, "P2": 2.30}
 DEADLINE_S = {"P0": 5.0, "P1": 20.0, "P2": 150.0}
-"""From the first attempt until the whole answer."""
+"""Seconds from the first attempt to the whole answer."""
 MAX_QUEUED_S = {"P0": 2.0, "P1": 10.0, "P2": 60.0}
-"""What each attempt says in its header."""
+"""The deadline header of each attempt."""
 QUEUES = {"P0": 24, "P1": 40, "P2": 80}
 FIRST_TOKEN_S = {"P0": 0.5, "P1": 2.0}
 ARMS: dict[str, dict[str, Any]] = {"turns": {}, "bare": {"retry_slots": False}}
@@ -103,8 +101,8 @@ def _block(seed: int) -> dict[str, Any]:
             config = {
                 "server": server,
                 "ledger": f"sqlite:///{directory / arm}.db",
-                # A slot is free every eighth of a second: nobody has to leave one empty or to stop somebody for a
-                # first token, and either would cost capacity.
+                # A slot becomes free every 125 ms: a first token needs neither a reserve nor preemption, and both would
+                # cost capacity.
                 "lanes": {
                     lane: {"queue_limit": limit, "reserve": 0.0, "may_preempt": []} for lane, limit in QUEUES.items()
                 },
@@ -160,7 +158,7 @@ def _callers(schedule: list[dict[str, Any]], ports: dict[str, int]) -> dict[str,
     try:
         for process in processes.values():
             assert process.stdout is not None
-            process.stdout.readline()  # it has loaded what it needs
+            process.stdout.readline()  # it has imported its modules
         output = json.dumps({"begin_at": time.time() + 2.0, "calls": schedule}).encode()
         for process in processes.values():
             assert process.stdin is not None
@@ -181,7 +179,7 @@ def _figures(calls: list[dict[str, Any]]) -> dict[str, Any]:
     for call in calls:
         if "error" in call:
             codes[call["error"]] = codes.get(call["error"], 0) + 1
-    # The pulse's first second fills the slots; from then on everything that leaves was served at capacity.
+    # The first second of the overload fills the slots; later ends were served at capacity.
     busy = end - begin - SERVICE_MS / 1000
     could_be_done = begin + sum(call["at"] >= begin and call["at"] < end for call in calls) / (
         CAPACITY * (1 - sum(QUIET.values()) * AFTER_S / (AFTER_S + PULSE_S))
@@ -210,15 +208,15 @@ def _figures(calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _attainment(calls: list[dict[str, Any]], begin: float, end: float) -> float:
-    """The part of the live calls made in that time that went to the engine, which speaks at once, before their lane
-    promises a first token. By the gateway's clock: callers share this machine's processors with everybody else."""
+    """Fraction of live calls of this time that were sent to the engine, which answers at once, within the lane's TTFT
+    target. By the gateway's clock: the clients share the machine's cores."""
     live = [call for call in calls if call["lane"] in FIRST_TOKEN_S and begin <= call["at"] < end]
     attained = [call for call in live if call.get("queue_ms", inf) <= 1000 * FIRST_TOKEN_S[call["lane"]]]
     return len(attained) / len(live)
 
 
 def _seen(calls: list[dict[str, Any]], begin: float, end: float) -> float:
-    """The same by the callers' own clocks, from when they really sent the call."""
+    """The same by the clients' clocks, from when they sent the call."""
     live = [call for call in calls if call["lane"] in FIRST_TOKEN_S and begin <= call["at"] < end]
     attained = [
         call for call in live if call.get("first", inf) - call["at"] - call["late"] <= FIRST_TOKEN_S[call["lane"]]
@@ -231,7 +229,7 @@ def _by_ten_seconds(calls: list[dict[str, Any]]) -> list[int]:
 
 
 def _accounts(url: str, calls: list[dict[str, Any]], page: dict[str, float]) -> dict[str, Any]:
-    """What the ledger says of what was let in, against what callers and metrics say."""
+    """Admitted calls in the ledger, against those of clients and metrics."""
     with closing(open_sqlite_queries(url)) as ledger:
         rows = list(ledger.jobs(limit=10**9))
     outcomes: dict[str, int] = {}
@@ -246,7 +244,7 @@ def _accounts(url: str, calls: list[dict[str, Any]], page: dict[str, float]) -> 
         "accepted": len(jobs),
         "still_in_flight": page["inferry_jobs_in_flight"],
         "ledger_dropped": page["inferry_ledger_entries_dropped_total"],
-        # Let in, and then neither answered nor told why not.
+        # Admitted, and then neither answered nor refused.
         "accepted_and_lost": done - answered + int(page["inferry_jobs_in_flight"]),
     }
 

@@ -1,12 +1,12 @@
-"""Callers with the official `openai` client as it comes: two more tries, whatever it does in between.
+"""Clients with the official `openai` client and its default of two retries.
 
-Each call is made at the time that was drawn for it, whether or not earlier ones have been answered. What became of them
-is told on standard output: lane, when it was due, first token, end, the error if it had one, attempts.
+Each call is made at its scheduled time, whether or not earlier ones have been answered. The output has one line per
+call: lane, due time, first token, end, error if there was one, attempts.
 
     python -m benchmarks.overload_clients URL < SCHEDULE > FOUND
 
-The schedule says when to begin, in Unix time; a first line says that it may be sent. With `bare` as a last argument the
-client does not see what a refusal says of coming back.
+The schedule has its start in Unix time; a first line of output asks for it. With `bare` as the last argument the client
+does not see the Retry-After of a refusal.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ async def main(url: str, bare: bool) -> None:
     refusals: dict[str, int] = {}
 
     async def count_refusals(response: Any) -> None:
-        """What the client does not tell: how often it was refused, and why."""
+        """Counts refusals by reason, which the client does not report."""
         if response.status_code >= 400:
             code = response.headers.get("x-inferry-drop-reason", str(response.status_code))
             refusals[code] = refusals.get(code, 0) + 1

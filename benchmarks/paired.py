@@ -1,7 +1,7 @@
-"""What two ways differ by, measured in pairs: the median of the differences and where it lies for sure.
+"""The difference of two paired measurements: median and confidence interval.
 
-The interval comes from the order of the differences alone: no matter how they are distributed, the true median lies
-between the k-th smallest and the k-th largest unless at least n - k + 1 of n fall on one side of it by chance.
+The interval is distribution-free (sign test): the true median lies between the k-th smallest and the k-th largest
+difference unless at least n - k + 1 of n fall on one side of it by chance.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer no interval has that confidence."""
+"""With fewer pairs no interval has this confidence."""
 
 
 class Difference(Struct, frozen=True):

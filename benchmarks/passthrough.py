@@ -1,6 +1,6 @@
-"""The least a Python gateway can do: raw ASGI in front, aiohttp behind, nothing in between.
+"""A minimal Python gateway: raw ASGI in front, aiohttp behind, nothing in between.
 
-What the path costs is measured against this, on the same server and the same client library.
+The cost of the gateway is measured against this pass-through.
 
     python -m benchmarks.passthrough PORT UPSTREAM_PORT
 """

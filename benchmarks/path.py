@@ -1,11 +1,10 @@
-"""The cost of the path: the gateway with everything on, beside a bare pass-through and other gateways, in one run.
+"""What the gateway costs per call: with every feature on, beside a bare pass-through and other gateways, in one run.
 
-All stand before the same instant backend and get the same closed-loop load, in alternating rounds; the gateway under
-test has one core, backend and load share the other. The work is not the same: ours streams every call upstream, also
-where the client wants a whole answer, and the backend then sends eighteen events instead of one body. Other gateways
-take part where they are installed (`benchmarks.peers`), ours also as plain Python, and compiled as it was in the
-commit that BEFORE names. The bare one is plain Python. Needs the yardsticks `mockllm.c` and `llmload.c`, found in
-the directory that RULER names, or in ../shared/ruler beside the repository.
+All stand in front of the same instant backend (`benchmarks.tools`) and get the same closed-loop load, in alternating
+rounds. The gateway under test has one core; backend and load generator share the other. The work differs: ours streams
+every call upstream, also where the client wants a whole answer, and the backend then sends eighteen events instead of
+one body. Other gateways take part where they are installed (`benchmarks.peers`). Ours also runs as plain Python, and
+compiled as it was in the commit that BEFORE names. The pass-through is plain Python. Needs a C compiler and py-spy.
 """
 
 import collections
@@ -31,8 +30,9 @@ from benchmarks.serving import (
     wait_for,
     wait_until_idle,
 )
+from benchmarks.tools import Tools, build_tools
 from benchmarks.uncompiled import SOURCE, build_package_at
-from inferry.cli.checkout import ROOT, is_compiled
+from inferry.cli.checkout import is_compiled
 
 ROUNDS = 9
 SECONDS = 1.2
@@ -42,7 +42,7 @@ ITL_US = 20_000
 STREAMS = 512
 GATEWAY_CORE, LOAD_CORE = 0, 1
 TOO_SLOW_FOR_STREAMS = ("litellm",)
-"""What passes on fewer events in a second than these streams have in a fiftieth of one tells nothing there."""
+"""Gateways that pass on fewer events per second than these streams have in 20 ms."""
 
 WITH_LIMITS = "inferry, key and every limit"
 PLAIN = "inferry, plain Python"
@@ -56,7 +56,7 @@ LIMITS = {
     "day_token_ceiling": 10**13,
     "month_money_ceiling": 1e9,
 }
-"""All of them are looked at for every call, and none is ever reached."""
+"""All are checked for every call; none is ever reached."""
 
 CALL = {
     "model": "m",
@@ -72,24 +72,19 @@ Run = dict[str, float]
 
 
 class Arm:
-    """One thing under test: where it listens, which process it is, and the headers a call needs."""
+    """A gateway under test: its port, its process, and the headers a call needs."""
 
     def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], headers: tuple[str, ...] = ()) -> None:
         self.name, self.port, self.pid, self.headers = name, port, process.pid, headers
 
 
 def measure() -> dict[str, Any]:
-    machine_note = Path(os.environ.get("RULER", ROOT.parent / "shared" / "ruler"))
-    if not (machine_note / "mockllm.c").is_file():
-        raise SystemExit("set RULER to the directory that has the yardsticks mockllm.c and llmload.c")
     peers = installed()
     if not peers:
         print("no other gateway is installed (make venv-peers): their arms are left out", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        tools = Path(name)
-        for tool in ("mockllm", "llmload"):
-            subprocess.run(["gcc", "-O2", "-w", "-o", tools / tool, machine_note / f"{tool}.c"], check=True)
-        bodies = _bodies(tools)
+        tools = build_tools(Path(name))
+        bodies = _bodies(tools.directory)
         instant = _instant(tools, bodies, list(peers))
         paced = _paced(tools, bodies, [peer for peer in peers if peer not in TOO_SLOW_FOR_STREAMS])
     before = os.environ.get("BEFORE")
@@ -103,7 +98,7 @@ def measure() -> dict[str, Any]:
 
 
 def _targets(instant: dict[str, Any], paced: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the path is to cost at most, and what it does."""
+    """Each target beside what was measured."""
     c1, c32, long = instant["c1"], instant["c32"], instant["c8_400kB"]
     added_ms = c1["inferry"]["p50_ms"] - c1["bare"]["p50_ms"]
     targets = {
@@ -133,8 +128,8 @@ def _bodies(directory: Path) -> dict[str, Path]:
     return {name: directory / name for name in bodies}
 
 
-def _instant(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
-    """An instant backend: what a call costs."""
+def _instant(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
+    """The cost of a call, in front of an instant backend."""
     cases = {"c1": ("whole", 1), "c32": ("whole", 32), "c32_stream": ("stream", 32), "c8_400kB": ("long", 8)}
     with _arms(tools, itl_us=0, peers=peers) as arms:
         found = _rounds(
@@ -162,8 +157,8 @@ def _instant(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str
     return out | {"profile_c32": profile}
 
 
-def _paced(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
-    """512 streams with a token every 20 ms: what an event costs."""
+def _paced(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
+    """The cost of an event: 512 streams with a token every 20 ms."""
     with _arms(tools, itl_us=ITL_US, peers=peers) as arms:
         load = _load(tools, bodies["stream"], STREAMS, seconds=PACED_SECONDS)
         found = _rounds(arms, {"streams": load}, PACED_ROUNDS)
@@ -189,11 +184,11 @@ def _paced(tools: Path, bodies: dict[str, Path], peers: list[str]) -> dict[str, 
 
 
 @contextmanager
-def _arms(tools: Path, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
-    """The backend, and all gateways before it."""
+def _arms(tools: Tools, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
+    """The backend, and all gateways in front of it."""
     with ExitStack() as stack:
         backend = free_port()
-        command = [str(tools / "mockllm"), str(backend), "16", str(itl_us)]
+        command = [str(tools.mock_llm), str(backend), "16", str(itl_us)]
         mock = stack.enter_context(run_process(command, core=LOAD_CORE))
         wait_for(f"http://127.0.0.1:{backend}/v1/models", mock)
         bare_port = free_port()
@@ -201,7 +196,7 @@ def _arms(tools: Path, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
         bare = stack.enter_context(run_process(command, core=GATEWAY_CORE))
         wait_for(f"http://127.0.0.1:{bare_port}/v1/models", bare)
         worker = {"name": "mock", "kind": "vllm", "url": f"http://127.0.0.1:{backend}", "models": ["m"]}
-        # Every call is the same one here, and each is to be run.
+        # Every call is identical here, and each has to run.
         config = {"workers": [worker | {"max_sequences": 4096}], "single_flight": {"identical": False}}
         port, process = stack.enter_context(run_gateway(config, core=GATEWAY_CORE))
         arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
@@ -209,7 +204,7 @@ def _arms(tools: Path, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
             served = run_gateway(config, core=GATEWAY_CORE, package=SOURCE)
             arms.append(Arm(PLAIN, *stack.enter_context(served)))
         if commit := os.environ.get("BEFORE"):
-            tree = tools / "before"
+            tree = tools.directory / "before"
             tree.mkdir(exist_ok=True)
             served = run_gateway(config, core=GATEWAY_CORE, package=build_package_at(commit, tree))
             arms.append(Arm(BEFORE, *stack.enter_context(served)))
@@ -218,29 +213,29 @@ def _arms(tools: Path, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
         headers = (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17")
         arms.append(Arm(WITH_LIMITS, port, process, headers))
         for peer in peers:
-            arms.append(Arm(peer, *stack.enter_context(start_peer(peer, backend, tools, core=GATEWAY_CORE))))
+            arms.append(Arm(peer, *stack.enter_context(start_peer(peer, backend, tools.directory, core=GATEWAY_CORE))))
         yield arms
 
 
-def _load(tools: Path, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], Run]:
+def _load(tools: Tools, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], Run]:
     def load(arm: Arm) -> Run:
         before, begin = cpu_seconds(arm.pid), time.monotonic()
         command = [
-            *(str(tools / "llmload"), str(arm.port), "/v1/chat/completions"),
+            *(str(tools.http_load), str(arm.port), "/v1/chat/completions"),
             *(str(connections), str(seconds), str(body), *arm.headers),
         ]
         done = subprocess.run(["taskset", "-c", str(LOAD_CORE), *command], capture_output=True, text=True, check=True)
         wall_s = time.monotonic() - begin
         output: Run = json.loads(done.stdout)
         cpu_s = cpu_seconds(arm.pid) - before
-        wait_until_idle(arm.pid)  # what one leaves behind must not be in the way of the next
+        wait_until_idle(arm.pid)  # leftover work of one load must not slow down the next
         return output | {"cpu_s": cpu_s, "wall_s": wall_s}
 
     return load
 
 
 def _rounds(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int) -> dict[tuple[str, str], list[Run]]:
-    """Alternate between the arms, so that the machine's moods hit all alike; the first round only warms up."""
+    """Alternate between the arms, so that changes of the machine affect all alike. The first round is warm-up."""
     found: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
     for round_number in range(rounds + 1):
         for case, load in loads.items():
@@ -252,7 +247,7 @@ def _rounds(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int
 
 
 def _ratios(figures: dict[str, list[float]], of: str = "inferry") -> dict[str, float]:
-    """Ours over each other's, round by round; the median of those."""
+    """Ours over each other arm's, round by round; the median of these ratios."""
     ours = figures[of]
     return {
         name: round(statistics.median(a / b if b else 0.0 for a, b in zip(ours, others, strict=True)), 3)
@@ -262,14 +257,14 @@ def _ratios(figures: dict[str, list[float]], of: str = "inferry") -> dict[str, f
 
 
 def _profiled_arm(arms: list[Arm]) -> Arm:
-    """The one of ours to profile: what is compiled has no frames that a profiler of Python sees."""
+    """The plain-Python arm if there is one: compiled modules have no frames that py-spy sees."""
     return next(arm for name in (PLAIN, "inferry") for arm in arms if arm.name == name)
 
 
-def _profile(arm: Arm, tools: Path, body: Path, connections: int) -> dict[str, Any]:
-    """Where the gateway's time goes: by function and by room, in percent of samples."""
-    stacks = tools / "stacks"
-    load = [str(tools / "llmload"), str(arm.port), "/v1/chat/completions", str(connections), "8", str(body)]
+def _profile(arm: Arm, tools: Tools, body: Path, connections: int) -> dict[str, Any]:
+    """Where the gateway's time goes, by function and by package, in percent of samples."""
+    stacks = tools.directory / "stacks"
+    load = [str(tools.http_load), str(arm.port), "/v1/chat/completions", str(connections), "8", str(body)]
     spy = ["py-spy", "record", "--format", "raw", "--rate", "250", "--duration", "6", "--output", str(stacks)]
     with run_process(["taskset", "-c", str(LOAD_CORE), *load]):
         time.sleep(1)
@@ -281,7 +276,7 @@ def _profile(arm: Arm, tools: Path, body: Path, connections: int) -> dict[str, A
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
         if "threading.py" in frames[-1]:
-            continue  # the ledger's writer, asleep
+            continue  # the ledger's writer thread, waiting
         own[frames[-1].rsplit(":", 1)[0]] += int(count)
         components[_component(frames)] += int(count)
     total = sum(own.values()) or 1
@@ -293,7 +288,7 @@ def _profile(arm: Arm, tools: Path, body: Path, connections: int) -> dict[str, A
 
 
 def _component(frames: list[str]) -> str:
-    """The innermost package of a stack that says something: a room of inferry, or the library it called."""
+    """The innermost known package of a stack: a package of inferry, or the library that it called."""
     for frame in reversed(frames):
         where = frame[frame.find("(") + 1 :]
         for library in ("uvicorn", "aiohttp", "sqlalchemy", "prometheus_client"):

@@ -1,7 +1,7 @@
-"""Other gateways, as processes of their own beside ours, where somebody has installed them (`make venv-peers`).
+"""Other gateways as separate processes, if they are installed (`make venv-peers`).
 
-They live in a virtual environment of their own, because they want other versions of the same packages. Each runs as it
-comes, with one process, and with nothing switched on that it does not need to pass a call on.
+They have their own virtual environment, because they need other versions of the same packages. Each runs with its
+defaults, one process, and no optional features.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks.serving import free_port, run_process, wait_for
 from inferry.cli.checkout import ROOT
 
 VENV = "PEERS"
-"""The environment variable that names their virtual environment, where it is not the usual one."""
+"""The environment variable that names their virtual environment."""
 USUAL_VENV = ROOT / ".venv-peers"
 
 Started = tuple[int, subprocess.Popen[bytes], tuple[str, ...]]
@@ -37,7 +37,7 @@ def installed() -> dict[str, str]:
 
 @contextmanager
 def start_peer(name: str, backend: int, directory: Path, *, core: int) -> Iterator[Started]:
-    """The peer before an OpenAI-compatible server on this port that serves the model `m`; ready."""
+    """The peer, ready, in front of an OpenAI-compatible server on this port that serves the model `m`."""
     with ExitStack() as stack:
         yield STARTS[name](stack, backend, directory, core)
 

@@ -1,4 +1,4 @@
-"""Where results are kept: one JSON file per bench, with what it takes to repeat it."""
+"""Result files: one JSON file per benchmark, with command, commit and versions."""
 
 import importlib.metadata
 import json
@@ -16,7 +16,7 @@ PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers
 
 
 def save(name: str, result: dict[str, Any]) -> Path:
-    """Write a result with its command, commit and versions beside it."""
+    """Write a result with its command, commit and versions."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     record = {

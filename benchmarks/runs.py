@@ -1,11 +1,10 @@
-"""How long a run lives after its cancel.
+"""Latency of a run's cancellation.
 
-One gateway with the embedded engine in a process of its own, as `inferry serve` makes them. A run with sub-runs three
-deep fills the engine and has a thousand steps queued behind it; one DELETE ends it. Shown, over many such runs: the
-time until the answer that says that the engine has let everything go (`answer_ms` at the client that cancels, `took_ms`
-in the gateway), the time until the last of the thousand clients, all in one process, has its refusal, that
-the engine's own count agrees, that steps that never ran have nothing on their account, and that the calls of another
-run beside it end as if nothing had been.
+One gateway with the embedded engine in its own process, as `inferry serve` runs them. A run with sub-runs three levels
+deep fills the engine and has 1,000 steps queued; one DELETE cancels it. Measured over many such runs: the time until
+the answer that confirms that the engine has freed everything (`answer_ms` at the client that cancels, `took_ms` in the
+gateway); the time until the last of 1,000 clients, all in one process, has its refusal; that the engine's own count
+agrees; that steps that never ran have no usage; and that calls of another run are not affected.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ ROUNDS = 110
 RUNNING, QUEUED = 64, 1000
 CHILDREN, GRANDCHILDREN = 4, 5
 OTHER_RUNS = 2
-"""Calls of another run that go on beside the one that is cancelled."""
+"""Calls of another run beside the cancelled one."""
 OTHER_TOKENS = 64
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = 1000
@@ -40,7 +39,7 @@ MAX_CANCEL_MS = 250.0
 def measure(rounds: int = ROUNDS, running: int = RUNNING, queued: int = QUEUED) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         url = f"sqlite:///{Path(directory) / 'ledger.db'}"
-        # Room for all that is to run and for what P1 leaves to higher lanes, whatever the promises say.
+        # Capacity for all running steps and for P1's reserve, independent of targets.
         worker_limits = {"max_sequences": running + 5, "kv_tokens": 2 * KV_TOKENS, "capacity": "fixed"}
         worker = {"name": "local", "kind": "embedded", **worker_limits}
         with run_gateway({"ledger": url, "workers": [worker]}) as (port, gateway):
@@ -83,7 +82,7 @@ async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) 
 
 
 class _Canceller:
-    """A process that cancels: the one that holds a thousand calls is busy with their ends."""
+    """A separate process cancels: the one with 1,000 calls is busy with their ends."""
 
     SOURCE = """
 import http.client, json, sys, time
@@ -106,7 +105,7 @@ for line in sys.stdin:
     async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(sys.executable, "-c", self.SOURCE, stdin=pipe, stdout=pipe)
-        os.nice(5)  # who holds the calls stands back behind gateway, engine and canceller
+        os.nice(5)  # the process with the calls has lower priority than gateway, engine and canceller
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -158,7 +157,7 @@ async def _round(
 
 
 def _scheduled(pid: int) -> tuple[float, float]:
-    """Milliseconds that the process has run, and that it could have run but waited for a core."""
+    """Milliseconds that the process has run, and that it waited for a core."""
     ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
     return int(ran) / 1e6, int(waited) / 1e6
 
@@ -176,7 +175,7 @@ def _run_of_step(root: str, step: int) -> tuple[str, str | None]:
 async def _call(
     http: aiohttp.ClientSession, run: str, parent: str | None, tokens: int, lane: str
 ) -> tuple[float, str | None, int]:
-    """When it ended, the error it ended with, and how much it wrote."""
+    """When the call ended, its error, and its output tokens."""
     body = {"model": MODEL, "prompt": [7] * PROMPT_TOKENS, "max_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
     headers = {"x-inferry-run-id": run, "x-inferry-lane": lane}
     if parent is not None:
@@ -190,7 +189,7 @@ async def _call(
 
 
 async def _wait_until_full(http: aiohttp.ClientSession, root: str, running: int, calls: int) -> None:
-    """Until everything is in, and the engine has begun with as much as it takes."""
+    """Wait until all calls are admitted and the engine is full."""
     async with asyncio.timeout(120):
         while True:
             async with http.get(f"/v1/runs/{root}", params={"steps": "0"}) as answer:
@@ -203,7 +202,7 @@ async def _wait_until_full(http: aiohttp.ClientSession, root: str, running: int,
 
 
 async def _still_running(http: aiohttp.ClientSession) -> float:
-    """What the engine says that it runs when nothing is to run any more; it is heard of once in a while."""
+    """Running sequences as the engine reports them after the cancellation; reports are periodic."""
     left = 0.0
     for _ in range(40):
         left = (await _gauges(http)).get("inferry_worker_running_sequences", 0.0)
@@ -226,7 +225,7 @@ async def _gauges(http: aiohttp.ClientSession) -> dict[str, float]:
 
 
 def _ledger_check(url: str) -> dict[str, int]:
-    """What the ledger says of the steps of cancelled runs."""
+    """Ledger rows of the steps of cancelled runs."""
     with closing(open_sqlite_queries(url)) as ledger:
         rows = [row for row in ledger.jobs(limit=10**9) if row.error_code == "run_cancelled"]
     never_ran = [row for row in rows if row.queue_ms is None]

@@ -1,11 +1,10 @@
-"""How far the simulator goes: up to a million jobs over two hundred simulated workers, on one core.
+"""The scale of the simulator: up to a million jobs over 200 simulated workers, on one core.
 
-`python -m benchmarks scale` plays three sizes, each in a process of its own so that its peak memory is its own. The
-scheduler is the real one, the engines are the step engine with the shipped cost model, every job is counted exactly.
-Runs are made while they are played and rows are counted and dropped, so memory is what is under way in the fleet, its
-prefix caches and a few numbers per job. Steps in which nothing changes are taken together, as everywhere in the step
-engine. One thing is coarser than the shipped model: KV comes in blocks of 64 tokens instead of 16, since two hundred
-prefix caches of fifty thousand blocks each are most of the memory and a third of the time.
+`python -m benchmarks scale` plays three sizes, each in its own process, for its peak memory. It uses the real scheduler
+and the simulated engine with the shipped cost model, and counts every job. Runs are generated while they are played and
+rows are counted and dropped, so memory is for calls in progress, prefix caches and a few numbers per job. One thing is
+coarser than the shipped model: KV blocks have 64 tokens instead of 16, since 200 prefix caches of 50,000 blocks each
+take most of the memory and a third of the time.
 """
 
 import gc
@@ -41,10 +40,10 @@ CAPACITY_SEQUENCES, CAPACITY_PREFILL_TOKENS = 256, 4096
 def fleet(
     seed: int, jobs: int, runs_per_s: float = RUNS_PER_S, batches_per_s: float = BATCHES_PER_S, tenants: int = TENANTS
 ) -> Iterator[Run]:
-    """Agent runs of three to eight steps whose context grows, and piles of batch calls that come at once.
+    """Agent runs of three to eight steps with growing context, and groups of simultaneous batch calls.
 
-    Earliest first, made on demand, exactly `jobs` jobs in all. A few tenants send most of it; each has a system prompt
-    that all its runs begin with. Prompts are of hundreds to thousands of tokens, outputs of tens to hundreds.
+    In order of time, generated on demand, exactly `jobs` jobs. A few tenants send most of it; each has a system prompt
+    shared by all its runs. Prompts are of hundreds to thousands of tokens, outputs of tens to hundreds.
     """
     rng = named_rng(seed, "fleet")
     segments = tenants
@@ -83,8 +82,8 @@ def play(
     runs: Iterator[Run] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
-    """One size: what it cost, and what came of it. Rates are per second of CPU: one thread does everything, and on a
-    machine that others use its wall time says how busy they are.
+    """Cost and figures of one size. Rates are per second of CPU time: there is one thread, and on a shared machine wall
+    time depends on others.
     """
     model: EngineModel = load_model()
     tally = Tally(work=unloaded_seconds(model.costs))
@@ -135,7 +134,7 @@ def play(
 
 
 def play_in_own_process(jobs: int) -> dict[str, Any]:
-    """`play` in a process that does nothing else. Cycles are few, so looking for them less often saves a tenth."""
+    """`play` in its own process. Reference cycles are few, so rarer garbage collection saves a tenth."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     return play(jobs)

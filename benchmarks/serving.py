@@ -1,4 +1,4 @@
-"""A gateway as a process of its own, for measurements from outside."""
+"""A gateway as a separate process, for measurements from outside."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def run_process(
     extra_env: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for as long as the block lasts, on one core if asked; `quiet` drops what it says of errors too."""
+    """A process until the block ends, optionally on one core; `quiet` drops its standard error too."""
     pinned = ["taskset", "-c", str(core), *command] if core is not None else command
     errors = subprocess.DEVNULL if quiet else None
     env = None if extra_env is None else {**os.environ, **extra_env}
@@ -50,8 +50,8 @@ def run_process(
 def run_gateway(
     config: dict[str, Any], *, core: int | None = None, package: Path | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """`inferry serve` with this configuration, ready: its port and its process. `package` is where to find the package,
-    if not where this one was found."""
+    """`inferry serve` with this configuration, ready: its port and its process. `package` is another directory
+    to import the package from."""
     with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package) as served:
         yield served
 
@@ -60,7 +60,7 @@ def run_gateway(
 def run_gateway_with_key(
     config: dict[str, Any], tenant: str, *, core: int | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes], str]]:
-    """The same, where calls need a key: and one of the tenant's."""
+    """The same with authentication, and a key of the tenant."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "keys.yaml").write_text(json.dumps(config))
         command = [sys.executable, "-m", "inferry", "keys", "create", "--tenant", tenant, "--config", "keys.yaml"]
@@ -102,7 +102,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_and_run_queue_seconds(pid: int) -> tuple[float, float]:
-    """Seconds that the main thread of a process has run so far, and seconds it could have run and had no core."""
+    """Seconds that the main thread of a process has run, and seconds that it waited for a core."""
     ran, waited = Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
     return int(ran) / 1e9, int(waited) / 1e9
 
@@ -114,7 +114,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def wait_until_idle(pid: int, seconds: float = 20.0) -> None:
-    """Until the process has finished what it was left with, as far as its processor time shows."""
+    """Wait until the process uses hardly any CPU time."""
     end = time.monotonic() + seconds
     before = cpu_seconds(pid)
     while time.monotonic() < end:

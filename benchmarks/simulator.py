@@ -1,52 +1,46 @@
-"""The twin against reality, and the Harbor burst in the twin.
+"""The simulator against measured runs, and the Harbor burst in the simulator.
 
-The costs of the model were measured on one H200: every step of the engine was logged with what was in it, and the CPU
-time of its server was sampled beside it, on a grid of loads and on the newer Harbor workload. Nothing of that saw the
-recorded runs of the simpler workload, which are what the twin has to predict here. One number came from them: in how
-many turns the server deals with a request. Four rows were used for it (two and three turns explain these equally well,
-one and four worse; three was taken), the other four are held out.
+The costs of the engine model were measured on one H200: every engine step was logged with its contents, and the CPU
+time of the server process was sampled beside it, on a grid of loads and on the Harbor workload. None of those runs is
+predicted here. The recorded runs use the simpler workload (`results/simple-harbor-h200.jsonl`, vLLM 0.26.0). One
+parameter was fitted to them: in how many turns the server process handles a request. Four rows were used for it (two
+and three turns explain them equally well, one and four worse; three was chosen). The other four rows are held out.
 
-What each recorded client did is part of its arm: direct arms lose the calls whose connections were reset (as many per
-lane as were lost then), capped ones start a digest's clock when the cap lets it go, paced ones retry. Near saturation a
-millisecond decides who waits, in the twin as in the world, so each row is played five times, four of them with arrivals
-moved by some ten milliseconds, and the median counts.
+Each recorded client is part of its arm. Direct arms lose the calls whose connections were reset, as many per lane as in
+the recording. Capped arms start the clock of a batch job when the cap releases it. Paced arms retry. Near saturation
+a millisecond changes which calls wait, so each row is played five times, four of them with arrivals jittered by about
+10 ms; the median counts.
 
 Then the newer workload, ten seeds, through every arm, all with the same engine flags.
-
-Reads the recordings from the directory named in RULER, or from ../shared/ruler beside the repository.
 """
 
-import importlib.util
 import json
-import os
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.harbor_reference import matches_reference
 from benchmarks.harbor_simulator import PromptMemoryFrontend
 from benchmarks.result_files import RESULTS
-from inferry.cli.checkout import ROOT
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.sim.baselines import Capped, Direct, Paced
-from inferry.sim.calls import Call, Run
+from inferry.sim.calls import Call
 from inferry.sim.controlled_gateway import MAX_SEQUENCES, ControlledFrontend, PrefixAwareEstimator
 from inferry.sim.costs import MODELS, CostModel, EngineFlags, EngineModel, load_model
 from inferry.sim.gateway import GatewayFrontend
 from inferry.sim.harbor import harbor, simple_harbor
-from inferry.sim.prompts import length
 from inferry.sim.report import Report, report
 from inferry.sim.rng import named_rng
 from inferry.sim.simulation import Frontend, HashMemo, Simulation
 
-RULER = Path(os.environ.get("RULER", ROOT.parent / "shared" / "ruler"))
+RECORDED_ROWS = RESULTS / "simple-harbor-h200.jsonl"
 RECORDED_MODEL = MODELS / "h200-vllm-8b-mute.json"
-"""The recorded runs used random weights too, whose output no detokenizer can read."""
+"""The recorded runs used random weights, whose output cannot be detokenized."""
 USED_FOR_TURNS = ("live-only", "vllm-priority-x1.0", "cap-p2-32", "pace-8192,192,24")
 REPLAYS = 5
 JITTER_S = 0.01
@@ -70,7 +64,7 @@ def measure() -> dict[str, Any]:
         },
         "measured_live": [live(row, load_model()) for row in live_rows(DIRECT)],
         "measured_live_paced": [live(row, load_model()) for row in live_rows(PACED)],
-        "generator_equals_the_original": [matches_reference_generator(seed) for seed in SEEDS],
+        "generator_equals_the_original": [matches_reference(seed) for seed in SEEDS],
         "comparison": compare_arms(load_model()),
     }
 
@@ -79,14 +73,11 @@ def measure() -> dict[str, Any]:
 
 
 def recordings() -> list[dict[str, Any]]:
-    path = RULER / "recorded-h200.jsonl"
-    if not path.exists():
-        raise SystemExit(f"there are no recordings at {path}; name their directory with RULER=…")
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [json.loads(line) for line in RECORDED_ROWS.read_text().splitlines()]
 
 
 def frontend_of(label: str) -> Frontend:
-    """The arm of a recorded row. Of the paced ones only the last opened up for digests while nothing live ran."""
+    """The arm of a recorded row. Of the paced arms only the last lifted its batch limit while no live call ran."""
     if label.startswith("cap-p2-"):
         return Capped(int(label.removeprefix("cap-p2-")))
     if label.startswith("pace-"):
@@ -106,7 +97,7 @@ def flags_of(row: dict[str, Any]) -> EngineFlags:
 
 
 def losses(row: dict[str, Any]) -> Callable[[Call], bool] | None:
-    """Resets that the client did not retry: the share that was lost then, drawn by chance over the calls of a lane."""
+    """Resets that the client did not retry: the recorded share of each lane, drawn at random over its calls."""
     lost = {lane: row[lane.name]["failed"] / row[lane.name]["calls"] for lane in Lane if lane.name in row}
     if not any(lost.values()):
         return None
@@ -169,82 +160,26 @@ def _line(one: dict[str, Any]) -> str:
     return f"{one['row']:20s} {'used' if one['used_for_turns'] else 'held out':9s} {marks}"
 
 
-# -- the generator ---------------------------------------------------------------------------------------------------
-
-
-def matches_reference_generator(seed: int) -> dict[str, Any]:
-    """Whether both workloads of the seed equal the load generator's: times, lengths, tools, cancels, beginnings."""
-    spec = importlib.util.spec_from_file_location("harbor_original", RULER / "harbor.py")
-    assert spec is not None
-    assert spec.loader is not None
-    original = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(original)
-    return {
-        "seed": seed,
-        "newer": _matches_reference(harbor(seed), original.workload(seed, 60, 1.0, 300, 4000, 16_000)),
-        "simpler": _matches_reference(simple_harbor(seed), original.workload_v1(seed, 60, 1.0, 300, 4000, 16_000)),
-    }
-
-
-def _matches_reference(ours: Sequence[Run], theirs: Sequence[dict[str, Any]]) -> bool:
-    shapes = [
-        (
-            r.run_id,
-            r.tenant,
-            r.lane.name,
-            r.at,
-            r.cancel_after_s,
-            [(s.name, length(s.prompt), s.output, s.tool_s) for s in r.steps],
-        )
-        for r in ours
-    ]
-    wanted = [
-        (r["run"], r["tenant"], r["lane"], r["at"], r["cancel_at"], [(n, len(p), o, t) for n, p, o, t in r["steps"]])
-        for r in theirs
-    ]
-    return shapes == wanted and all(_prefixes_match(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-def _prefixes_match(ours: Run, theirs: dict[str, Any]) -> bool:
-    """Whether consecutive steps share as long a beginning here as there; a chance token more is none."""
-    for (a, b), (p, q) in zip(
-        zip(ours.steps, ours.steps[1:], strict=False),
-        zip(theirs["steps"], theirs["steps"][1:], strict=False),
-        strict=True,
-    ):
-        here = 0
-        for x, y in zip(a.prompt, b.prompt, strict=False):
-            if x[:2] != y[:2]:
-                break
-            here += min(x[2], y[2])
-            if x[2] != y[2]:
-                break
-        there = next((i for i, (x, y) in enumerate(zip(p[1], q[1], strict=False)) if x != y), min(len(p[1]), len(q[1])))
-        if not here <= there <= here + 2:
-            return False
-    return True
-
-
-# -- runs on the GPU since -------------------------------------------------------------------------------------------
+# -- later runs on the GPU -------------------------------------------------------------------------------------------
 
 
 DIRECT: dict[str, Callable[[], Frontend]] = {"direct": Direct, "priority": Direct}
-"""Straight to the engine: nothing of a gateway is in these rows."""
+"""Direct to the engine, without a gateway."""
 PACED: dict[str, Callable[[], Frontend]] = {
     "sketch": partial(Paced, 3072, 128, 8, opens=True),
     "inferry": PromptMemoryFrontend,
 }
-"""What the client, or the gateway, decided is played as well, and the scheduler that is played is that of today."""
+"""Arms whose client or gateway decides; these rows are played with the scheduler of today."""
 
 
 def live_rows(frontends: Collection[str]) -> list[dict[str, Any]]:
-    """Rows of the newer workload through one of the doors, the first of each seed."""
+    """Rows of the newer workload through one of the front ends, the first of each seed."""
     stored = json.loads((RESULTS / "harbor-h200.json").read_text())["result"]
     return [row for row in stored if row["label"] in frontends and row["attempt"] == 1]
 
 
 def live(row: dict[str, Any], model: EngineModel) -> dict[str, Any]:
-    """A row beside what the model says of it."""
+    """A measured row beside its prediction."""
     policy = "fcfs" if row["label"] == "direct" else "priority"
     flags = msgspec.convert({**msgspec.to_builtins(model.flags), "policy": policy}, EngineFlags)
     simulation = Simulation((DIRECT | PACED)[row["label"]](), model.costs, flags)
@@ -270,12 +205,11 @@ def live(row: dict[str, Any], model: EngineModel) -> dict[str, Any]:
     }
 
 
-# -- the comparison
-# -----------------------------------------------------------------------------------------------------
+# -- the comparison --------------------------------------------------------------------------------------------------
 
 
 def arms(flags: EngineFlags) -> dict[str, tuple[Callable[[], Frontend], str]]:
-    """What is compared: how calls reach the engine, and the order of its own queue."""
+    """By arm: how calls reach the engine, and the order of the engine's queue."""
     unbounded = Capacity(MAX_SEQUENCES, flags.kv_tokens)
     bound = replace(unbounded, prefill_tokens=3072)
     windows = {lane: replace(policy, window="fixed") for lane, policy in DEFAULT_LANES.items()}

@@ -1,6 +1,6 @@
-"""A server whose capacity is known exactly: so many slots, and every call takes one for the same time.
+"""A server with an exactly known capacity: SLOTS slots, and every call takes one for SERVICE_MS.
 
-Calls beyond the slots wait in line here; a gateway that stays inside the room it was given never makes them.
+Calls beyond the slots are queued here; a gateway that stays within its capacity never sends them.
 
     python -m benchmarks.slot_server PORT SLOTS SERVICE_MS
 """
@@ -31,7 +31,7 @@ _END = _chunk(_EVENT % (_CHOICE % (b"", b'"stop"'), b"") + _EVENT % (b"", _USAGE
 
 
 class SlotPool:
-    """Who is served, and who waits for that."""
+    """Calls being served, and calls that wait for a slot."""
 
     def __init__(self, slots: int, service_s: float) -> None:
         self.token_s = service_s / TOKENS
@@ -55,7 +55,7 @@ class SlotPool:
 
 
 class Call(asyncio.Protocol):
-    """One connection, and the call it has made last."""
+    """One connection and its latest call."""
 
     def __init__(self, slots: SlotPool) -> None:
         self._slots = slots
@@ -95,7 +95,7 @@ class Call(asyncio.Protocol):
         self._next = loop.call_later(0, self._write_token, loop.time())
 
     def _write_token(self, due: float) -> None:
-        """Counted from when it was due, so that a late timer makes no later one late."""
+        """Relative to the due time, so that a late timer does not delay later ones."""
         self._transport.write(_TOKEN if self._remaining < TOKENS else _HEAD + _TOKEN)
         self._remaining -= 1
         due += self._slots.token_s

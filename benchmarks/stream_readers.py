@@ -1,11 +1,10 @@
-"""Many readers of streams on one event loop, and one among them that asks for a flood and hardly reads it.
+"""Many stream readers on one event loop, one of which requests a flood of events and hardly reads it.
 
-Times are taken where bytes arrive. Prints one JSON object: the gaps between the events of everybody else, block by
-block; and what the server's process had in memory meanwhile. A block has a window of every kind: nobody asks for a
-flood, somebody does and reads all of it, somebody does and hardly reads. Between the last two only the reader differs.
-Their order changes from block to block, so that neither the machine's moods nor what a window leaves behind meets one
-kind more than another. Beside every window stands how long the server ran, and how long it had no core to run on: what
-the machine took.
+Times are taken where bytes arrive. Prints one JSON object: the intervals between events of all other streams, block by
+block, and the memory of the server process. A block has a window of every kind: no flood, a flood that is read, and a
+flood that is hardly read. The last two differ only in the reader. Their order changes from block to block, so that
+effects of the machine and of earlier windows are spread evenly. Every window also has the time that the server ran, and
+the time that it waited for a core.
 
     python -m benchmarks.stream_readers PORT STREAMS SERVER_PID BLOCKS
 """
@@ -27,9 +26,9 @@ from benchmarks.stream_source import FLOOD_BYTES, FLOOD_PROMPT, ITL_S, SLOTS
 AT_ONCE = 100
 SHARING_KINDS = ("nobody", "reads_all", "hardly_reads")
 WINDOW_S = 2.0
-"""Short, and many of them: the machine itself stops for tens of milliseconds now and then."""
+"""Many short windows: the machine itself sometimes stops for tens of milliseconds."""
 FILL_S = 2.0
-"""How long the flood takes to fill what the sockets hold, so that from then on the server has to keep it."""
+"""Time until the flood has filled the socket buffers; after it the server has to buffer."""
 SETTLE_S = 2 * ITL_S + 0.5
 SLOW_BYTES_PER_S = 4096
 CATCH_UP_S = 20.0
@@ -38,14 +37,14 @@ FLOOD_BYTES_PER_S = FLOOD_BYTES * SLOTS / ITL_S
 
 
 class ItlSamples:
-    """What is measured now, by whoever reads."""
+    """The window that is measured now."""
 
     def __init__(self) -> None:
         self.samples_s: list[float] | None = None
 
 
 class Reader(asyncio.Protocol):
-    """Reads one stream as fast as it comes."""
+    """Reads one stream without delay."""
 
     __slots__ = ("_request", "_samples", "began", "ended", "last", "transport")
 
@@ -79,7 +78,7 @@ class Reader(asyncio.Protocol):
 
 
 class FloodReader:
-    """Asks for a flood, and reads all of it or a few kilobytes a second."""
+    """Requests a flood, and reads all of it or a few kilobytes per second."""
 
     def __init__(self, port: int, *, is_slow: bool) -> None:
         self._socket = socket.socket()
@@ -101,7 +100,7 @@ class FloodReader:
             await asyncio.sleep(0.1 if self._is_slow else 0.01)
 
     async def catch_up(self) -> bool:
-        """Read until nearly all that was sent has come. False: it was cut off, or never got there."""
+        """Read until nearly all bytes have arrived. False: the stream was closed or did not get there."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         loop, end = asyncio.get_running_loop(), time.monotonic() + CATCH_UP_S
         while not self.is_cut_off and time.monotonic() < end:
@@ -154,7 +153,7 @@ async def _opened(port: int, streams: int, samples: ItlSamples) -> list[Reader]:
 
 
 async def _window(samples: ItlSamples, port: int, kind: str, pid: int) -> dict[str, Any]:
-    """Gaps of everybody while the flood of this kind is on."""
+    """Event intervals of the other streams during a flood of this kind."""
     flood = None if kind == "nobody" else FloodReader(port, is_slow=kind == "hardly_reads")
     reading = None if flood is None else asyncio.create_task(flood.read(FILL_S + WINDOW_S))
     await asyncio.sleep(FILL_S)

@@ -1,7 +1,7 @@
-"""A server of many slow streams: each has a token every half second, and those that ask for it far more.
+"""A server of many slow streams: one token every 0.5 s, and far more for a flood.
 
-One event loop, one timer for all streams: time is cut into slots, every stream belongs to one of them, and when its
-slot comes round each gets its event. So the streams are spread evenly, and a stream costs one write.
+One event loop, one timer for all streams: time is divided into slots, every stream belongs to one slot and gets its
+event in it. So events are spread evenly, and an event costs one write.
 
     python -m benchmarks.stream_source PORT
 """
@@ -16,7 +16,7 @@ ITL_S = 0.5
 SLOTS = 100
 FLOOD_BYTES = 5000
 FLOOD_PROMPT = b"a long flood"
-"""A prompt with these words gets an event of many bytes in every slot: a megabyte a second."""
+"""A prompt with these words gets a large event in every slot: 1 MB per second."""
 SHORT_ANSWER_TOKENS = 16
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -39,7 +39,7 @@ _END = _chunk(_EVENT % (b"", b'"stop"') + b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Slots:
-    """Who gets an event when."""
+    """The streams by slot."""
 
     def __init__(self) -> None:
         self.flood_streams: set[Stream] = set()
@@ -62,12 +62,12 @@ class Slots:
         for stream in self.flood_streams:
             stream.write(_FLOOD)
         self._slot_index += 1
-        # Counted from the beginning, so that a late turn makes no later one late.
+        # Relative to the start, so that a late slot does not delay later ones.
         self._loop.call_at(self._began + self._slot_index * ITL_S / SLOTS, self._next_slot)
 
 
 class Stream(asyncio.Protocol):
-    """One connection, and the stream it has asked for last."""
+    """One connection and its latest stream."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

@@ -1,10 +1,9 @@
-"""Five thousand open streams through one gateway process, and one reader among them that hardly reads.
+"""5,000 open streams through one gateway process, one of them with a slow reader.
 
-Shown: what a stream takes of memory, that all of it is given back, and what a slow reader does to the gaps between
-everybody else's events. The last is a difference between pairs of windows in one run, with an interval: a slow reader
-of a flood against one who reads all of it, which is the slowness alone; and, to tell how much the measurement itself
-wanders, that reader against none. The same readers on the server itself, without a gateway, say how much of the gaps is
-not the gateway's. The gateway has one core; server and readers share the other.
+Measured: memory per stream, that all of it is freed, and the effect of a slow reader on the event intervals of the
+other streams. The effect is a paired difference of windows in one run, with a confidence interval: a slow reader of a
+flood against a fast one, and, for the noise of the measurement, the fast reader against none. The same readers directly
+on the server show the part that is not the gateway's. The gateway has one core; server and readers share the other.
 """
 
 import json
@@ -26,10 +25,10 @@ DIRECT_BLOCKS = 2
 GATEWAY_CORE, LOAD_CORE = 0, 1
 AFTER_S = 3.0
 FIGURES = ("p50", "p99", "mean_late", "server_ran")
-"""Of a window, all in milliseconds."""
+"""Figures of a window, in milliseconds."""
 MEDIANS = (*FIGURES, "p999", "server_had_no_core")
 MAX_DELAY_MS = 5.0
-"""More than the machine's own noise in such a window, less than anybody would notice in a token gap."""
+"""Above the machine's noise in such a window, below what is noticeable between tokens."""
 
 
 def measure() -> dict[str, Any]:
@@ -44,7 +43,7 @@ def measure() -> dict[str, Any]:
             run_gateway({"workers": [worker | {"max_sequences": 2 * STREAMS, "capacity": "fixed"}]}, core=GATEWAY_CORE)
         )
         direct = _read(source_port, STREAMS, source.pid, DIRECT_BLOCKS)
-        _read(port, 100, gateway.pid, blocks=0)  # what is made once and kept
+        _read(port, 100, gateway.pid, blocks=0)  # objects that are made once and kept
         wait_until_idle(gateway.pid)
         through = _read(port, STREAMS, gateway.pid, BLOCKS)
         time.sleep(AFTER_S)
@@ -91,7 +90,7 @@ def _read(port: int, streams: int, pid: int, blocks: int) -> dict[str, Any]:
 
 
 def _medians(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Over the blocks."""
+    """Medians over the blocks."""
     return {
         kind: {name: statistics.median(block[kind][name] for block in report["blocks"]) for name in MEDIANS}
         for kind in report["blocks"][0]

@@ -1,4 +1,4 @@
-"""The same package as plain Python, to be measured beside the compiled one that `make bench` runs."""
+"""The package as plain Python, or as it was in another commit, beside the compiled one of `make bench`."""
 
 import json
 import os
@@ -13,7 +13,7 @@ SOURCE = ROOT / "src"
 
 
 def call_uncompiled(module: str, function: str) -> Any:
-    """What a function of the source returns, as JSON, from a process of its own."""
+    """The JSON result of a function, run as plain Python in a separate process."""
     statement = (
         "import json; from inferry.cli.checkout import is_compiled; assert not is_compiled()\n"
         f"from {module} import {function} as f; print(json.dumps(f()))"
@@ -26,7 +26,7 @@ def call_uncompiled(module: str, function: str) -> Any:
 
 
 def build_package_at(commit: str, directory: Path) -> Path:
-    """The package as it was in a commit, compiled: what to put before everything else on the path of modules."""
+    """Build the compiled package of a commit; the directory to put on PYTHONPATH."""
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x", "-C", str(directory)], input=archive.stdout, check=True)
     command = [sys.executable, "setup.py", "--quiet", "build", "--build-lib", "compiled"]

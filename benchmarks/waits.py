@@ -1,63 +1,43 @@
-"""Predicted waits against the real scheduler, in the twin: how often does a stated P90 hold?
+"""Predicted waits against the real scheduler, in the simulator: how often does a stated P90 hold?
 
-Every job is told its wait as it arrives, by the model and the scheduler that dispatch uses, and is compared with what
-came of it: the time until it was sent to a worker. Five kinds of arrivals, five loads, several seeds, on the model of
-one H200. Load is in parts of what the engine serves when there is always more. Lanes have queue limits, and who is
-refused comes again when told to, so that 1.5 is a steady overload; two runs without limits, whose queues only grow,
-stand apart: their waits become as long as the run, and what is said early has to do.
+Every job gets a prediction on arrival, by the model and the scheduler that dispatch uses. It is compared with the time
+until the job was sent to a worker. Five kinds of arrivals, five loads, three seeds, on the model of one H200. Load 1 is
+the rate that the engine serves under a permanent backlog. Lanes have queue limits and refused calls come back when they
+were told to, so a load of 1.5 is a steady overload. Two runs without limits, whose queues only grow, are reported
+apart: their waits become as long as the run.
 
-What "covers" means. Waits and statements below 50 ms count as 50 ms, so a job that goes at once is covered by whatever
-was said, and where most do, no statement can fail one time in ten. The figures are therefore given for all jobs, for
-those that found somebody ahead, and for those that were told more than the floor; the last are *judged*. All three
-sets are known when the statement is made. A cell holds if 87 to 93 of 100 judged jobs were covered; where fewer than 13
-of 100 waited beyond the floor at all, only the lower bound is asked for. Cells of fewer than 200 judged jobs are shown
-and not counted.
+What "covered" means. Waits and predictions below 50 ms count as 50 ms, so a job that is sent at once is covered by any
+prediction, and where most are, no prediction can fail one time in ten. The figures are therefore given for all jobs,
+for jobs that found others ahead, and for jobs with a P90 above 50 ms; the last are *judged*. All three sets are known
+when the prediction is made. A cell holds if 87 to 93 of 100 judged jobs were covered; where fewer than 13 of 100 waited
+longer than 50 ms, only the lower bound applies. Cells of fewer than 200 judged jobs are shown and not counted.
 
-Jobs that stand in one queue share their fate, so the number of jobs says little about how much was seen. `waits_seen`
-is the time that was judged, in typical waits of the cell's judged jobs. Where that is less than thirty, nine in ten
-cannot be told from eight or ten; such cells are counted with the others, and once more apart.
+Jobs in one queue wait together, so their number overstates the evidence. `waits_seen` is the judged time over the
+typical wait of the cell's judged jobs. Below thirty, a coverage of nine in ten cannot be told from eight or ten; such
+cells are counted with the others, and the others once more apart.
 
-Three and a half minutes are a gateway that has just started, in front of queues that take one or two of them. What it
-says once it has seen more is in `long_runs`: arrivals and loads of which some counted cell has seen fewer than thirty
-waits are played once more, for forty minutes and with one seed; a trace begins again where it ends. Both are given;
-neither stands for the other.
-
-The trace is read from the directory named in TRACES, or from ../shared/traces beside the repository, and left out where
-there is none.
+Three and a half minutes show a gateway that has just started, with queues of one or two minutes. `long_runs` shows it
+later: arrivals and loads of which a counted cell has seen fewer than thirty waits are played again for forty minutes
+with one seed. The trace is left out where there is none (`benchmarks.trace_files`).
 """
 
-import os
 import statistics
 import timeit
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
-from inferry.cli.checkout import ROOT
-from inferry.domain.jobs import InferenceJob
-from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.plans import QueuedAhead, Tick
-from inferry.domain.values import replace
-from inferry.domain.workers import Capacity
+from benchmarks.wait_arrivals import Arrivals, arrivals
+from benchmarks.wait_simulation import Outcome, evaluated_outcomes, full_load
+from inferry.domain.lanes import Lane
+from inferry.domain.plans import QueuedAhead
 from inferry.prediction.wait_model import FLOOR_S, NOTHING_AHEAD, WaitModel
 from inferry.prediction.wait_prediction import WaitPrediction
-from inferry.sim.arrivals import bursts, poisson, uniform_lengths
-from inferry.sim.calls import Call, Run
-from inferry.sim.costs import load_model
-from inferry.sim.gateway import GatewayFrontend
-from inferry.sim.harbor import harbor
-from inferry.sim.rng import named_rng
-from inferry.sim.simulation import Simulation
-from inferry.sim.traces import read_trace
 
-TRACE = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces")) / "azure2023_code.csv.gz"
 SEEDS = (31, 32, 33)
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SECONDS = 220.0
 EVALUATED_S = (30.0, 180.0)
-"""Arrivals in this time are judged: a gateway that has just started knows nothing, and the last ones have no end."""
+"""Arrivals in this time are judged: a new gateway has learned nothing yet, and the last arrivals have no end."""
 SHORT_S = len(SEEDS) * (EVALUATED_S[1] - EVALUATED_S[0])
 LONG_SEEDS = (31,)
 LONG_SECONDS = 2400.0
@@ -67,190 +47,10 @@ MIN_EVALUATED = 200
 MIN_WAITS = 30
 COVERED = (0.87, 0.93)
 DEADLINES_S = (1.0, 5.0, 20.0)
-TENANTS = ("a", "b", "c")
-MIX = {
-    Lane.P0: (0.25, uniform_lengths((200, 1200), (20, 120))),
-    Lane.P1: (0.35, uniform_lengths((200, 1600), (20, 200))),
-    Lane.P2: (0.40, uniform_lengths((1000, 5000), (100, 300))),
-}
-BURST_EVERY_S = {Lane.P0: 6.0, Lane.P1: 10.0, Lane.P2: 25.0}
-
-Arrivals = Callable[[int, float, float], list[Run]]
-"""Seed, intensity and seconds to the runs."""
 
 
-class Outcome(Struct, frozen=True, gc=False):
-    """What a job was told and how long it waited; `is_over` is False for one that still waits after so long."""
-
-    prediction: WaitPrediction
-    waited_s: float
-    is_over: bool = True
-
-    @property
-    def is_evaluated(self) -> bool:
-        return self.prediction.p90_s > FLOOR_S
-
-    @property
-    def is_covered(self) -> bool:
-        return self.waited_s <= max(FLOOR_S, self.prediction.p90_s)
-
-
-class PredictingFrontend(GatewayFrontend):
-    """The gateway, telling every job how long it will wait, as the dispatch loop does."""
-
-    def __init__(self, lanes: dict[Lane, LanePolicy], capacity: Capacity) -> None:
-        super().__init__(lanes, capacity)
-        self.waits = WaitModel()
-        self.outcomes: list[Outcome] = []
-        self._predictions: dict[str, WaitPrediction] = {}
-
-    def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
-        lane, footprint, waits = job.lane, job.footprint, self.waits
-        ahead = self.scheduler.ahead(lane, job.tenant) if waits.has_queue_ahead(lane) else NOTHING_AHEAD
-        prediction = waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
-        refused = self.refused
-        super()._offer(call, job, now)
-        if self.refused == refused:
-            waits.queued(prediction, now)
-            self._predictions[job.job_id] = prediction
-
-    def _apply(self, tick: Tick, now: float) -> None:
-        for plan in tick.plans:
-            for job in plan.jobs:
-                prediction = self._predictions.pop(job.job_id)
-                self.waits.sent(prediction, now)
-                if job.attempt == 1:
-                    self.outcomes.append(Outcome(prediction, now - prediction.at))
-        super()._apply(tick, now)
-
-    def cancel(self, call: Call, now: float) -> None:
-        prediction = self._predictions.pop(call.job_id, None)
-        if prediction is not None:
-            self.waits.left(prediction, now)
-        super().cancel(call, now)
-
-    def all_outcomes(self, now: float) -> list[Outcome]:
-        """With those who still wait and have done so for longer than they were told. The rest may yet come right."""
-        waiting = [Outcome(prediction, now - prediction.at, False) for prediction in self._predictions.values()]
-        return self.outcomes + [one for one in waiting if not one.is_covered]
-
-
-# -- arrivals --------------------------------------------------------------------------------------------------------
-
-
-def poisson_mix(seed: int, rate: float, seconds: float) -> list[Run]:
-    """Live, standard and batch calls that know nothing of each other."""
-    return [
-        run
-        for lane, (part, lengths) in MIX.items()
-        for run in poisson(seed, rate * part, seconds, lengths, lane=lane, tenants=TENANTS, name=lane.name)
-    ]
-
-
-def burst_mix(seed: int, rate: float, seconds: float) -> list[Run]:
-    """Seven in ten calls come in bursts, of every lane at its own period."""
-    runs: list[Run] = []
-    for lane, (part, lengths) in MIX.items():
-        every, name = BURST_EVERY_S[lane], lane.name
-        calls = max(1, round(0.7 * rate * part * every))
-        runs += bursts(seed, calls, every, every / 10, seconds, lengths, lane=lane, tenants=TENANTS, name=f"{name}b")
-        runs += poisson(seed, 0.3 * rate * part, seconds, lengths, lane=lane, tenants=TENANTS, name=f"{name}p")
-    return runs
-
-
-def stepped_mix(seed: int, rate: float, seconds: float) -> list[Run]:
-    """Forty seconds of 0.72 of the rate, twenty of 1.6, and again."""
-    rng = named_rng(seed, "steps")
-    return [run for run in poisson_mix(seed, 1.6 * rate, seconds) if run.at % 60 >= 40 or rng.random() < 0.45]
-
-
-def agent_runs(seed: int, scale: float, seconds: float) -> list[Run]:
-    """Harbor's agents in their webhook bursts, with its digests spread over the time."""
-    rng = named_rng(seed, "digests")
-    return [
-        replace(run, at=rng.uniform(0, seconds)) if run.lane is Lane.P2 else run
-        for run in harbor(seed, seconds=seconds, scale=scale, digests=int(1.2 * seconds))
-    ]
-
-
-def trace_calls(seed: int, speed: float, seconds: float) -> list[Run]:
-    """A recorded trace from some moment on, so many times as fast, over the lanes and tenants of the mix; what lasts
-    longer than the trace has all of it again.
-    """
-    rng = named_rng(seed, "trace")
-    runs = read_trace(TRACE)
-    length_s = runs[-1].at
-    begin = rng.uniform(0, max(0.0, length_s - seconds * speed))
-    end = begin + seconds * speed
-    lanes, parts = list(MIX), [part for part, _ in MIX.values()]
-    return [
-        replace(
-            run,
-            run_id=f"{run.run_id}-{repeated}" if repeated else run.run_id,
-            at=(repeated * length_s + run.at - begin) / speed,
-            lane=rng.choices(lanes, parts)[0],
-            tenant=rng.choice(TENANTS),
-        )
-        for repeated in range(1 + int(end / length_s))
-        for run in runs
-        if begin <= repeated * length_s + run.at < end
-    ]
-
-
-def arrivals() -> dict[str, tuple[Arrivals, float]]:
-    """What is played, and an intensity that is too much for the engine."""
-    kinds: dict[str, tuple[Arrivals, float]] = {
-        "poisson": (poisson_mix, 60.0),
-        "bursts": (burst_mix, 60.0),
-        "steps": (stepped_mix, 60.0),
-        "agents": (agent_runs, 4.0),
-    }
-    if TRACE.exists():
-        kinds["trace"] = (trace_calls, 40.0)
-    return kinds
-
-
-# -- playing ---------------------------------------------------------------------------------------------------------
-
-
-def play(runs: Sequence[Run], limits: dict[Lane, int] | None = None, until: float | None = None) -> PredictingFrontend:
-    model = load_model()
-    lanes = dict(DEFAULT_LANES)
-    if limits is not None:
-        lanes = {lane: replace(policy, queue_limit=limits[lane]) for lane, policy in lanes.items()}
-    frontend = PredictingFrontend(lanes, Capacity(model.flags.max_num_seqs, model.flags.kv_tokens, 3072))
-    Simulation(frontend, model.costs, model.flags).play(runs, until)
-    return frontend
-
-
-def evaluated_outcomes(
-    make: Arrivals,
-    intensity: float,
-    seed: int,
-    limits: dict[Lane, int] | None,
-    seconds: float = SECONDS,
-    evaluated_s: tuple[float, float] = EVALUATED_S,
-) -> list[Outcome]:
-    frontend = play(make(seed, intensity, seconds), limits, seconds)
-    return [one for one in frontend.all_outcomes(seconds) if evaluated_s[0] <= one.prediction.at < evaluated_s[1]]
-
-
-def full_load(make: Arrivals, overload_intensity: float, seconds: float = 20.0) -> float:
-    """The intensity at which as many calls come as the engine serves when there is always more."""
-    runs = make(1, overload_intensity, seconds)
-    calls = sum(len(run.steps) for run in runs)
-    model = load_model()
-    simulation = Simulation(
-        GatewayFrontend(dict(DEFAULT_LANES), Capacity(model.flags.max_num_seqs, model.flags.kv_tokens, 3072)),
-        model.costs,
-        model.flags,
-    )
-    simulation.play(runs)
-    ended = max(row.at + row.end_s for row in simulation.rows)
-    return overload_intensity * (calls / ended) / (calls / seconds)
-
-
-# -- figures ---------------------------------------------------------------------------------------------------------
+def short_outcomes(make: Arrivals, intensity: float, seed: int, limits: dict[Lane, int] | None) -> list[Outcome]:
+    return evaluated_outcomes(make, intensity, seed, limits, SECONDS, EVALUATED_S)
 
 
 def cell(outcomes: Sequence[Outcome], evaluated_s: float = SHORT_S) -> dict[str, Any]:
@@ -289,7 +89,7 @@ def cells(outcomes: Sequence[Outcome], evaluated_s: float = SHORT_S) -> dict[str
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Had every job come with a deadline: whom would P10, and whom would P50, turn away, and how rightly?"""
+    """If every job had a deadline: how many would be refused by P10 and by P50, and how many of them wrongly."""
     over = [one for one in outcomes if one.is_over]
     table: dict[str, Any] = {}
     for deadline in DEADLINES_S:
@@ -309,7 +109,7 @@ def refusals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def costs() -> dict[str, float]:
-    """Microseconds, fastest and median of many loops: a prediction, and all that is done for a job."""
+    """Microseconds, fastest and median of seven loops: a prediction alone, and everything done for a job."""
     model, now, number = WaitModel(), 0.0, 20_000
     ahead = QueuedAhead(20, 20_000, 4000)
     waiting: list[WaitPrediction] = []
@@ -352,19 +152,19 @@ def measure() -> dict[str, Any]:
         full = full_load(make, overload_intensity)
         table[name] = {"full_load": round(full, 3), "loads": {}}
         for load in LOADS:
-            outcomes = [one for seed in SEEDS for one in evaluated_outcomes(make, load * full, seed, QUEUE_LIMITS)]
+            outcomes = [one for seed in SEEDS for one in short_outcomes(make, load * full, seed, QUEUE_LIMITS)]
             table[name]["loads"][f"{load:g}"] = found = cells(outcomes)
             pooled += outcomes
             counted += [one for name, one in found.items() if name != "all" and one["holds"] is not None]
-            print(f"{name:8s} {load:3.1f} {_line(found)}", flush=True)
+            print(f"{name:8s} {load:3.1f} {line(found)}", flush=True)
     growing: dict[str, Any] = {}
     for name in ("poisson", "agents"):
         make, full = arrivals()[name][0], table[name]["full_load"]
-        outcomes = [one for seed in SEEDS for one in evaluated_outcomes(make, 1.5 * full, seed, None)]
+        outcomes = [one for seed in SEEDS for one in short_outcomes(make, 1.5 * full, seed, None)]
         growing[name] = cells(outcomes)
-        print(f"{name:8s} 1.5 {_line(growing[name])}  without limits", flush=True)
+        print(f"{name:8s} 1.5 {line(growing[name])}  without limits", flush=True)
     over_all = cells(pooled)
-    print(f"pooled       {_line(over_all)}", flush=True)
+    print(f"pooled       {line(over_all)}", flush=True)
     return {
         "seeds": list(SEEDS),
         "seconds": SECONDS,
@@ -383,7 +183,7 @@ def measure() -> dict[str, Any]:
 
 
 def long_runs(short: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrivals and loads that the short runs could tell too little of, for so long that their queues come and go."""
+    """Arrivals and loads with too few waits in the short runs, played long enough for queues to grow and drain."""
     evaluated_s = len(LONG_SEEDS) * (LONG_EVALUATED_S[1] - LONG_EVALUATED_S[0])
     table: dict[str, Any] = {}
     pooled: list[Outcome] = []
@@ -403,7 +203,7 @@ def long_runs(short: Mapping[str, Any]) -> dict[str, Any]:
             table[name][f"{load:g}"] = found = cells(outcomes, evaluated_s)
             pooled += outcomes
             counted += [found[lane.name] for lane in Lane if found[lane.name]["holds"] is not None]
-            print(f"{name:8s} {load:3.1f} {_line(found)}  long", flush=True)
+            print(f"{name:8s} {load:3.1f} {line(found)}  long", flush=True)
     return {
         "seeds": list(LONG_SEEDS),
         "seconds": LONG_SECONDS,
@@ -435,10 +235,10 @@ def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def _line(found: dict[str, dict[str, Any]]) -> str:
+def line(found: dict[str, dict[str, Any]]) -> str:
     parts = []
     for name, one in found.items():
-        mark = {True: " ", False: "*", None: "?"}[one["predicate"]]
+        mark = {True: " ", False: "*", None: "?"}[one["holds"]]
         covered = "  -  " if one["covered_judged"] is None else f"{100 * one['covered_judged']:5.1f}"
         parts.append(f"{name:>3s} {100 * (one['covered'] or 0):5.1f} {covered}{mark} of {one['judged']:5d}")
     return "  ".join(parts)

@@ -1,27 +1,24 @@
-"""Does it pay to hold jobs for company? `adaptive` against `off` and `fixed`, in virtual time.
+"""Batching windows: `adaptive` against `off` and `fixed`, in virtual time.
 
-Before the model of an H200 that batches continuously: slices of the recorded traces, and runs that fan out to siblings
-with one long beginning. `adaptive` must not cost first-token time there: its p95 may be 1.02 times that of `off`. It
-holds a first job only where its siblings were seen to compute the beginning again; how often the two decide otherwise
-is told by `adaptive_decides_as_off`. `fixed`, which always holds siblings together, shows what could be won by it.
+With a model of an H200 that batches continuously: slices of recorded traces, and runs that fan out to jobs with one
+long shared prefix. `adaptive` must not increase TTFT there: its p95 may be at most 1.02 times that of `off`. It holds a
+first job only if jobs with its prefix were seen to compute the prefix again; `adaptive_decides_as_off` is how often
+both decide alike. `fixed`, which always holds jobs with a shared prefix, shows the possible gain.
 
-Before a worker that pads: one pass at a time, which takes as long as its longest prompt says, and answers everybody at
-its end. Once it says how many jobs it takes, once it does not. `off` sends everything at once, and every job is a pass
-of its own that queues up in the worker. `adaptive` must reach 1.5 times the throughput of `off` at saturation, and its
-p95 must not be worse than that of `fixed` at any load by more than a hundredth.
+With a worker that pads: one pass at a time, whose duration depends on its longest prompt, and all answers at its end;
+with and without a known maximum batch. `off` sends every job as its own pass, which queues in the worker. `adaptive`
+must reach 1.5 times the throughput of `off` at saturation, and its p95 must not exceed that of `fixed` at any load by
+more than 1 %.
 
-Traces are read from the directory named in TRACES, or from ../shared/traces beside the repository, and left out where
-there is none.
+Recorded traces are left out where there are none (`benchmarks.trace_files`).
 """
 
-import os
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from inferry.cli.checkout import ROOT
+from benchmarks.trace_files import find_traces
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan, Ended
@@ -42,11 +39,10 @@ from inferry.sim.traces import read_trace
 
 Window = Literal["adaptive", "fixed", "off"]
 WINDOWS: tuple[Window, ...] = ("off", "adaptive", "fixed")
-TRACES = Path(os.environ.get("TRACES", ROOT.parent / "shared" / "traces"))
 SEEDS = tuple(range(1, 11))
 SLICE_CALLS = 320
 PROMPT_TOKENS_PER_S = 6000
-"""How fast the calls of a slice come: slow enough that a hold could be seen beside the queue."""
+"""Arrival rate of a slice: low enough that a hold is visible beside the queue."""
 PREFILL_BOUND = 3072
 FAN_OUTS = (
     (1, 2_000, 2.0, PREFILL_BOUND),
@@ -55,7 +51,7 @@ FAN_OUTS = (
     (4, 12_000, 0.5, 16_384),
     (8, 12_000, 1.0, 16_384),
 )
-"""Workers, tokens that the siblings of a family begin with, families a second and worker, prompt tokens in prefill."""
+"""Workers, tokens of the shared prefix, groups per second and worker, bound on prompt tokens in prefill."""
 MAX_TTFT_RATIO = 1.02
 MIN_THROUGHPUT_RATIO = 1.5
 MAX_P95_RATIO_TO_FIXED = 1.01
@@ -65,7 +61,7 @@ MAX_P95_RATIO_TO_FIXED = 1.01
 
 
 class PrefixFrontend(GatewayFrontend):
-    """Every job names its template, which is what its prompt begins with, and its beginnings."""
+    """Every job names its template, which is its first prompt segment, and its prefixes."""
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
         chain, prefix = 0, []
@@ -79,7 +75,7 @@ class PrefixFrontend(GatewayFrontend):
 
 
 def trace_slice(runs: Sequence[Run], seed: int) -> list[Run]:
-    """Neighbours from somewhere in the trace, over two lanes, at a pace the engine can keep up with."""
+    """Consecutive runs of the trace from a position drawn by seed, over two lanes, at a sustainable rate."""
     rng = named_rng(seed, "slice")
     first = rng.randrange(len(runs))
     chosen: list[Run] = []
@@ -99,7 +95,7 @@ def trace_slice(runs: Sequence[Run], seed: int) -> list[Run]:
 
 
 class FanOutFrontend(PrefixFrontend):
-    """Siblings belong to one run, and name no template."""
+    """Jobs of a group belong to one run and name no template."""
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
         super()._offer(call, replace(job, run_id=job.run_id.split("-")[0]), now)
@@ -109,7 +105,7 @@ class FanOutFrontend(PrefixFrontend):
 
 
 def fan_outs(seed: int, workers: int, prefix_tokens: int, groups_per_s: float) -> list[Run]:
-    """Eight siblings within some ten milliseconds, with a long beginning that is theirs alone."""
+    """Groups of eight jobs within about 10 ms, with a long prefix of their own."""
     rng = named_rng(seed, "fan-out")
     runs: list[Run] = []
     at = 0.0
@@ -146,7 +142,7 @@ def compared(
     frontend_of: type[PrefixFrontend] = PrefixFrontend,
     prefill_bound: int = PREFILL_BOUND,
 ) -> dict[str, Any]:
-    """First-token times of all slices together and, for the ratio to `off`, slice by slice."""
+    """TTFT of all slices together and, for the ratio to `off`, slice by slice."""
     times: dict[Window, list[list[float]]] = {window: [] for window in WINDOWS}
     cached: dict[Window, int] = dict.fromkeys(WINDOWS, 0)
     alike = True
@@ -182,11 +178,11 @@ PROMPT_TOKENS = (200, 1000)
 MAX_BATCH = 16
 SATURATED_S = 10.0
 PADDED_JOBS = 1000
-"""Of every load: the first few that teach `adaptive` what to expect are among them."""
+"""Jobs per load, including the first ones, from which `adaptive` learns."""
 LOADS = (0.05, 0.1, 0.2, 0.4, 0.8)
 SATURATION = 2.0
 FULL_RATE = MAX_BATCH / (PASS_S + PROMPT_TOKENS[1] * PROMPT_TOKEN_S + MAX_BATCH * JOB_S)
-"""Jobs a second in full passes; loads are parts of it."""
+"""Jobs per second in full passes; loads are fractions of it."""
 CAPACITIES = {"says how many it takes": Capacity(sequences=2 * MAX_BATCH), "one pass at a time": Capacity()}
 _ROUTE = RouteKey("m")
 _PAYLOAD = Payload(api="completions", body=b"", sampling=Sampling())
@@ -243,7 +239,7 @@ class PaddedSimulation:
 
 
 def padded_jobs(seed: int, jobs: int, rate: float, fan_out: int = 1) -> Iterator[InferenceJob]:
-    """Families of `fan_out` jobs within a few milliseconds; one is a job that knows nobody."""
+    """Groups of `fan_out` jobs within a few milliseconds; 1: independent jobs."""
     rng = named_rng(seed, f"padded/{fan_out}")
     number, at = 0, 0.0
     while number < jobs:
@@ -269,7 +265,7 @@ def padded_jobs(seed: int, jobs: int, rate: float, fan_out: int = 1) -> Iterator
 
 
 def padded(capacity: Capacity) -> dict[str, Any]:
-    """Throughput at saturation, and p95 by load, for jobs that come alone and for fan-outs."""
+    """Throughput at saturation, and p95 by load, for independent jobs and for fan-outs."""
     done: dict[Window, int] = dict.fromkeys(WINDOWS, 0)
     rate = SATURATION * FULL_RATE
     for seed in SEEDS:
@@ -323,10 +319,7 @@ def p95(values: Sequence[float]) -> float:
 
 def measure() -> dict[str, Any]:
     continuous: dict[str, Any] = {}
-    paths = sorted(path for path in TRACES.glob("*.gz")) if TRACES.is_dir() else []
-    if not paths:
-        print(f"no traces in {TRACES}: left out (set TRACES to their directory)", flush=True)
-    for path in paths:
+    for path in find_traces():
         runs = read_trace(path)
         continuous[path.name.split(".")[0]] = compared([trace_slice(runs, seed) for seed in SEEDS])
     for workers, prefix_tokens, rate, bound in FAN_OUTS:

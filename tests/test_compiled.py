@@ -1,4 +1,4 @@
-"""The path of a call may run compiled: whatever is written in it, mypyc must take, and it must do the same."""
+"""Hot packages are compiled by mypyc: every module of them is in the list, and mypyc can compile it."""
 
 import ast
 import importlib.util
@@ -8,6 +8,13 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "inferry"
+HOT_PACKAGES = {
+    *("admission", "dispatch", "domain", "ingress", "ledger", "observe", "prediction", "runs", "scheduling"),
+    *("streams", "workers"),
+}
+COLD_PACKAGES = {"cli", "engine", "loadgen", "report", "sim"}
+"""Packages that no call passes through, and the embedded engine, whose time is spent in torch."""
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +27,38 @@ def build() -> ModuleType:
     return module
 
 
-def test_what_decides_and_what_carries_calls_is_compiled(build: ModuleType) -> None:
-    modules = {path.removeprefix("src/inferry/") for path in build.modules()}
+def test_every_module_of_a_hot_package_is_compiled_or_named_as_plain(build: ModuleType) -> None:
+    compiled = {path.removeprefix("src/inferry/") for path in build.modules()}
+    plain = set(named_in_pyproject(build)["exclude"])
+    for package in HOT_PACKAGES:
+        for path in sorted((PACKAGE / package).rglob("*.py")):
+            name = path.relative_to(PACKAGE).as_posix()
+            if path.name != "__init__.py":
+                where = "`include` or `exclude` of [tool.inferry.compiled] in pyproject.toml"
+                assert name in compiled | plain, f"{name} is in neither of {where}"
+
+
+def test_every_package_is_hot_or_cold() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert packages == HOT_PACKAGES | COLD_PACKAGES
+    assert not HOT_PACKAGES & COLD_PACKAGES
+
+
+def test_nothing_outside_hot_packages_is_compiled(build: ModuleType) -> None:
+    assert {Path(path).relative_to("src/inferry").parts[0] for path in build.modules()} == HOT_PACKAGES
+
+
+def test_the_scheduler_and_the_path_of_a_call_are_compiled(build: ModuleType) -> None:
     assert {
-        "scheduling/scheduler.py",
-        "dispatch/loop.py",
-        "ingress/http/connection.py",
-        "workers/openai_http/sse.py",
-    } <= modules
+        "src/inferry/scheduling/scheduler.py",
+        "src/inferry/dispatch/loop.py",
+        "src/inferry/ingress/http/connection.py",
+        "src/inferry/workers/openai_http/sse.py",
+    } <= set(build.modules())
 
 
 def test_no_compiled_module_defines_a_struct(build: ModuleType) -> None:
-    """mypyc would drop what stands beside the bases (`frozen`, `kw_only`) and not say so."""
+    """mypyc would silently drop class keywords (`frozen`, `kw_only`)."""
     for path in build.modules():
         for node in ast.walk(ast.parse((ROOT / path).read_text())):
             if isinstance(node, ast.ClassDef):
@@ -39,7 +66,16 @@ def test_no_compiled_module_defines_a_struct(build: ModuleType) -> None:
                 assert "Struct" not in [base.id for base in node.bases if isinstance(base, ast.Name)], path
 
 
-def test_every_module_that_stays_plain_is_there(build: ModuleType) -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    for path in build.tomllib.loads(text)["tool"]["inferry"]["compiled"]["exclude"]:
-        assert (ROOT / "src/inferry" / path).exists(), f"{path} is named in pyproject.toml and is not there"
+def test_every_name_in_the_list_is_a_module(build: ModuleType) -> None:
+    named = named_in_pyproject(build)
+    for path in named["exclude"]:
+        assert (PACKAGE / path).exists(), f"pyproject.toml names {path}, which does not exist"
+    for glob in named["include"]:
+        assert any(PACKAGE.glob(glob)), f"pyproject.toml names {glob}, which matches no module"
+
+
+def named_in_pyproject(build: ModuleType) -> dict[str, list[str]]:
+    named: dict[str, list[str]] = build.tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["inferry"][
+        "compiled"
+    ]
+    return named

@@ -9,6 +9,9 @@ import yaml
 
 from inferry.cli import docs
 from inferry.cli.config import schema
+from inferry.cli.config.loader import parse
+from inferry.cli.config.schema import Config, LaneConfig, ServerConfig
+from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmWorkerConfig
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import Lane
 from inferry.observe.metric_table import METRIC_TABLE
@@ -91,17 +94,17 @@ def test_pages_do_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch, co
 
 def test_every_key_is_in_the_configuration_page() -> None:
     page = docs.config_page()
-    for section in (schema.ServerConfig, schema.EmbeddedWorkerConfig, schema.VllmWorkerConfig):
-        prefix = "server." if section is schema.ServerConfig else ""
+    for section in (ServerConfig, EmbeddedWorkerConfig, VllmWorkerConfig):
+        prefix = "server." if section is ServerConfig else ""
         assert all(f"| `{prefix}{key}` |" in page for key in section.__struct_fields__)
-    assert all(f"| `lanes.<lane>.{key}` |" in page for key in schema.LaneConfig.__struct_fields__)
+    assert all(f"| `lanes.<lane>.{key}` |" in page for key in LaneConfig.__struct_fields__)
 
 
 def test_the_complete_example_names_every_key_and_works() -> None:
     raw = yaml.safe_load(docs.example_config())
-    assert set(raw) == set(schema.Config.__struct_fields__)
+    assert set(raw) == set(Config.__struct_fields__)
     assert set(raw["lanes"]) == set(Lane.__members__)
-    parsed = schema.parse(raw)
+    parsed = parse(raw)
     assert [worker.name for worker in parsed.workers] == ["local", "gpu-a", "gpu-c"]
     assert docs.example_config() in docs.config_page()
 
@@ -151,8 +154,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_configurations_can_be_used(path: Path) -> None:
     for block in fenced(path, "yaml"):
         raw = yaml.safe_load(block)
-        if isinstance(raw, dict) and set(raw) & set(schema.Config.__struct_fields__):
-            schema.parse(raw)
+        if isinstance(raw, dict) and set(raw) & set(Config.__struct_fields__):
+            parse(raw)
 
 
 @pages

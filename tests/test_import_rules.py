@@ -28,8 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "workers": DOMAIN | {"msgspec"},
     "workers/http_client": {"httptools"},
     "workers/in_process": {"inferry.engine", "vllm"},
-    "sim": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger"},
-    "loadgen": DOMAIN | {"msgspec", "inferry._version", "inferry.sim", "inferry.workers"},
+    "report": {"msgspec"},
+    "sim": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.report"},
+    "loadgen": DOMAIN | {"msgspec", "inferry._version", "inferry.report", "inferry.sim", "inferry.workers"},
 }
 """What a package may import besides the standard library and itself. `cli` may import anything."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferry.cli import docs
-from inferry.cli.config.schema import parse
+from inferry.cli.config.loader import parse
 from inferry.observe.metric_table import METRIC_TABLE
 from support.children import environment
 from support.serving import Serving

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from inferry._version import __version__
-from inferry.cli.config import schema
+from inferry.cli.config.loader import dump, parse
 from inferry.cli.main import app
 
 Command = Callable[..., Any]  # typer does not always name its result type
@@ -58,7 +58,7 @@ def test_an_unknown_command_is_an_error(run: Command) -> None:
 def test_check_config_without_a_file_prints_the_defaults(run: Command) -> None:
     result = run("check-config")
     assert result.exit_code == 0
-    assert result.stdout == schema.dump(schema.parse({}))
+    assert result.stdout == dump(parse({}))
 
 
 @pytest.mark.parametrize("option", ["--config", "-c"])

@@ -8,16 +8,14 @@ import pytest
 import yaml
 
 from inferry.cli import wiring
-from inferry.cli.config import schema as config
-from inferry.cli.config.schema import (
-    Config,
-    ConfigError,
+from inferry.cli.config.loader import dump, load, parse
+from inferry.cli.config.schema import Config, ConfigError, LaneConfig, ServerConfig
+from inferry.cli.config.workers import (
+    HTTP_KINDS,
     EmbeddedWorkerConfig,
+    HttpWorkerConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
-    dump,
-    load,
-    parse,
 )
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
@@ -67,7 +65,7 @@ def test_null_removes_an_slo_target() -> None:
 
 
 def test_every_key_of_a_lane_is_part_of_its_policy() -> None:
-    assert set(config.LaneConfig.__struct_fields__) <= set(LanePolicy.__struct_fields__)
+    assert set(LaneConfig.__struct_fields__) <= set(LanePolicy.__struct_fields__)
 
 
 def test_a_worker_is_built_from_its_kind() -> None:
@@ -78,8 +76,8 @@ def test_a_worker_is_built_from_its_kind() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", config.HTTP_KINDS, ids=lambda kind: str(kind.__struct_config__.tag))
-def test_every_kind_over_http_takes_the_keys_they_have_in_common(kind: type[config.HttpWorkerConfig]) -> None:
+@pytest.mark.parametrize("kind", HTTP_KINDS, ids=lambda kind: str(kind.__struct_config__.tag))
+def test_every_kind_over_http_takes_the_keys_they_have_in_common(kind: type[HttpWorkerConfig]) -> None:
     raw = {**VLLM, "kind": kind.__struct_config__.tag, "max_sequences": 7, "inter_token_timeout_s": 3}
     (worker,) = parse({"workers": [raw]}).workers
     assert worker == kind(name="gpu-a", url="http://10.0.0.5:8000", max_sequences=7, inter_token_timeout_s=3)
@@ -105,7 +103,7 @@ def test_secrets_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert "$UPSTREAM_KEY" in dump(found)
     assert "sk-" not in dump(found)
     worker = found.workers[0]
-    assert isinstance(worker, config.HttpWorkerConfig)
+    assert isinstance(worker, HttpWorkerConfig)
     monkeypatch.delenv("UPSTREAM_KEY", raising=False)
     with pytest.raises(ConfigError, match="the environment variable UPSTREAM_KEY is not set"):
         wiring.http_worker(worker, SystemClock(), found.lane_policies())
@@ -355,8 +353,8 @@ def test_what_is_printed_means_the_same_when_it_is_read_again(raw: Any) -> None:
 def test_what_is_printed_names_every_key() -> None:
     printed = yaml.safe_load(dump(parse({"workers": [{"kind": "embedded"}, VLLM]})))
     assert set(printed) == set(Config.__struct_fields__)
-    assert set(printed["server"]) == set(config.ServerConfig.__struct_fields__)
-    assert set(printed["lanes"]["P1"]) == set(config.LaneConfig.__struct_fields__)
+    assert set(printed["server"]) == set(ServerConfig.__struct_fields__)
+    assert set(printed["lanes"]["P1"]) == set(LaneConfig.__struct_fields__)
     assert set(printed["workers"][0]) == {"kind", *EmbeddedWorkerConfig.__struct_fields__}
     assert set(printed["workers"][1]) == {"kind", *VllmWorkerConfig.__struct_fields__}
 

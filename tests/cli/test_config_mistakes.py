@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from inferry.cli.config.schema import ConfigError, load, load_workers, parse
+from inferry.cli.config.loader import load, load_workers, parse
+from inferry.cli.config.schema import ConfigError
 
 VLLM = {"kind": "vllm", "name": "gpu-a", "url": "http://10.0.0.5:8000"}
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from inferry.cli.config.schema import ConfigError, dump, parse
+from inferry.cli.config.loader import dump, parse
+from inferry.cli.config.schema import ConfigError
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, exposure_error
 from inferry.cli.main import app
 from inferry.cli.wiring import http_worker

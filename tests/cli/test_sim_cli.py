@@ -173,10 +173,10 @@ def test_the_shipped_model_is_used_where_none_is_named() -> None:
     ("arguments", "complaint"),
     [
         ([], "either a --trace or a --scenario"),
-        (["--scenario", "nowhere"], "no scenario"),
+        (["--scenario", "nowhere"], "unknown scenario"),
         (["--scenario", "harbor", "--scale", "0"], "--scale must be above 0"),
         (["--scenario", "harbor", "--lane", "P9"], "--lane must be"),
-        (["--scenario", "harbor", "--slo", "P0=fast"], "--slo must look like"),
+        (["--scenario", "harbor", "--slo", "P0=fast"], "--slo must be of the form"),
         (["--trace", "/does/not/exist.csv"], "cannot read"),
         (["--scenario", "harbor", "--model", "/does/not/exist.json"], "engine model"),
         (["--scenario", "harbor", "--config", "/does/not/exist.yaml"], "cannot read"),

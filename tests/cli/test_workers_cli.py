@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from inferry.cli.config.schema import ConfigError, load_workers, parse, parse_workers
+from inferry.cli.config.loader import load_workers, parse, parse_workers
+from inferry.cli.config.schema import ConfigError
 from inferry.cli.main import app
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get

@@ -8,8 +8,8 @@ import pytest
 from inferry.domain.lanes import Lane
 from inferry.loadgen.costs import Price, compute_costs
 from inferry.loadgen.figures import itls_by_lane, lane_figures, tokens_by_second
-from inferry.loadgen.html_report import in_flight
 from inferry.loadgen.load_generator import Call, RunRecord
+from inferry.loadgen.report_page import in_flight
 from inferry.loadgen.rows import CallRow, RunRow, call_rows, run_rows
 from inferry.sim.calls import Run, Step
 from inferry.sim.costs import load_model

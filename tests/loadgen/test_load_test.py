@@ -455,7 +455,7 @@ def test_an_engine_that_answers_nothing_is_an_error(inferry: Invoke) -> None:
         (["--url", "h:8000"], "--url"),
         (["--url", "http://h"], "one kind of arrivals"),
         (["--url", "http://h", "--poisson", "1", "--agents", "1,1"], "one kind of arrivals"),
-        (["--url", "http://h", "--bursts", "x"], "--bursts must look like"),
+        (["--url", "http://h", "--bursts", "x"], "--bursts must be of the form"),
         (["--url", "http://h", "--poisson", "1", "--ttft-ms", "P9=3"], "--ttft-ms"),
         (["--url", "http://h", "--poisson", "1", "--itl-ms", "-3"], "--itl-ms"),
         (["--url", "http://h", "--poisson", "1", "--header", "x"], "NAME=VALUE"),

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
-from benchmarks import waits
-from benchmarks.waits import QUEUE_LIMITS, PredictingFrontend, agent_runs, burst_mix, cells, play
+from benchmarks.wait_arrivals import agent_runs, burst_mix, trace_calls
+from benchmarks.wait_simulation import PredictingFrontend, play
+from benchmarks.waits import QUEUE_LIMITS, cells, line
 from inferry.domain.lanes import Lane
+from inferry.sim.traces import read_trace
 
 
 def test_nine_in_ten_jobs_are_sent_within_their_predicted_p90() -> None:
@@ -25,6 +25,7 @@ def test_nine_in_ten_jobs_are_sent_within_their_predicted_p90() -> None:
     assert found["P2"]["judged"] > 200
     assert found["P2"]["covered_judged"] >= 0.80
     assert found["all"]["p90_over_p50"] < 4, "covering everything would be easy"
+    assert f"of {found['P1']['judged']:5d}" in line(found)
 
 
 def test_every_job_that_is_queued_is_accounted_for_until_it_goes() -> None:
@@ -34,11 +35,11 @@ def test_every_job_that_is_queued_is_accounted_for_until_it_goes() -> None:
     assert not any(frontend.waits.has_queue_ahead(lane) for lane in Lane)
 
 
-def test_a_trace_that_ends_begins_again_with_runs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_ends_begins_again_with_runs_of_their_own(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("t_ms,input_tokens,output_tokens\n0,10,5\n4000,20,5\n10000,30,5\n")
-    monkeypatch.setattr(waits, "TRACE", trace)
-    runs = waits.trace_calls(1, 2.0, 12.0)
+    recorded = read_trace(trace)
+    runs = trace_calls(recorded, 1, 2.0, 12.0)
     assert [run.at for run in runs] == [0, 2, 5, 5, 7, 10, 10]
     assert len({run.run_id for run in runs}) == len(runs)
-    assert len(waits.trace_calls(1, 2.0, 4.0)) < 3, "what is shorter than the trace has a piece of it"
+    assert len(trace_calls(recorded, 1, 2.0, 4.0)) < 3, "what is shorter than the trace has a piece of it"

@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from inferry.loadgen.probes import INJECTED_OUTPUT, SETTLED_TOKENS, Probe
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent, Sequence
+from inferry.sim.engine import Engine
 from inferry.sim.observations import CallTiming, Flag, Observation
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 
 INF = float("inf")
 
@@ -106,12 +107,12 @@ def token_times(requests: list[Request], costs: CostModel, flags: EngineFlags) -
     ]
 
 
-def _sequence(request: Request, number: int, flags: EngineFlags) -> Sequence:
+def _sequence(request: Request, number: int, flags: EngineFlags) -> EngineSequence:
     blocks = tuple(range(request.prompt // flags.block_tokens)) if request.prefix is not None else ()
-    return Sequence(str(number), request.prompt, request.output, blocks=blocks, tag=number)
+    return EngineSequence(str(number), request.prompt, request.output, blocks=blocks, tag=number)
 
 
-def _number(sequence: Sequence) -> int:
+def _number(sequence: EngineSequence) -> int:
     assert isinstance(sequence.tag, int)
     return sequence.tag
 

@@ -17,7 +17,8 @@ import msgspec
 import uvloop
 
 from inferry.cli import wiring
-from inferry.cli.config.schema import Config, parse
+from inferry.cli.config.loader import parse
+from inferry.cli.config.schema import Config
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.ingress.http import lifecycle

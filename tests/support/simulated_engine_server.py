@@ -12,7 +12,8 @@ from typing import Any, Self
 from aiohttp import web
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent, Sequence
+from inferry.sim.engine import Engine
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 from support.upstream import DONE, begin, chunk, usage
 from support.virtual_net import loops_with
 
@@ -32,8 +33,8 @@ class RealTimeEngine:
     def _begin(self) -> None:
         self._engine = Engine(self._costs, self._flags, fast_forward=False)
         self._began: float | None = None
-        self._streams: dict[Sequence, asyncio.Queue[bool]] = {}
-        self._waiting: dict[Sequence, asyncio.Queue[bool]] = {}
+        self._streams: dict[EngineSequence, asyncio.Queue[bool]] = {}
+        self._waiting: dict[EngineSequence, asyncio.Queue[bool]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -44,7 +45,7 @@ class RealTimeEngine:
         await asyncio.sleep(self._engine.receive(len(prompt), self._now()) - self._now())
         block = self._flags.block_tokens
         blocks = tuple(hash(tuple(prompt[: end * block])) for end in range(1, len(prompt) // block + 1))
-        sequence = Sequence("", len(prompt), output, blocks=blocks)
+        sequence = EngineSequence("", len(prompt), output, blocks=blocks)
         tokens = self._waiting[sequence] = asyncio.Queue()
         self._engine.submit(sequence, self._now())
         self._schedule_step()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inferry.cli import wiring
-from inferry.cli.config.schema import parse
+from inferry.cli.config.loader import parse
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.workers.openai_http.advice import EngineFacts, advice
 from support.http_jobs import a_call, a_plan, a_worker, run, until

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,7 +13,8 @@ from rich.table import Table as RichTable
 from inferry.cli.simulate_output import console
 from inferry.loadgen.load_test import Progress as BenchProgress
 from inferry.loadgen.result import Result
-from inferry.loadgen.tables import Table, cost_table, failure_table, lane_table
+from inferry.loadgen.tables import cost_table, failure_table, lane_table
+from inferry.report.html import TEXT_COLUMNS, Table
 
 USAGE_ERROR = 2
 MAX_LAG_MS, MAX_CLIENT_CPU = 20.0, 0.85
@@ -101,9 +102,9 @@ def warnings(result: Result) -> list[str]:
 
 def rich_table(table: Table) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    words = {"arm", "lane", "failure", "what was said", ""}
     for heading in table.headings:
-        drawn.add_column(heading, justify="left" if heading in words else "right", no_wrap=heading != "what was said")
+        justify: Literal["left", "right"] = "left" if heading in TEXT_COLUMNS else "right"
+        drawn.add_column(heading, justify=justify, no_wrap=heading != "message")
     for row in table.rows:
         drawn.add_row(*row)
     return drawn

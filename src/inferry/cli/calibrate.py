@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from inferry.cli.option_groups import grouped
 from inferry.sim.costs import EngineModel
 from inferry.sim.fit import EVALUATED_FIGURES, Fit, fit
 from inferry.sim.observations import Conditions, Flag, Observation, ObservationFormatError, from_lines, to_lines
@@ -43,7 +44,22 @@ class CalibratedModel(EngineModel, frozen=True, kw_only=True):
     conditions: Conditions
 
 
+class FlagOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Flags of the engine, where probes cannot find them or should not."""
+
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running sequences of the engine.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens per step of the engine.")
+    ] = None
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="Size of the engine's KV cache, in tokens.")] = None
+    block_tokens: Annotated[int | None, typer.Option(min=1, help="Size of a KV block, in tokens.")] = None
+
+
+@grouped
 def calibrate(
+    *,
     url: Annotated[str | None, typer.Option(help="URL of the engine, such as http://host:8000.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Model name; default: the only model of the server.", metavar="NAME")
@@ -54,14 +70,7 @@ def calibrate(
     seconds: Annotated[float, typer.Option(min=2, help="Duration of the probes, in seconds.")] = 60.0,
     quick: Annotated[bool, typer.Option("--quick", help=f"Probe for {QUICK_S:g} s: fewer and coarser probes.")] = False,
     name: Annotated[str | None, typer.Option(help="Name of the engine model.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of running sequences of the engine.")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens per step of the engine.")
-    ] = None,
-    kv_tokens: Annotated[int | None, typer.Option(min=1, help="Size of the engine's KV cache, in tokens.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(min=1, help="Size of a KV block, in tokens.")] = None,
+    flags: FlagOptions,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the API key.", metavar="VAR")
     ] = None,
@@ -79,12 +88,7 @@ def calibrate(
     for path in (out, raw):
         if path is not None and not path.absolute().parent.is_dir():
             _fail(f"no such directory: {path.absolute().parent}", USAGE_ERROR)
-    given = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "kv_tokens": kv_tokens,
-        "block_tokens": block_tokens,
-    }
+    given = msgspec.structs.asdict(flags)
     if from_raw is not None:
         conditions, observations = _load_observations(from_raw, given)
     else:

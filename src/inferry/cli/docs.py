@@ -21,6 +21,12 @@ from msgspec import Struct, UnsetType
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
 from inferry.cli.config import schema, single_flight, tenants, workers
+from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
+from inferry.cli.config.loader import dump, parse
+from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerConfig
+from inferry.cli.config.single_flight import SingleFlightConfig
+from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
+from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
 from inferry.domain import errors, lanes, ledger, settings
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane
@@ -74,28 +80,28 @@ def config_page() -> str:
         "One YAML file, given with `--config`. Every key except the name and URL of an HTTP worker has a default, so "
         "an empty file is a valid configuration. Unknown keys and invalid values are errors that name their path. "
         "`inferry check-config --config FILE` prints the configuration with defaults and without secrets.",
-        f"An environment variable sets one key: `{schema.ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
-        f"`{schema.ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{schema.ENV_PREFIX}LEDGER` is `ledger`, "
-        f"`{schema.ENV_PREFIX}WORKERS_FILE` is `workers_file`, `{schema.ADMIN_KEY}` is `server.admin_key`. "
+        f"An environment variable sets one key: `{ENV_PREFIX}SERVER__PORT=9000` is `server.port`, "
+        f"`{ENV_PREFIX}LANES__P2__SHARE=0.1` is `lanes.P2.share`, `{ENV_PREFIX}LEDGER` is `ledger`, "
+        f"`{ENV_PREFIX}WORKERS_FILE` is `workers_file`, `{ADMIN_KEY}` is `server.admin_key`. "
         "Values are read as YAML and override the file. Entries of `workers` cannot be set this way.",
-        *_section("Top level", "", schema.Config, docs),
-        *_section("`server`", "server.", schema.ServerConfig, docs),
-        *_section("`health`", "health.", schema.HealthConfig, docs),
-        *_section("`single_flight`", "single_flight.", schema.SingleFlightConfig, docs),
-        *_section("`auth`", "auth.", schema.AuthConfig, docs),
-        *_section("`tenants`", "tenants.<name>.", schema.TenantConfig, docs),
-        *_section("`prices`", "prices.<model>.", schema.PriceConfig, docs),
+        *_section("Top level", "", Config, docs),
+        *_section("`server`", "server.", ServerConfig, docs),
+        *_section("`health`", "health.", HealthConfig, docs),
+        *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
+        *_section("`auth`", "auth.", AuthConfig, docs),
+        *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
+        *_section("`prices`", "prices.<model>.", PriceConfig, docs),
         *_lanes_section(docs),
-        *_section("`workers[]` of `kind: embedded`", "", schema.EmbeddedWorkerConfig, docs),
-        *_section("`workers[]` of every kind over HTTP", "", schema.HttpWorkerConfig, docs),
+        *_section("`workers[]` of `kind: embedded`", "", EmbeddedWorkerConfig, docs),
+        *_section("`workers[]` of every kind over HTTP", "", HttpWorkerConfig, docs),
         *(
             part
-            for kind in schema.HTTP_KINDS
+            for kind in HTTP_KINDS
             for part in _section(
-                f"`workers[]` of `kind: {kind.__struct_config__.tag}`", "", kind, docs, schema.HttpWorkerConfig
+                f"`workers[]` of `kind: {kind.__struct_config__.tag}`", "", kind, docs, HttpWorkerConfig
             )
         ),
-        *_section("`workers[]` of `kind: vllm-inprocess`", "", schema.VllmInProcessWorkerConfig, docs),
+        *_section("`workers[]` of `kind: vllm-inprocess`", "", VllmInProcessWorkerConfig, docs),
         "## Complete example",
         "Every key with its default, and three kinds of workers. A configuration needs only the keys it changes.",
         f"```yaml\n{example_config()}```",
@@ -104,7 +110,7 @@ def config_page() -> str:
 
 def example_config() -> str:
     """A configuration with every key."""
-    return schema.dump(schema.parse({"workers": _EXAMPLE_WORKERS}))
+    return dump(parse({"workers": _EXAMPLE_WORKERS}))
 
 
 def _section(
@@ -133,7 +139,7 @@ def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
     named = [f"`{name}` is {docs['LanesConfig', name].rstrip('.').lower()}" for name in lanes]
     yield f"The three lanes: {', '.join(named)}. Omitted keys keep the lane's default."
     rows = []
-    for field in msgspec.structs.fields(schema.LaneConfig):
+    for field in msgspec.structs.fields(LaneConfig):
         defaults = [shown(getattr(DEFAULT_LANES[lane], field.name)) for lane in Lane]
         key = f"`lanes.<lane>.{field.encode_name}`"
         rows.append((key, type_name(field.type), *defaults, docs["LaneConfig", field.name]))

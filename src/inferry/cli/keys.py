@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from inferry.cli.config.schema import Config, ConfigError, load, load_workers
+from inferry.cli.config.loader import load, load_workers
+from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import unpriced_models
 from inferry.cli.ledger import parse_duration
 from inferry.dispatch.tenants import TenantManager

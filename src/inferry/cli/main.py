@@ -17,8 +17,9 @@ from inferry._version import __version__
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
 from inferry.cli.checkout import is_compiled
-from inferry.cli.config import schema as configuration
 from inferry.cli.config.checks import check_host
+from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
+from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import unset_secrets
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
 from inferry.cli.keys import keys_app, tenants_app
@@ -94,7 +95,7 @@ def serve(
         config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", allow_remote=True))
     try:
         _run_server(config, config.server.host if host is None else host, config.server.port if port is None else port)
-    except configuration.ConfigError as error:
+    except ConfigError as error:
         _fail(str(error))
 
 
@@ -109,23 +110,23 @@ def check_config(
     from inferry.cli import wiring
 
     config = _load(config_file)
-    typer.echo(configuration.dump(config), nl=False)
+    typer.echo(dump(config), nl=False)
     missing = [*unset_secrets(config.workers, "workers", os.environ)]
     if query and missing:
         _fail("; ".join(missing))
     try:
         for message in asyncio.run(wiring.query_engines(config)) if query else wiring.advise(config):
             typer.echo(f"# {message}")
-    except configuration.ConfigError as error:
+    except ConfigError as error:
         _fail(str(error))
     for message in advise_on_tenants(config.tenants, config.prices, config.workers):
         typer.echo(f"# {message}")
     if config.workers_file is not None:
         try:
-            watched = configuration.load_workers(Path(config.workers_file))
-        except configuration.ConfigError as error:
+            watched = load_workers(Path(config.workers_file))
+        except ConfigError as error:
             _fail(str(error))
-        duplicates = configuration.duplicate_names(config, watched)
+        duplicates = duplicate_names(config, watched)
         if duplicates:
             _fail(f"{config.workers_file}: names already used in the configuration: {', '.join(duplicates)}")
         names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
@@ -136,7 +137,7 @@ def check_config(
         _fail("; ".join(missing))
 
 
-def _run_server(config: configuration.Config, host: str, port: int) -> None:
+def _run_server(config: Config, host: str, port: int) -> None:
     import uvloop
 
     from inferry.cli import wiring
@@ -144,11 +145,11 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
 
     lifecycle.raise_file_limit()
     if (problem := check_host(host)) is not None:
-        raise configuration.ConfigError(f"--host {problem}")
+        raise ConfigError(f"--host {problem}")
     try:
         sock = lifecycle.bind(host, port)
     except OSError as error:
-        raise configuration.ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
     if config.ledger == IN_MEMORY:
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
 
@@ -160,7 +161,7 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
         try:
             refusal = exposure_error(config.auth, host, service.tenants.is_auth_required)
             if refusal is not None:
-                raise configuration.ConfigError(refusal)
+                raise ConfigError(refusal)
             service.start()
             address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
             log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
@@ -186,10 +187,10 @@ def _run_server(config: configuration.Config, host: str, port: int) -> None:
         sock.close()
 
 
-def _load(path: Path | None) -> configuration.Config:
+def _load(path: Path | None) -> Config:
     try:
-        return configuration.load(path)
-    except configuration.ConfigError as error:
+        return load(path)
+    except ConfigError as error:
         _fail(str(error))
 
 

@@ -1,7 +1,7 @@
 """`inferry plan fleet`: the smallest fleet that meets the SLO targets for a workload, by simulation."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -11,23 +11,17 @@ import typer
 from msgspec import Struct
 from rich.table import Table
 
-from inferry.cli.simulate import (
-    Digests,
-    LaneParts,
-    ModelFile,
-    Scale,
-    Scenario,
-    Seconds,
-    SessionGap,
-    SloOptions,
-    TraceFile,
-)
-from inferry.cli.simulate_output import NONE, console, fail, progress, slo_line
-from inferry.cli.simulate_setup import drop_oversized, gateway_arm, load_config, load_model, simulated_workers
-from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.cli.config.schema import Config
+from inferry.cli.option_groups import grouped
+from inferry.cli.simulate_options import TargetOptions, WorkloadOptions
+from inferry.cli.simulate_output import console, fail, progress, slo_line
+from inferry.cli.simulate_setup import Arm, drop_oversized, gateway_arm, load_config, load_model, simulated_workers
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.report.formatting import NONE
 from inferry.sim.arrivals import busiest_window
 from inferry.sim.calls import Run
-from inferry.sim.html_report import show
+from inferry.sim.costs import EngineModel
+from inferry.sim.formatting import show
 from inferry.sim.report import Report, report
 from inferry.sim.simulation import Simulation
 from inferry.sim.sizing import NoFeasibleFleet, Probe, Sizing, smallest_fleet
@@ -35,8 +29,6 @@ from inferry.sim.workload import (
     SimulationSetupError,
     SloTarget,
     Workload,
-    check,
-    parse_lanes,
     runs_by_seed,
     slo_targets_for,
 )
@@ -73,100 +65,118 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     cost: Cost | None = None
 
 
-def fleet(
-    trace: TraceFile = None,
-    scenario: Scenario = None,
+class SizingOptions(Struct, frozen=True, kw_only=True):
+    """What is tried, and when it is enough."""
+
     config_file: Annotated[
         Path | None,
         typer.Option(
             "--config", "-c", help="Configuration; its workers are repeated up to the number tried.", metavar="FILE"
         ),
-    ] = None,
-    model_file: ModelFile = None,
-    target: Annotated[
-        float, typer.Option("--target", help="SLO attainment to reach in every lane, in percent.")
-    ] = 99.0,
-    max_workers: Annotated[int, typer.Option("--max-workers", min=1, help="Maximum number of workers to try.")] = 256,
+    ] = None
+    target: Annotated[float, typer.Option("--target", help="SLO attainment to reach in every lane, in percent.")] = 99.0
+    max_workers: Annotated[int, typer.Option("--max-workers", min=1, help="Maximum number of workers to try.")] = 256
     seeds: Annotated[
         list[int] | None,
         typer.Option("--seed", help="Seeds that confirm the result.  [default: 7, 8, 9; one for a plain trace]"),
-    ] = None,
-    calls: Annotated[
-        int, typer.Option("--calls", min=1, help="Play only the busiest window of this many calls.")
-    ] = 20_000,
-    seconds: Seconds = None,
-    scale: Scale = 1.0,
-    digests: Digests = 300,
-    lane: LaneParts = "P1",
-    session_gap_s: SessionGap = 1.0,
-    slo: SloOptions = None,
+    ] = None
+    calls: Annotated[int, typer.Option("--calls", min=1, help="Play only the busiest window of this many calls.")] = (
+        20_000
+    )
     price_per_hour: Annotated[
         float | None, typer.Option("--price-per-hour", help="Price of a worker-hour, to print the cost.")
-    ] = None,
+    ] = None
+
+
+class _Problem(Struct, frozen=True, kw_only=True):
+    """What is to be sized: the options, read and checked. `every` are all runs by seed."""
+
+    workload: Workload
+    config: Config | None
+    policies: Mapping[Lane, LanePolicy]
+    slo_targets: dict[Lane, SloTarget]
+    model: EngineModel
+    every: dict[int, list[Run]]
+
+    def arm(self, name: str, workers: int | None = None) -> Arm:
+        return gateway_arm(name, self.policies, simulated_workers(self.config, self.model, workers))
+
+
+@grouped
+def fleet(
+    *,
+    workload: WorkloadOptions,
+    sizing: SizingOptions,
+    targets: TargetOptions,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Find the smallest fleet that meets the SLO targets for a trace or scenario, by simulation."""
-    if not 0 < target <= 100:
-        fail(f"--target must be above 0 and at most 100, got {target:g}")
-    if price_per_hour is not None and not 0 < price_per_hour < inf:
-        fail(f"--price-per-hour must be above 0, got {price_per_hour:g}")
-    try:
-        workload = check(
-            Workload(
-                trace=trace,
-                scenario=scenario,
-                seconds=seconds,
-                scale=scale,
-                digests=digests,
-                lanes=parse_lanes(lane),
-                session_gap_s=session_gap_s,
-            )
-        )
-        config = None if config_file is None else load_config(config_file)
-        policies = DEFAULT_LANES if config is None else config.lane_policies()
-        slo_targets = slo_targets_for(policies, slo or ())
-        model = load_model(model_file)
-        tried = tuple(dict.fromkeys(seeds or (_SEEDS if workload.has_seeds else _SEEDS[:1])))
-        every = runs_by_seed(workload, tried)
-    except SimulationSetupError as error:
-        fail(str(error))
-    kinds = gateway_arm("", policies, simulated_workers(config, model))
-    played = {seed: busiest_window(drop_oversized(runs, [kinds]), calls) for seed, runs in every.items()}
-    if not played[tried[0]]:
+    if not 0 < sizing.target <= 100:
+        fail(f"--target must be above 0 and at most 100, got {sizing.target:g}")
+    if sizing.price_per_hour is not None and not 0 < sizing.price_per_hour < inf:
+        fail(f"--price-per-hour must be above 0, got {sizing.price_per_hour:g}")
+    problem = _problem(workload, sizing, targets)
+    one = [problem.arm("")]
+    fitting = {seed: drop_oversized(runs, one) for seed, runs in problem.every.items()}
+    played = {seed: busiest_window(runs, sizing.calls) for seed, runs in fitting.items()}
+    first = next(iter(played))
+    if not played[first]:
         fail("no run fits the KV of every engine")
-    itl_s = {lane: one.itl_s for lane, one in slo_targets.items()}
-    ttft_s = {lane: one.ttft_s for lane, one in slo_targets.items()}
-
-    with progress(0, "probe") as play:
-
-        def simulate(workers: int, seed: int) -> Report:
-            name = f"{workers} worker{'' if workers == 1 else 's'}"
-            arm = gateway_arm(name, policies, simulated_workers(config, model, workers))
-            simulation = Simulation(arm.frontend(), model.costs, arm.flags, itl_s=itl_s)
-            play(simulation, played[seed], f"{name}, seed {seed}")
-            return report(simulation, name, ttft_s, seed=seed)
-
-        try:
-            sizing = smallest_fleet(simulate, tried, target / 100, max_workers)
-        except NoFeasibleFleet as nothing:
-            if not as_json:
-                console().print(_table(nothing.probes))
-            fail(
-                f"{max_workers} workers do not attain {target:g} % of the SLO targets in every lane. If more workers "
-                "do not help a lane, relax its targets or use an engine with shorter steps"
-            )
+    found = _size(problem, played, sizing, as_json)
     plan = FleetPlan(
-        workload=workload.name,
-        model=model.name,
-        slo_targets={lane.name: one for lane, one in slo_targets.items()},
-        slice=_slice(every[tried[0]], played[tried[0]], drop_oversized(every[tried[0]], [kinds])),
-        sizing=sizing,
-        cost=None if price_per_hour is None else _cost(sizing, price_per_hour),
+        workload=problem.workload.name,
+        model=problem.model.name,
+        slo_targets={lane.name: one for lane, one in problem.slo_targets.items()},
+        slice=_slice(problem.every[first], played[first], fitting[first]),
+        sizing=found,
+        cost=None if sizing.price_per_hour is None else _cost(found, sizing.price_per_hour),
     )
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode() + "\n")
     else:
-        _print(plan, slo_targets)
+        _print(plan, problem.slo_targets)
+
+
+def _problem(workload: WorkloadOptions, sizing: SizingOptions, targets: TargetOptions) -> _Problem:
+    try:
+        played = workload.workload()
+        config = None if sizing.config_file is None else load_config(sizing.config_file)
+        policies = DEFAULT_LANES if config is None else config.lane_policies()
+        tried = tuple(dict.fromkeys(sizing.seeds or (_SEEDS if played.has_seeds else _SEEDS[:1])))
+        return _Problem(
+            workload=played,
+            config=config,
+            policies=policies,
+            slo_targets=slo_targets_for(policies, targets.slo or ()),
+            model=load_model(targets.model_file),
+            every=runs_by_seed(played, tried),
+        )
+    except SimulationSetupError as error:
+        fail(str(error))
+
+
+def _size(problem: _Problem, played: dict[int, list[Run]], sizing: SizingOptions, as_json: bool) -> Sizing:
+    """Simulate fleets until the smallest one that attains the target is found."""
+    itl_s = {lane: one.itl_s for lane, one in problem.slo_targets.items()}
+    ttft_s = {lane: one.ttft_s for lane, one in problem.slo_targets.items()}
+    with progress(0, "probe") as play:
+
+        def simulate(workers: int, seed: int) -> Report:
+            name = f"{workers} worker{'' if workers == 1 else 's'}"
+            arm = problem.arm(name, workers)
+            simulation = Simulation(arm.frontend(), problem.model.costs, arm.flags, itl_s=itl_s)
+            play(simulation, played[seed], f"{name}, seed {seed}")
+            return report(simulation, name, ttft_s, seed=seed)
+
+        try:
+            return smallest_fleet(simulate, tuple(played), sizing.target / 100, sizing.max_workers)
+        except NoFeasibleFleet as nothing:
+            if not as_json:
+                console().print(_table(nothing.probes))
+            fail(
+                f"{sizing.max_workers} workers do not attain {sizing.target:g} % of the SLO targets in every lane. If "
+                "more workers do not help a lane, relax its targets or use an engine with shorter steps"
+            )
 
 
 def _slice(every: Sequence[Run], played: Sequence[Run], fitting: Sequence[Run]) -> Slice:

@@ -10,51 +10,24 @@ import typer
 from msgspec import Struct
 from rich.console import Console
 
+from inferry.cli.option_groups import grouped
+from inferry.cli.simulate_options import TargetOptions, WorkloadOptions
 from inferry.cli.simulate_output import Play, comparison_table, console, fail, progress, slo_line
 from inferry.cli.simulate_plots import can_draw, draw_pngs
 from inferry.cli.simulate_setup import Arm, build_arms, drop_oversized, load_config, load_model
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineModel
-from inferry.sim.html_report import html_page
 from inferry.sim.report import Comparison, compare, report
+from inferry.sim.report_page import html_page
 from inferry.sim.simulation import Simulation
 from inferry.sim.workload import (
     SimulationSetupError,
     SloTarget,
     Workload,
-    check,
-    parse_lanes,
     runs_by_seed,
     slo_targets_for,
 )
-
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", help="Recorded trace, CSV or JSON lines, gzipped or not.", metavar="FILE")
-]
-Scenario = Annotated[str | None, typer.Option("--scenario", help="harbor or simple-harbor.")]
-Seconds = Annotated[
-    float | None,
-    typer.Option("--seconds", help="Seconds in which runs start; default: 60 for a scenario, the length of a trace."),
-]
-Scale = Annotated[float, typer.Option("--scale", help="Factor on the load: more runs of a scenario, a faster trace.")]
-Digests = Annotated[int, typer.Option("--digests", min=0, help="Batch jobs at the start of the scenario.")]
-LaneParts = Annotated[
-    str, typer.Option("--lane", help="Lane of a trace's runs, or fractions drawn by seed: P0=0.2,P1=0.5,P2=0.3.")
-]
-SessionGap = Annotated[
-    float, typer.Option("--session-gap-s", min=0.0, help="Seconds between sessions of a trace without times.")
-]
-ModelFile = Annotated[
-    Path | None,
-    typer.Option("--model", "--engine", help="Engine model; default: 8B on an H200.", metavar="MODEL.json"),
-]
-SloOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--slo", help="SLO targets of a lane in ms, instead of the configuration's: P0=500,30.", metavar="LANE=TTFT,ITL"
-    ),
-]
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
@@ -70,81 +43,91 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
     arms: tuple[Comparison, ...]
 
 
-def simulate(
-    trace: TraceFile = None,
-    scenario: Scenario = None,
-    seeds: Annotated[
-        list[int] | None, typer.Option("--seed", help="Seed; give several for medians and ranges.  [default: 7]")
-    ] = None,
-    seconds: Seconds = None,
-    scale: Scale = 1.0,
-    digests: Digests = 300,
-    lane: LaneParts = "P1",
-    session_gap_s: SessionGap = 1.0,
-    model_file: ModelFile = None,
+class ArmOptions(Struct, frozen=True, kw_only=True):
+    """What is compared."""
+
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of engines; default: the workers of the configuration.")
-    ] = None,
+    ] = None
     config_files: Annotated[
         list[Path] | None,
         typer.Option("--config", "-c", help="Configuration to simulate; repeat to compare.", metavar="FILE"),
-    ] = None,
+    ] = None
     direct: Annotated[
         bool, typer.Option("--direct", help="Add two arms without a gateway: FCFS and engine priorities.")
-    ] = False,
-    slo: SloOptions = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+    ] = False
+
+
+class OutputOptions(Struct, frozen=True, kw_only=True):
+    """What is printed and written."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False
     plots: Annotated[
         Path | None,
         typer.Option(help="Also write an HTML report and PNG files there (needs 'inferry[plots]').", metavar="DIR"),
+    ] = None
+    page: Annotated[Path | None, typer.Option("--html", help="Also write an HTML report.", metavar="FILE")] = None
+
+
+@grouped
+def simulate(
+    *,
+    workload: WorkloadOptions,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", help="Seed; give several for medians and ranges.  [default: 7]")
     ] = None,
-    page: Annotated[Path | None, typer.Option("--html", help="Also write an HTML report.", metavar="FILE")] = None,
+    targets: TargetOptions,
+    arms: ArmOptions,
+    output: OutputOptions,
 ) -> None:
     """Play a workload against an engine model with the real scheduler, and compare configurations."""
-    if plots is not None and not can_draw():
+    if output.plots is not None and not can_draw():
         fail("PNG plots need matplotlib: pip install 'inferry[plots]'; --html FILE writes a report without it")
     try:
-        workload = check(
-            Workload(
-                trace=trace,
-                scenario=scenario,
-                seconds=seconds,
-                scale=scale,
-                digests=digests,
-                lanes=parse_lanes(lane),
-                session_gap_s=session_gap_s,
-            )
-        )
-        model = load_model(model_file)
-        arms = build_arms(config_files or [], model, workers, direct)
-        # Arms are comparable only against the same SLO targets: those of the first configuration.
-        slo_targets = slo_targets_for(
-            load_config(config_files[0]).lane_policies() if config_files else DEFAULT_LANES, slo or ()
-        )
-        played = runs_by_seed(workload, tuple(dict.fromkeys(seeds or [7])))
+        played = workload.workload()
+        model = load_model(targets.model_file)
+        compared = build_arms(arms.config_files or [], model, arms.workers, arms.direct)
+        slo_targets = _slo_targets(arms, targets)
+        runs = runs_by_seed(played, tuple(dict.fromkeys(seeds or [7])))
     except SimulationSetupError as error:
         fail(str(error))
-    fitting = {seed: drop_oversized(runs, arms) for seed, runs in played.items()}
+    result, rows = _simulate(played, model, compared, runs, slo_targets)
+    _print(result, slo_targets, output.as_json)
+    _draw(result, rows, slo_targets, output)
+
+
+def _slo_targets(arms: ArmOptions, targets: TargetOptions) -> dict[Lane, SloTarget]:
+    """Arms are comparable only against the same SLO targets: those of the first configuration."""
+    policies = load_config(arms.config_files[0]).lane_policies() if arms.config_files else DEFAULT_LANES
+    return slo_targets_for(policies, targets.slo or ())
+
+
+def _simulate(
+    workload: Workload,
+    model: EngineModel,
+    arms: Sequence[Arm],
+    runs: dict[int, list[Run]],
+    slo_targets: dict[Lane, SloTarget],
+) -> tuple[SimulationResult, dict[str, Sequence[CallRow]]]:
+    """Every arm with every seed, and the calls of each arm with the first seed."""
+    fitting = {seed: drop_oversized(seed_runs, arms) for seed, seed_runs in runs.items()}
     first = next(iter(fitting))
     if not fitting[first]:
         fail("no run fits the KV of every engine")
     rows: dict[str, Sequence[CallRow]] = {}
-    compared = []
     with progress(len(arms) * len(fitting), "simulation") as play:
-        for arm in arms:
-            compared.append(_compare(arm, model, fitting, slo_targets, play, rows))
+        compared = tuple([_compare(arm, model, fitting, slo_targets, play, rows) for arm in arms])
     result = SimulationResult(
         workload=workload.name,
         model=model.name,
         seeds=tuple(fitting),
-        scale=scale,
+        scale=workload.scale,
         runs=len(fitting[first]),
-        left_out=len(played[first]) - len(fitting[first]),
+        left_out=len(runs[first]) - len(fitting[first]),
         slo_targets={lane.name: one for lane, one in slo_targets.items()},
-        arms=tuple(compared),
+        arms=compared,
     )
-    _print(result, slo_targets, as_json)
-    _draw(result, rows, slo_targets, plots, page)
+    return result, rows
 
 
 def _compare(
@@ -195,9 +178,9 @@ def _draw(
     result: SimulationResult,
     rows: dict[str, Sequence[CallRow]],
     slo_targets: dict[Lane, SloTarget],
-    plots: Path | None,
-    page: Path | None,
+    output: OutputOptions,
 ) -> None:
+    plots, page = output.plots, output.page
     seed = (
         f", seed {result.seeds[0]}" if len(result.seeds) == 1 and result.workload in ("harbor", "simple-harbor") else ""
     )

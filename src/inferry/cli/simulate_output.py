@@ -11,13 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from inferry.domain.lanes import Lane
+from inferry.report.formatting import NONE
 from inferry.sim.calls import Run
-from inferry.sim.html_report import show
+from inferry.sim.formatting import show
 from inferry.sim.report import Comparison, Spread
 from inferry.sim.simulation import Simulation
 from inferry.sim.workload import SloTarget
 
-NONE = "–"  # noqa: RUF001 - shown for a missing number
 _LANE_COLUMNS = (
     ("SLO", "attainment"),
     ("ttft p50", "ttft_p50"),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from inferry.domain.lanes import Lane
+from inferry.report.formatting import tick
+from inferry.report.html import COLOURS
 from inferry.sim.calls import CallRow
 from inferry.sim.curves import first_token_curve, open_calls
-from inferry.sim.html_report import COLOURS, tick
 from inferry.sim.report import Comparison
 
 

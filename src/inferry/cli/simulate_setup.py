@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from inferry.cli.config import schema as configuration
+from inferry.cli.config.loader import load
+from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.config.workers import HttpWorkerConfig, VllmInProcessWorkerConfig, VllmWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
@@ -37,10 +39,10 @@ class Arm(Struct, frozen=True):
     frontend: Callable[[], Frontend]
 
 
-def load_config(file: Path | None) -> configuration.Config:
+def load_config(file: Path | None) -> Config:
     try:
-        return configuration.load(file)
-    except configuration.ConfigError as error:
+        return load(file)
+    except ConfigError as error:
         raise SimulationSetupError(str(error) if file is None else f"{file}: {error}") from None
 
 
@@ -54,22 +56,20 @@ def load_model(path: Path | None) -> engines.EngineModel:
 
 
 def simulated_workers(
-    config: configuration.Config | None, model: engines.EngineModel, count: int | None = None
+    config: Config | None, model: engines.EngineModel, count: int | None = None
 ) -> tuple[SimulatedWorker, ...]:
     """The workers of a configuration in order, repeated up to `count`.
 
     An HTTP worker is the modelled engine, limited by the configuration. An embedded worker has the configured
     sequences, KV and chunk at the model's speed. Without a configuration there is one HTTP worker with defaults.
     """
-    kinds: Sequence[configuration.WorkerConfig] = (
-        [configuration.VllmWorkerConfig(name="default", url="")] if config is None else config.workers
-    )
+    kinds: Sequence[WorkerConfig] = [VllmWorkerConfig(name="default", url="")] if config is None else config.workers
     made = [_simulated_worker(one, model.flags) for one in kinds]
     return tuple(made[number % len(made)] for number in range(count or len(made)))
 
 
-def _simulated_worker(worker: configuration.WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
-    if isinstance(worker, configuration.HttpWorkerConfig):
+def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
+    if isinstance(worker, HttpWorkerConfig):
         if worker.chunk_tokens is not None:
             sequences = min(flags.max_num_seqs, worker.chunk_tokens)
             flags = replace(flags, max_num_seqs=sequences, max_num_batched_tokens=worker.chunk_tokens)
@@ -77,7 +77,7 @@ def _simulated_worker(worker: configuration.WorkerConfig, flags: engines.EngineF
             min(worker.max_sequences, flags.max_num_seqs), worker.kv_tokens or flags.kv_tokens, worker.prefill_tokens
         )
         return SimulatedWorker(flags, capacity, worker.group, worker.capacity == "adaptive")
-    if isinstance(worker, configuration.VllmInProcessWorkerConfig):
+    if isinstance(worker, VllmInProcessWorkerConfig):
         own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
         return SimulatedWorker(
             own, Capacity(worker.max_sequences, own.kv_tokens), worker.group, worker.capacity == "adaptive"

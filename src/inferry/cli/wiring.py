@@ -12,20 +12,16 @@ from typing import NamedTuple
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
-from inferry.cli.config.schema import (
-    Config,
-    ConfigError,
+from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
+from inferry.cli.config.schema import Config, ConfigError, HealthConfig
+from inferry.cli.config.single_flight import SingleFlightConfig
+from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
-    HealthConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
-    SingleFlightConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
     WorkerConfig,
-    duplicate_names,
-    load_workers,
-    parse_workers,
 )
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from inferry.cli.config.schema import ADMIN_KEY
+from inferry.cli.config.environment import ADMIN_KEY
 
 workers_app = typer.Typer(help="Workers of a running gateway: list, drain, readmit.", no_args_is_help=True)
 

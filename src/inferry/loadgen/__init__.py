@@ -1,1 +1,1 @@
-"""Open-loop load against any OpenAI-compatible server, and what came of it."""
+"""Open-loop load tests of any OpenAI-compatible server, and the calibration of engine models."""

@@ -1,6 +1,6 @@
-"""One calibration against a live engine: ask what it is, warm it up, probe it until the time is used up.
+"""One calibration against a live engine: query it, warm it up, and probe it until the time is used up.
 
-The time limit is kept by leaving out what would not fit and by dropping the probe under way when it has come.
+Probes that would exceed the time limit are left out; the probe in progress at the limit is dropped.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from inferry.sim.observations import Conditions, Flag, Observation
 
 MAX_ROUNDS = 3
 MIN_CONCURRENCY = 8
-"""What a crowd costs cannot be told from fewer, however slow the engine is."""
+"""Minimum burst size, even for a slow engine: fewer calls do not show the cost of a burst."""
 MAX_CLIENT_CPU = 0.8
 _RUNNING = "vllm:num_requests_running"
 _GENERATED = "vllm:generation_tokens_total"
 _MAX_FAILURES = 5
 
 OnProgress = Callable[[str, float], None]
-"""Told what is probed, and which part of the time is used up."""
+"""Gets the name of the probe and the fraction of the time that is used up."""
 
 
 class CalibrationOptions(Struct, frozen=True, kw_only=True):
-    """What the person who calibrates said."""
+    """The options of a calibration. None: not given."""
 
     model: str | None = None
     seconds: float = 60.0
@@ -54,7 +54,7 @@ class CalibrationOptions(Struct, frozen=True, kw_only=True):
 async def observe(
     server: Server, options: CalibrationOptions, on_progress: OnProgress
 ) -> tuple[Conditions, list[Observation]]:
-    """Probe the engine for as long as wished. Raises ProbeError where there is nothing to be learnt."""
+    """Probe the engine for the given time. Raises ProbeError if nothing could be observed."""
     on_progress("what is served", 0.0)
     models = await server.models()
     model = _choose_model(models, options.model, server.url)
@@ -81,7 +81,7 @@ async def observe(
 
 
 class _Session:
-    """The probing itself."""
+    """Runs the probes of one calibration."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Session:
                     if not await self._round(limits, number):
                         break
         except TimeoutError:
-            pass  # the time is used up; what was observed counts
+            pass  # the time is used up; the observations so far count
         self.used_s = time.perf_counter() - self._began
         if not self.observations:
             raise ProbeError(f"not one probe was over within {self._options.seconds:g} s: give it more with --seconds")
@@ -222,7 +222,7 @@ def _choose_model(models: dict[str, int | None], requested: str | None, url: str
 
 
 def _flags(options: CalibrationOptions, idle: dict[str, float]) -> dict[str, Flag]:
-    """What is known of how the engine was started: what the person says, what the engine says, else what is usual."""
+    """The engine's flags: as given, else as the engine reports them, else usual values."""
     usual = EngineFlags()
     block = int(idle.get(f"{CACHE}/block_size", 0))
     reported = {"kv_tokens": block * int(idle.get(f"{CACHE}/num_gpu_blocks", 0)), "block_tokens": block}

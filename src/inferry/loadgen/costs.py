@@ -1,8 +1,7 @@
-"""What a bench means for whoever pays: how well the GPU was used, what a run cost, how many runs cost too much.
+"""The cost of a load test: GPU utilisation, cost per run, and runs over budget.
 
-A fleet pays for its GPUs by the hour, whether they compute or not. So the bill is the time that everything took, and a
-run pays the part of it that its work is of all work. Work is what a call would cost in engine time among as many others
-as the engine can hold: it does not depend on how the calls were sent, which is what makes arms comparable.
+GPUs are paid by the hour, busy or idle. So the bill is for the whole time, and a run pays for its fraction of all work.
+Work is the engine time of a call in a full batch: it does not depend on how calls were sent, so arms are comparable.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ Work = Callable[[CallRow], float]
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What the GPUs cost, and what a run may cost. None: not said."""
+    """The price of the GPUs and the budget of a run. None: not given."""
 
     gpu_per_hour: float | None = None
     gpus: int = 1
@@ -25,10 +24,10 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class CostFigures(Struct, frozen=True, kw_only=True):
-    """Before and after are told in these. None: what it takes to know was not given.
+    """The figures of a before/after comparison. None: an input is missing.
 
-    `utilisation` is modelled work over time and GPUs. `step_p95_s`, `cost_per_run` and `over_budget` are of the agents'
-    runs, that is of the live lanes where there are any; `batch_done_s` is when the batch lane had finished.
+    `utilisation` is modelled work over time and GPUs. `step_p95_s`, `cost_per_run` and `over_budget` are of the live
+    lanes if there are any; `batch_done_s` is when the batch lane had finished.
     """
 
     utilisation: float | None
@@ -45,7 +44,7 @@ class CostFigures(Struct, frozen=True, kw_only=True):
 def compute_costs(
     rows: Sequence[CallRow], runs: Sequence[RunRow], warmup_s: float, price: Price, model: EngineModel | None
 ) -> CostFigures:
-    """Runs are counted that were done; what the others wasted is in their bill."""
+    """Only completed runs count; their bill includes the work of the others."""
     calls = after_warmup(rows, warmup_s)
     wall_s = max((row.ended_s for row in calls), default=warmup_s) - warmup_s
     work = tokens if model is None else engine_seconds(model, calls)
@@ -61,7 +60,7 @@ def compute_costs(
     bill = None if price.gpu_per_hour is None else price.gpu_per_hour / 3600 * price.gpus * wall_s
     by_lane, over = {}, None
     if bill is not None and finished:
-        # What runs that were not done have wasted is paid by those that were.
+        # The work of runs that did not complete is paid by those that did.
         rate = bill / (sum(spent[run.run] for run in finished) or 1.0)
         by_lane = {
             lane: _mean(rate * spent[run.run] for run in finished if run.lane == lane)
@@ -86,7 +85,7 @@ def compute_costs(
 
 
 def tokens(row: CallRow) -> float:
-    """Work where there is no model of the engine."""
+    """Work without an engine model: tokens."""
     return row.prompt - min(row.cached, row.prompt) + row.produced
 
 

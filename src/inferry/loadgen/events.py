@@ -1,7 +1,7 @@
-"""Server-sent events, read as they come: which of them bring tokens, and how the stream ended.
+"""Server-sent events as they arrive: which of them carry tokens, and how the stream ended.
 
-Most events say one more token and nothing else, and are told by counting; the others are decoded. JSON escapes quotes
-inside strings, so neither `"finish_reason":null` nor `:""` can be part of what a model wrote.
+Most events carry one token and nothing else and are only counted; the others are decoded. JSON escapes quotes inside
+strings, so neither `"finish_reason":null` nor `:""` can be part of a model's output.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 class EventReader:
-    """Follows one stream. `[DONE]` is not success: an error before it is what it says, and so is a missing end."""
+    """Follows one stream. `[DONE]` alone is not success: an error event or a missing end is a failure."""
 
     __slots__ = ("_buffer", "cached", "error", "finish", "is_done", "message", "output_tokens", "prompt_tokens")
 
@@ -41,7 +41,7 @@ class EventReader:
         self.cached: int | None = None
 
     def feed(self, data: bytes) -> int:
-        """Bytes as they came; how many events with tokens became complete by them."""
+        """Add received bytes; how many events with tokens they completed."""
         if b"\r" in data:
             data = data.replace(b"\r", b"")
         if self._buffer:
@@ -60,7 +60,7 @@ class EventReader:
 
     @property
     def failure(self) -> str | None:
-        """Why the stream, now that it is over, is no answer."""
+        """Why the ended stream is a failure, or None."""
         if self.error is not None:
             return self.error
         if self.finish in ("abort", "error"):
@@ -97,7 +97,7 @@ class EventReader:
 
 
 def error_name(body: bytes) -> str:
-    """What a refusal calls itself, short enough to be counted by."""
+    """The error code of a refusal, shortened, as a key for counting."""
     try:
         body_json = msgspec.json.decode(body, type=dict[str, Raw])
     except msgspec.MsgspecError:

@@ -1,6 +1,6 @@
-"""What rows come to: percentiles, promises kept, rates, curves. Pure: rows in, figures out.
+"""Figures from rows: percentiles, SLO attainment, rates, curves. Pure functions.
 
-Calls that were due while the server warmed up count for nothing.
+Calls that were due during the warm-up do not count.
 """
 
 from array import array
@@ -20,13 +20,12 @@ CURVE_POINTS = 200
 
 
 class LaneFigures(Struct, frozen=True, kw_only=True):
-    """One lane, in seconds. `attainment`: calls that kept their promise, over the calls that were planned.
+    """One lane; times in seconds. `attainment`: calls that met their SLO target, over planned calls.
 
-    A call keeps its promise when its first token comes within the lane's first-token time and its i-th within that and
-    i gaps, counted from when it was due. Runs that were abandoned plan nothing; a run that breaks loses its later
-    steps. `gap` is the time between two events that bring tokens, `itl_over_target` the part of them longer than
-    promised. `goodput` is the output per second of calls that kept their promise. `done_s`: when the last call had
-    ended.
+    A call meets its target when token i arrives within ttft + i * itl of when the call was due. Cancelled runs have no
+    planned calls; a run that breaks misses its later steps. `itl` is the time between two events with tokens,
+    `itl_over_target` the fraction above the target. `goodput` is the output tokens per second of calls that met their
+    target. `done_s`: when the last call had ended.
     """
 
     planned: int
@@ -58,7 +57,7 @@ class LaneFigures(Struct, frozen=True, kw_only=True):
 
 
 class InterTokenLatencies(Struct, frozen=True):
-    """The gaps of a lane: percentiles, the part that is too long, and the curve of them."""
+    """Inter-token latencies of a lane: percentiles, the fraction above the target, and their curve."""
 
     p50: float
     p95: float
@@ -68,7 +67,7 @@ class InterTokenLatencies(Struct, frozen=True):
 
 
 class GeneratorFigures(Struct, frozen=True, kw_only=True):
-    """Whether the generator kept its own times. `cpu`: the part of one core that it used."""
+    """How late the load generator sent calls. `cpu`: its use of one core, from 0 to 1."""
 
     lag_p50_ms: float
     lag_p99_ms: float
@@ -77,7 +76,7 @@ class GeneratorFigures(Struct, frozen=True, kw_only=True):
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """The value with `part` of the others below it; the last one where there is no such."""
+    """The quantile of sorted values, `part` from 0 to 1."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
 
 
@@ -97,13 +96,13 @@ def lane_figures(
     warmup_s: float,
     span_s: float,
 ) -> LaneFigures:
-    """The rows and runs of one lane; `span_s` is how long everything took after the warm-up."""
+    """The figures of one lane; `span_s` is the duration after the warm-up."""
     abandoned = {run.run for run in runs if run.cancelled}
     warm = sum(row.due_s < warmup_s and row.run not in abandoned for row in rows)
     planned = sum(run.planned for run in runs if not run.cancelled) - warm
     calls = after_warmup(rows, warmup_s)
     attaining = [row for row in calls if attains(row, slo_target.ttft_s)]
-    # A call that was abandoned with its run promised nothing, whatever came of it.
+    # Calls of a cancelled run have no target.
     attained = sum(row.run not in abandoned for row in attaining)
     complete = [row for row in calls if row.outcome != "cancelled"]
     ttfts = sorted(row.ttft_s for row in complete if row.ttft_s is not None)
@@ -143,7 +142,7 @@ def lane_figures(
 def itls_by_lane(
     calls: Iterable[Call], began: float, warmup_s: float, slo_targets: Mapping[Lane, SloTarget]
 ) -> dict[str, InterTokenLatencies]:
-    """Gaps between events that bring tokens. Several tokens in one event are one gap."""
+    """Times between events with tokens. Several tokens in one event count as one."""
     by_lane: dict[Lane, array[float]] = {}
     for call in calls:
         if call.due - began >= warmup_s and len(call.times) > 1 and call.outcome != "cancelled":
@@ -162,14 +161,14 @@ def _itls(ordered: list[float], itl_target_s: float) -> InterTokenLatencies:
 
 
 def curve(ordered: Sequence[float]) -> list[float]:
-    """Values at even parts from 0 to 1: a few hundred points stand for all."""
+    """Quantiles at even steps from 0 to 1, at most a few hundred."""
     last = len(ordered) - 1
     points = min(CURVE_POINTS, last)
     return [ordered[round(last * number / points)] for number in range(points + 1)] if points > 0 else list(ordered)
 
 
 def tokens_by_second(calls: Iterable[Call], began: float) -> dict[str, list[float]]:
-    """Output tokens that arrived in each second since the bench began, by lane."""
+    """Output tokens that arrived in each second since the load test began, by lane."""
     seconds: dict[Lane, Counter[int]] = {}
     for call in calls:
         bins, each = seconds.setdefault(call.run.lane, Counter()), tokens_per_event(call)

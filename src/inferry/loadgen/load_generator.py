@@ -1,9 +1,9 @@
-"""Plays runs against a server, open loop: a call is sent at its time, whatever the others do.
+"""Plays runs against a server, open loop: a call is sent when it is due, independent of other calls.
 
-Everything belongs to one event loop. A run begins at its time and its steps follow one another, each when the tool
-before it is through; that moment is when the call was due, and all its times count from there. Requests are written
-before they are due. What may hold a call back is only what was asked for: a cap on calls in flight, or pods that have
-one call in flight each; such waiting counts as time the caller waited, not as lateness of the generator.
+Everything belongs to one event loop. A run begins at its time; each step is due when the tool time before it has
+passed, and all times of the call count from there. Requests are written before they are due. Only an explicit option
+delays a call: a cap on calls in flight, or pods with one call in flight each. That delay counts as waiting time of the
+client, not as lateness of the generator.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from inferry.sim.prompts import length
 from inferry.workers.http_client import Client, Connection, Request
 
 LEAD_TIME_S = 0.25
-"""How long before its time a run is taken up, to write its first request."""
+"""Seconds before its start at which the first request of a run is written."""
 INITIAL_BACKOFF_S, MAX_BACKOFF_S, BACKOFF_JITTER = 0.5, 8.0, 0.25
-"""The official SDKs wait so long before they try again, doubling, less up to a quarter by chance."""
+"""Delays of the official SDKs before a retry: doubling, minus up to a quarter at random."""
 MAX_RETRY_AFTER_S = 60.0
 
 
 class ClientLimits(Struct, frozen=True, kw_only=True):
-    """What holds calls back, and for how long they are waited for. None: nothing does."""
+    """Limits of the client. None: no limit."""
 
     retries: int = 2
     concurrency_cap: int | None = None
@@ -82,9 +82,9 @@ class Call:
 
 
 class RunRecord(Struct, frozen=True):
-    """A run that is over: when it began and ended, whether every step was done, whether its agent walked away.
+    """A run that has ended: its begin and end, whether every step was done, and whether its agent cancelled it.
 
-    `stopped`: it was under way when the bench was told to end.
+    `stopped`: it was in progress when the load test was stopped.
     """
 
     run: Run
@@ -96,7 +96,7 @@ class RunRecord(Struct, frozen=True):
 
 
 class LoadGenerator:
-    """Plays once. `calls` and `run_records` grow meanwhile; `counters` say where it is."""
+    """Plays once. `calls` and `run_records` grow meanwhile; `counters` has the progress."""
 
     def __init__(self, client: Client, requests: RequestMaker, limits: ClientLimits, seed: int = 7) -> None:
         self.calls: list[Call] = []
@@ -116,7 +116,7 @@ class LoadGenerator:
         self._pods = [asyncio.Semaphore(1) for _ in range(limits.pods or 0)]
 
     async def play(self, runs: Sequence[Run], lead_s: float = LEAD_TIME_S) -> None:
-        """All runs, which are in order of their times, to their ends; or to where `stop` was called."""
+        """Play all runs, in order of their times, to their ends or until `stop` is called."""
         self.began = time.perf_counter() + lead_s
         async with asyncio.TaskGroup() as group:
             for number, run in enumerate(runs):
@@ -127,13 +127,13 @@ class LoadGenerator:
                 task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """No more calls; those under way are dropped."""
+        """Send no more calls and drop those in progress."""
         self._stopping.set()
         for task in self._tasks:
             task.cancel()
 
     async def _wait_until(self, deadline: float) -> bool:
-        """Waits until then; whether it is over before."""
+        """Wait until this time; whether the load test was stopped before."""
         delay = deadline - time.perf_counter()
         if delay > 0:
             with contextlib.suppress(TimeoutError):
@@ -168,7 +168,7 @@ class LoadGenerator:
         request = self._requests.make(call.run, call.index)
         await asyncio.sleep(max(0.0, call.due - time.perf_counter()))
         now = time.perf_counter()
-        # Timers are good to a millisecond: one that was early makes its call due now, not its answer early.
+        # Timers have millisecond precision: if one fires early, the call is due now.
         call.due = min(call.due, now)
         call.late_s = now - call.due
         self.calls.append(call)
@@ -220,7 +220,7 @@ class LoadGenerator:
         except OSError as error:
             exchange.on_lost(error.strerror or type(error).__name__)
         except BaseException:
-            # The caller is gone: so is its connection, which is how a server hears of it.
+            # The client is gone: its connection is closed, which tells the server.
             if connection is not None:
                 connection.close()
             call.times = exchange.times

@@ -1,4 +1,4 @@
-"""One bench from end to end: find the server, play the runs, make the result. The shell around it shows and writes."""
+"""One load test: find the server, play the runs, make the result. The CLI shows and writes it."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ _PACKAGES = ("httptools", "msgspec")
 
 
 class LoadTest(Struct, frozen=True, kw_only=True):
-    """Everything that was asked for. `salt` None: one of its own, so that no cache knows the prompts."""
+    """The options of a load test. `salt` None: a random one, so that no cache contains the prompts."""
 
     url: str
     model: str | None
@@ -53,7 +53,7 @@ class LoadTest(Struct, frozen=True, kw_only=True):
 
 
 class Progress(Struct):
-    """What the shell may show while the bench runs, and how it stops it."""
+    """Progress of a running load test."""
 
     counters: Counters
     elapsed_s: float
@@ -66,9 +66,9 @@ StopHook = Callable[[Callable[[], None]], None]
 
 
 async def run_load_test(bench: LoadTest, key: str | None, on_progress: OnProgress, install_stop: StopHook) -> Result:
-    """Raises ProbeError where there is nobody to bench, and NoLoad where there is nothing to send.
+    """Raises ProbeError if the server cannot be used, and EmptyLoad if there is no call to send.
 
-    `install_stop` is given what ends the bench early; the result is then partial.
+    `install_stop` gets the function that stops the load test early; the result is then partial.
     """
     runs = make_runs(bench.traffic)
     headers = {"content-type": "application/json"}
@@ -89,7 +89,7 @@ async def run_load_test(bench: LoadTest, key: str | None, on_progress: OnProgres
 
 
 class _SentLoad(Struct, frozen=True):
-    """What was sent to whom."""
+    """The target and the load that was sent."""
 
     target: Target
     salt: str
@@ -98,7 +98,7 @@ class _SentLoad(Struct, frozen=True):
 
 
 class _RunConditions(Struct, frozen=True):
-    """How the playing went."""
+    """Conditions of the run on the client."""
 
     started: str
     is_partial: bool
@@ -125,7 +125,7 @@ async def _play(
             await asyncio.sleep(PROGRESS_INTERVAL_S)
 
     gc.collect()
-    gc.freeze()  # a pause for what never goes away would count as time of the server
+    gc.freeze()  # a garbage collection of long-lived objects would count as server time
     cpu = time.process_time()
     progress_timer = asyncio.get_running_loop().create_task(report_progress())
     try:
@@ -196,7 +196,7 @@ def _result(bench: LoadTest, sent: _SentLoad, load_generator: LoadGenerator, con
 
 
 def _settings(bench: LoadTest, sent: _SentLoad) -> dict[str, Any]:
-    """As plain data. Values of headers may be secrets and stay out."""
+    """The options as plain data, without header values, which may be secrets."""
     traffic = {name: getattr(bench.traffic, name) for name in TrafficOptions.__struct_fields__}
     traffic["trace"] = None if bench.traffic.trace is None else bench.traffic.trace.name
     traffic["lanes"] = {lane.name: part for lane, part in bench.traffic.lanes.items()}

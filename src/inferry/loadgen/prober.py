@@ -1,8 +1,8 @@
-"""The load that probes an engine over HTTP, with the time of every event.
+"""Probes of an engine over HTTP, with the time of every event.
 
-Everything belongs to one event loop. A probe makes its connections and writes its requests beforehand, so that what is
-timed is the engine and its server; times are taken where bytes arrive, and events are looked at only as closely as
-needed. Prompts are random, so that no cache hides what they cost.
+Everything belongs to one event loop. A probe opens its connections and writes its requests in advance, so that only the
+engine and its server are timed. Times are taken where bytes arrive; events are parsed only as far as needed. Prompts
+are random, so that no cache hides their cost.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ TRIAL_TIMEOUT_S = 60.0
 TRIAL_PROMPT_TOKENS = 64
 TRIAL_OUTPUT_TOKENS = 16
 _MAX_ERROR_BODY_BYTES = 4096
-# Ids that any vocabulary has and that are no special tokens; few enough, and long prompts of them are still unique.
+# Ids that every vocabulary has and that are not special tokens; long prompts of them are still unique.
 _IDS = (100, 1000)
 _WORDS = ("north", "sand", "lamp", "river", "cold", "seven", "paper", "glass", "moon", "table", "apple", "wind")
 
 
 class RequestForm(Struct, frozen=True):
-    """What a request of this server may look like."""
+    """The form of requests that this server accepts."""
 
     ids: bool = True
     includes_usage: bool = True
@@ -62,7 +62,7 @@ REQUEST_FORMS = tuple(
 
 
 class Prober:
-    """Runs probes against one model of a server, in the form the server takes."""
+    """Runs probes against one model of a server, in the form that the server accepts."""
 
     def __init__(
         self, server: Server, model: str, form: RequestForm = REQUEST_FORMS[0], seed: int | None = None
@@ -73,7 +73,7 @@ class Prober:
         self._rng = random.Random(seed)
 
     async def negotiate(self) -> None:
-        """Find the form of request the server takes, and that it streams."""
+        """Find the form of request that the server accepts, and check that it streams."""
         refusal: Refused | None = None
         for form in REQUEST_FORMS:
             self.form = form
@@ -110,7 +110,7 @@ class Prober:
         return call.timing(began), call.finish
 
     async def run(self, probe: Probe) -> Observation:
-        """One probe; a connection that had died of old age is no reason to lose it."""
+        """Run one probe; again if an idle connection had been closed."""
         try:
             return await self._run(probe)
         except Refused as error:
@@ -157,7 +157,7 @@ class Prober:
         )
 
     async def _send_together(self, base_calls: Sequence["_Call"], calls: list["_Call"]) -> None:
-        """Send all of them in one go and wait until all are over."""
+        """Send all requests at once and wait until all have ended."""
         connections = await self._server.connections(len(base_calls))
         calls += base_calls
         for call, connection in zip(base_calls, connections, strict=True):
@@ -177,7 +177,7 @@ class Prober:
         for call in injected:
             if not await _wait_for_tokens(base_calls, reached):
                 break
-            # Anywhere within a step, as requests come in life.
+            # At a random time within a step, as real requests arrive.
             await asyncio.sleep(self._rng.random() * _last_itl_s(base_calls))
             calls.append(call)
             call.send(idle_connection)
@@ -212,7 +212,7 @@ class Prober:
 
 
 class _Call:
-    """A streamed call under way; `finished` when it has ended, one way or the other."""
+    """A streamed call in progress; `finished` when it has ended in any way."""
 
     __slots__ = (
         "_connection",
@@ -268,7 +268,7 @@ class _Call:
 
     def timing(self, began: float) -> CallTiming:
         usage = self._scanner.usage
-        # A token without text may come with nothing but the end of the answer.
+        # A token without text may arrive in the event that ends the answer.
         token_times = self._token_times or [self._ended]
         return CallTiming(
             sent_s=round(self._sent - began, 6),
@@ -280,7 +280,7 @@ class _Call:
             cached_tokens=usage.cached_tokens if usage is not None and usage.cached_tokens else None,
         )
 
-    # What the connection tells.
+    # Callbacks of the connection.
 
     def on_head(self, status: int) -> None:
         self._status = status
@@ -336,7 +336,7 @@ class _Call:
 
 
 def _explain(error: Refused, url: str, model: str) -> ProbeError:
-    """What a refusal of the very first request means to the person who calibrates."""
+    """The error for a refused first request."""
     if error.status in (401, 403):
         return NotAllowed(f"{url} answered {error.status}: name the variable that holds its key with --api-key-env")
     if error.status == 404:
@@ -352,15 +352,15 @@ async def _wait_all(calls: Iterable[_Call]) -> None:
 
 
 async def _wait_for_tokens(base_calls: Sequence[_Call], tokens: int) -> bool:
-    """Wait until all of them have so many tokens. False: one of them has ended before."""
+    """Wait until all calls have this many tokens. False: one has ended before."""
     while not any(call.is_finished for call in base_calls):
         if all(call.tokens >= tokens for call in base_calls):
             return True
-        await asyncio.sleep(0.001)  # what is timed is when tokens arrive, not when this notices
+        await asyncio.sleep(0.001)  # tokens are timed when they arrive, not when this wakes up
     return False
 
 
 def _last_itl_s(base_calls: Sequence[_Call]) -> float:
-    """How far the last two tokens of the crowd's first were apart."""
+    """The latest inter-token latency of the first decoding call."""
     token_times = base_calls[0].token_times
     return token_times[-1] - token_times[-2] if len(token_times) > 1 else 0.0

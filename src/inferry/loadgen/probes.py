@@ -1,9 +1,8 @@
-"""Which probes tell what an engine costs, in an order in which a cut at any place leaves a fit that can be solved.
+"""The probes of a calibration, in an order in which every prefix of the list leaves a solvable fit.
 
-Single prompts of growing size tell prefill, attention and what a request costs at all; sequences that decode together
-tell a step; the same with long contexts tell what reading KV costs; prompts sent into a crowd that decodes tell engine
-time from server time; the same prompt again tells what of a prompt is not prefill; a burst tells what the server can
-take in.
+Single prompts of growing size show prefill, attention and the fixed cost of a request. Sequences that decode together
+show the cost of a step; with long contexts, that of reading KV. Prompts sent beside decoding sequences separate engine
+time from server time. A repeated prompt shows the cost besides prefill. A burst shows the capacity of the server.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ DEFAULT_CHUNK_TOKENS = 2048
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """`sequences` calls at once; into those of an `inject` probe, prompts of `injected` tokens one after the other."""
+    """`sequences` calls at once; an `inject` probe then sends prompts of `injected` tokens beside them, one by one."""
 
     kind: Kind
     sequences: int = 1
@@ -36,7 +35,7 @@ class Probe(Struct, frozen=True, kw_only=True):
 
     @property
     def description(self) -> str:
-        """What a person reads while it runs."""
+        """The name shown while it runs."""
         match self.kind:
             case "prefill":
                 return f"a prompt of {self.prompt_tokens:,} tokens"
@@ -53,12 +52,12 @@ class Probe(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_tokens(self) -> int:
-        """KV that it needs at its peak."""
+        """Peak KV use, in tokens."""
         return self.sequences * (self.prompt_tokens + self.output_tokens) + max(self.injected, default=0)
 
 
 class ProbeLimits(Struct, frozen=True, kw_only=True):
-    """How far the probes may go: the longest prompt, the most sequences, the KV there is, and a sequence's context."""
+    """Limits of the probes: prompt length, sequences, KV tokens, and context length."""
 
     prompt_tokens: int = MAX_PROMPT_TOKENS
     sequences: int = MAX_SEQUENCES
@@ -68,7 +67,7 @@ class ProbeLimits(Struct, frozen=True, kw_only=True):
 
 
 class PaceEstimate:
-    """How fast the engine was so far: good enough to tell whether a probe is worth beginning."""
+    """The engine's speed so far, accurate enough to decide whether a probe fits into the remaining time."""
 
     def __init__(self) -> None:
         self._max_prompt_tokens = 0
@@ -84,7 +83,7 @@ class PaceEstimate:
         self._itls[sequences] = itl_s
 
     def itl_s(self, sequences: int) -> float:
-        """Between tokens of that many sequences: of the nearest number seen, and in proportion beyond it."""
+        """Inter-token latency with this many sequences: that of the nearest number seen, extrapolated linearly."""
         if not self._itls:
             return 0.0
         above = [n for n in self._itls if n >= sequences]
@@ -99,7 +98,7 @@ class PaceEstimate:
 
 
 def warm_up(limits: ProbeLimits) -> Iterator[Probe]:
-    """What the engine must have done once before it is measured; from small to large, so that a slow one is noticed."""
+    """Warm-up probes before measuring; from small to large, so that a slow engine is detected early."""
     yield Probe(kind="prefill", output_tokens=8)
     yield Probe(kind="prefill", prompt_tokens=_part(limits, 64), output_tokens=8)
     yield Probe(kind="decode", sequences=min(4, limits.sequences), output_tokens=16)
@@ -109,10 +108,10 @@ def warm_up(limits: ProbeLimits) -> Iterator[Probe]:
 
 
 def schedule(limits: ProbeLimits) -> Iterator[Probe]:
-    """One round of probes. Its first part makes the fit solvable, the second judges it, the rest sharpens both."""
+    """One round of probes. The first part makes the fit solvable, the second is held out, the rest refines both."""
     seen: set[Probe] = set()
     for probe in (*_essential(limits), *_validation(limits), *_finer(limits), *_validation_finer(limits)):
-        # Where a limit makes two probes the same, the fit has it and not the judge.
+        # Where a limit makes two probes equal, the fit gets it and the held-out set does not.
         same_shape = replace(probe, held_out=False)
         if same_shape not in seen and _is_possible(probe, limits):
             seen.add(same_shape)
@@ -178,7 +177,7 @@ def _decode(limits: ProbeLimits, sequences: int) -> Probe:
 
 
 def _context(limits: ProbeLimits, sequences: int, divisor: float) -> Probe:
-    """Long enough that all decode together for a while: the first begin while the last are still computed."""
+    """Output tokens that let all sequences decode together for a while, although their prefills are staggered."""
     sequences_count, prompt = _capped_sequences(limits, sequences), _part(limits, divisor)
     output = ceil(sequences_count * prompt / limits.chunk_tokens) + STEADY_TOKENS // 2
     return Probe(kind="context", sequences=sequences_count, prompt_tokens=prompt, output_tokens=output)
@@ -192,7 +191,7 @@ def _inject(limits: ProbeLimits, sequences: int, divisors: tuple[float, ...]) ->
 
 
 def _burst(requests: int) -> Probe:
-    """More than may run at once is no harm here: the rest queues."""
+    """May exceed the number of running sequences: the rest is queued by the engine."""
     return Probe(kind="burst", sequences=requests, output_tokens=1)
 
 

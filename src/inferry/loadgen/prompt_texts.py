@@ -1,7 +1,7 @@
-"""Prompts as bytes on the wire. Equal pieces become equal tokens, and what differs in its salt shares nothing.
+"""Prompts as bytes on the wire. Equal pieces become equal tokens; prompts with different salts share nothing.
 
-Every token is as wide as every other, so that a piece of a segment is a slice of its bytes. A segment is drawn from a
-hash that can be read as far as needed: it does not matter who asks first, or for how much of it.
+Every token has the same width in bytes, so a piece of a segment is a slice of its bytes. A segment is generated from an
+extendable hash, so its content does not depend on the order or size of requests for it.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from hashlib import shake_256
 from inferry.sim.prompts import Piece
 
 CACHE_BYTES = 64_000_000
-"""How much of the segments is kept, so that prompts that begin alike are made once."""
+"""Size of the cache of segments: shared prefixes are generated once."""
 
-# Ids that any vocabulary has and that are no special tokens.
+# Ids that every vocabulary has and that are not special tokens.
 _IDS = tuple(b"%d," % (100 + number) for number in range(256))
 _WORDS = tuple(
     f"{first}{vowel}{last}{end} ".encode()
@@ -35,7 +35,7 @@ class PromptTexts:
         self._cached_bytes = 0
 
     def prompt(self, pieces: Sequence[Piece]) -> bytes:
-        """What stands between the brackets, or between the quotes."""
+        """The content between the brackets (ids) or the quotes (text)."""
         return b"".join([self._piece(*piece) for piece in pieces])[:-1]
 
     def _piece(self, segment: int, start: int, count: int) -> bytes:

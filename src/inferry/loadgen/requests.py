@@ -1,4 +1,4 @@
-"""How a call is written: body and headers, and how it tells its lane, its tenant and its run."""
+"""Requests of calls: body and headers, with lane, tenant and run."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,11 +14,11 @@ from inferry.workers.http_client import Client, Request
 LaneBy = Literal["header", "priority", "none"]
 Prompts = Literal["ids", "text", "chat"]
 PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
-"""What vLLM is told of a lane: lower numbers go first."""
+"""vLLM priorities by lane: lower values are served first."""
 
 
 class RequestForm(Struct, frozen=True):
-    """What a request of this server may look like. `end` keeps answers as long as asked."""
+    """The form of requests that this server accepts. `end` makes answers as long as requested."""
 
     prompts: Prompts = "ids"
     usage: bool = True
@@ -27,7 +27,7 @@ class RequestForm(Struct, frozen=True):
 
 
 class RequestMetadata(Struct, frozen=True, kw_only=True):
-    """What a call says about itself besides its prompt. None: nothing."""
+    """Metadata of a call besides its prompt. None: not sent."""
 
     lane_by: LaneBy = "header"
     tenant_header: str | None = "x-inferry-tenant"
@@ -36,7 +36,7 @@ class RequestMetadata(Struct, frozen=True, kw_only=True):
 
 
 class RequestMaker:
-    """Writes the requests of one bench."""
+    """Writes the requests of one load test."""
 
     def __init__(
         self, client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, salt: str
@@ -47,7 +47,7 @@ class RequestMaker:
         self._request_metadata = request_metadata
         self._prompt_texts = PromptTexts(salt, None if form.prompts == "ids" else form.words_per_token)
         self._path = b"/v1/chat/completions" if form.prompts == "chat" else b"/v1/completions"
-        # Runs of two benches must not be taken for one another.
+        # Runs of different load tests must have different ids.
         self._bench = salt[:8]
 
     def make(self, run: Run, index: int) -> Request:

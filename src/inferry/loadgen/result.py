@@ -1,4 +1,4 @@
-"""What a bench leaves behind: one file that says what was done, what came of it, and every call."""
+"""The result file of a load test: options, figures, and every call."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ _ROWS = ("calls", "runs")
 
 
 class InvalidResult(Exception):
-    """The file was not written by a bench; the message says why."""
+    """The file is not a result of `inferry bench`; the message says why."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """One bench. `shortened`: calls whose prompt had to be cut to fit the model's context.
+    """One load test. `shortened`: calls whose prompt was cut to fit the model's context.
 
-    `partial`: it was stopped before its end. `cached_tokens`: whether the server said what it had cached, or it was
-    assumed. `settings` are the options as they were understood.
+    `partial`: it was stopped before its end. `cached_tokens`: whether cached tokens were reported by the server or
+    assumed. `settings` are the parsed options.
     """
 
     format: str = FORMAT
@@ -53,7 +53,7 @@ class Result(Struct, frozen=True, kw_only=True):
     cost_figures: CostFigures
     lanes: dict[str, LaneFigures]
     failures: dict[str, str]
-    """What the server said the first time, by kind of failure."""
+    """The server's first message, by kind of failure."""
     itls: dict[str, InterTokenLatencies]
     tokens_by_second: dict[str, list[float]]
     runs: tuple[RunRow, ...]
@@ -69,7 +69,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def to_json(result: Result) -> bytes:
-    """One field a line and one row a line, so that people and diffs can read it."""
+    """One field or row per line, for readable diffs."""
     lines = []
     for field in fields(Result):
         value = getattr(result, field.name)
@@ -96,7 +96,7 @@ class _Kind(Struct):
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Results to compare, under names of their own. Raises NotAResult and OSError."""
+    """Results to compare, with distinct labels. Raises InvalidResult and OSError."""
     results = []
     for path in paths:
         try:
@@ -112,7 +112,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def priced(result: Result, price: Price, model: EngineModel | None) -> Result:
-    """The same result with other prices or another engine model; what is not given stays."""
+    """The same result with other prices or another engine model; options that are not given stay."""
     old = result.price
     merged = Price(
         gpu_per_hour=old.gpu_per_hour if price.gpu_per_hour is None else price.gpu_per_hour,

@@ -1,4 +1,4 @@
-"""Every call and every run of a bench, as data: what a result file keeps and every figure is made of."""
+"""Calls and runs of a load test as rows: the content of a result file and the source of all figures."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ BLOCK_TOKENS = 16
 
 
 class CallRow(Struct, frozen=True, gc=False, array_like=True):
-    """One call. Times are seconds since it was due, `due_s` since the bench began; None: it never got so far.
+    """One call. Times are seconds since it was due, `due_s` since the load test began; None: it did not get so far.
 
-    `late_s` is max over tokens i of (time of token i - gap of the lane * i): the promise is kept if that is no more
-    than the lane's first-token time. `lag_ms` is how late the generator was. `cached` is what the server said, or,
-    where it says nothing, what was sent before by the same tenant.
+    `late_s` is max over tokens i of (time of token i - itl of the lane * i). The call meets its target if `late_s` is
+    at most the lane's ttft. `lag_ms` is the lateness of the generator. `cached` is as reported by the server, otherwise
+    the prefix that the same tenant had sent before.
     """
 
     run: str
@@ -52,7 +52,7 @@ class CallRow(Struct, frozen=True, gc=False, array_like=True):
 
 
 class RunRow(Struct, frozen=True, gc=False, array_like=True):
-    """One run. `cancelled`: its agent walked away, or the bench was stopped; it then promised nothing."""
+    """One run. `cancelled`: its agent cancelled it, or the load test was stopped; its calls then have no target."""
 
     run: str
     tenant: str
@@ -114,9 +114,9 @@ def _row(call: Call, began: float, slo_target: SloTarget, seen: int) -> CallRow:
 
 
 def lateness_s(call: Call, itl_s: float) -> float:
-    """How far the worst token came behind a stream that writes one token every `itl_s` from the start.
+    """Lateness of the worst token relative to a stream with one token every `itl_s`.
 
-    Where a server puts several tokens into an event, they all count as having come with it.
+    If a server puts several tokens into an event, all of them arrive with it.
     """
     itl_s *= tokens_per_event(call)
     return max([moment - itl_s * number for number, moment in enumerate(call.times)]) - call.due
@@ -127,7 +127,7 @@ def tokens_per_event(call: Call) -> float:
 
 
 def _cached_prefixes(calls: Sequence[Call]) -> list[int]:
-    """How much of each prompt its tenant had sent before: what a cache that forgets nothing would hold."""
+    """Prompt tokens that the tenant had sent before: the hits of an unbounded cache."""
     known: dict[str, set[int]] = {}
     growing: dict[str, GrowingPrompt] = {}
     seen = []
@@ -135,7 +135,7 @@ def _cached_prefixes(calls: Sequence[Call]) -> list[int]:
         prompt = growing.setdefault(call.run.run_id, GrowingPrompt(BLOCK_TOKENS))
         hashes = prompt.block_hashes(call.step.prompt)
         warm = known.setdefault(call.run.tenant, set())
-        # The last block is computed in any case: somebody has to write the first token.
+        # The last block is always computed, to produce the first token.
         usable = hashes[: (call.prompt - 1) // BLOCK_TOKENS]
         found = next((number for number, one in enumerate(usable) if one not in warm), len(usable))
         seen.append(found * BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""The server whose engine is probed: what it says of itself, connections to it, and what can be wrong with it."""
+"""The probed server: its models, version and metrics, connections to it, and its errors."""
 
 import asyncio
 import re
@@ -16,11 +16,11 @@ CACHE = "vllm:cache_config_info"
 
 
 class ProbeError(Exception):
-    """The engine cannot be probed. The message is for a person."""
+    """The engine cannot be probed; the message says why."""
 
 
 class Unreachable(ProbeError):
-    """Nobody answers there."""
+    """The server does not answer."""
 
 
 class NotAllowed(ProbeError):
@@ -32,11 +32,11 @@ class NoSuchModel(ProbeError):
 
 
 class NotStreaming(ProbeError):
-    """The server answers, but not token by token."""
+    """The server does not stream tokens."""
 
 
 class Refused(ProbeError):
-    """The server refused a request or broke off."""
+    """The server refused a request or closed the connection."""
 
     def __init__(self, message: str, status: int = 0, *, was_stale: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Refused(ProbeError):
 
 
 class Server:
-    """One OpenAI-compatible server: what it says of itself, and calls to it."""
+    """Client of one OpenAI-compatible server."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         headers = {"content-type": "application/json"}
@@ -59,7 +59,7 @@ class Server:
         self._http.close()
 
     async def models(self) -> dict[str, int | None]:
-        """The models it serves, with their longest context where it says so."""
+        """The served models, with their context lengths if known."""
         status, body = await self.get("/v1/models")
         if status in (401, 403):
             raise NotAllowed(f"{self.url} answered {status}: name the variable that holds its key with --api-key-env")
@@ -74,7 +74,7 @@ class Server:
         return {model.id: model.max_model_len for model in listed.data}
 
     async def version(self) -> str | None:
-        """What it calls itself, where it does."""
+        """The server's version, if it reports one."""
         status, body = await self.get("/version")
         if status != 200:
             return None
@@ -85,7 +85,7 @@ class Server:
         return version if isinstance(version, str) else None
 
     async def metrics(self) -> dict[str, float]:
-        """Its samples, summed over their labels; those of `cache_config_info` as `cache_config_info/<label>`."""
+        """Samples of its metrics, summed over labels; those of `cache_config_info` as `cache_config_info/<label>`."""
         if not self._has_metrics:
             return {}
         status, body = await self.get("/metrics")
@@ -110,7 +110,7 @@ class Server:
             raise Unreachable(f"cannot reach {self.url}: {error.strerror or error or type(error).__name__}") from None
 
     async def connections(self, count: int) -> list[Connection]:
-        """So many connections that are open already."""
+        """Open this many connections in advance."""
         try:
             return list(await asyncio.gather(*[self._connection() for _ in range(count)]))
         except TimeoutError:
@@ -126,7 +126,7 @@ class Server:
 
 
 class _Answer:
-    """An answer collected to its end."""
+    """A complete answer."""
 
     def __init__(self) -> None:
         self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
@@ -194,7 +194,7 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 def redacted_url(url: str) -> str:
-    """A URL as it may be printed and kept: without a user, a password or a query."""
+    """The URL without user, password and query, for output."""
     parts = urlsplit(_without_v1(url))
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")).rstrip("/")
 
@@ -204,7 +204,7 @@ def _without_v1(url: str) -> str:
 
 
 def error_message(body: bytes) -> str:
-    """The message of a refusal, one line of it."""
+    """The first line of a refusal's message."""
     try:
         details = msgspec.json.decode(body, type=_ErrorBody)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""One try at a call: a streamed exchange, with the time of every event that brings tokens."""
+"""One attempt at a call: a streamed exchange, with the time of every event that carries tokens."""
 
 import asyncio
 import time
@@ -10,11 +10,11 @@ from inferry.workers.http_client import Connection, Request
 
 _MAX_ERROR_BODY_BYTES = 8192
 RETRIED_STATUSES = frozenset({408, 409, 429})
-"""Besides 5xx: what the official SDKs try again."""
+"""Statuses that the official SDKs retry, besides 5xx."""
 
 
 class Counters:
-    """What the bar shows while calls are under way."""
+    """Counters for the progress bar."""
 
     __slots__ = ("done", "failed", "in_flight", "sent", "tokens")
 
@@ -23,7 +23,7 @@ class Counters:
 
 
 class Exchange:
-    """An exchange (see `http_client`). When it is `finished`, `failure` says what was wrong, if anything."""
+    """An exchange of `http_client`. Once `finished`, `failure` is the error, if there was one."""
 
     __slots__ = (
         "_connection",
@@ -89,12 +89,12 @@ class Exchange:
 
     @property
     def detail(self) -> str:
-        """What the server said about it, one line."""
+        """The server's message, one line."""
         return error_message(self._refusal) if self._refusal else self.lost or self.reader.message
 
     @property
     def is_refusal(self) -> bool:
-        """The server said that it may be asked again."""
+        """Whether the server's answer permits a retry."""
         return self._status in RETRIED_STATUSES or self._status >= 500
 
     @property

@@ -1,15 +1,12 @@
-"""The tables of one result and of several, as headings and cells; the terminal and the page show the same."""
+"""The tables of one result or several; terminal and page show the same."""
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from inferry.loadgen.costs import CostFigures
 from inferry.loadgen.figures import LaneFigures
-from inferry.loadgen.formatting import NONE, count, money, seconds, share
 from inferry.loadgen.result import Result
-
-Cells = list[list[str]]
+from inferry.report.formatting import NONE, count, money, seconds, share
+from inferry.report.html import Table
 
 _LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
     ("planned", lambda lane: count(lane.planned)),
@@ -28,11 +25,6 @@ _LANE_COLUMNS: tuple[tuple[str, Callable[[LaneFigures], str]], ...] = (
     ("failed", lambda lane: count(lane.failed)),
     ("done", lambda lane: seconds(lane.done_s)),
 )
-
-
-class Table(Struct, frozen=True):
-    headings: tuple[str, ...]
-    rows: Cells
 
 
 def lane_table(results: Sequence[Result]) -> Table:
@@ -60,7 +52,7 @@ _TERMS: tuple[tuple[str, Callable[[CostFigures], float | None], Callable[[float 
 
 
 def cost_table(results: Sequence[Result]) -> Table:
-    """A row per term, a column per result; between two, how many times as much the second is of the first."""
+    """A row per figure, a column per result; with two results, the ratio of the second to the first."""
     rows = []
     for name, value, words in _TERMS:
         values = [value(result.cost_figures) for result in results]
@@ -76,10 +68,10 @@ def cost_table(results: Sequence[Result]) -> Table:
 
 
 def failure_table(results: Sequence[Result]) -> Table:
-    """Why calls failed, with what the server said the first time."""
+    """Why calls failed, with the first message of the server."""
     rows = []
     for result in results:
         for name, lane in result.lanes.items():
             for kind, times in lane.failures.items():
                 rows.append([result.label, name, kind, count(times), result.failures.get(kind, "")])
-    return Table(("arm", "lane", "failure", "calls", "what was said"), rows)
+    return Table(("arm", "lane", "failure", "calls", "message"), rows)

@@ -1,4 +1,4 @@
-"""The server under load: whether it is there, whether it has the model, and what its requests may look like."""
+"""The server under load: its model, and the form of requests that it accepts."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -17,11 +17,11 @@ TRIAL_TIMEOUT_S = 60.0
 SHORT_TRIAL_TOKENS, LONG_TRIAL_TOKENS, TRIAL_OUTPUT_TOKENS = 64, 192, 4
 CONNECT_TIMEOUT_S = 30.0
 _OTHER_FORM_STATUSES = ("http 400", "http 404", "http 405", "http 422")
-"""Refusals that another form of request may be spared."""
+"""Statuses after which another form of request is tried."""
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """A server that answers. `context_tokens`: the longest prompt and answer together, where it says so."""
+    """A server that answers. `context_tokens`: the model's context length, if known."""
 
     model: str
     server: str | None
@@ -37,7 +37,7 @@ async def find_target(
     request_metadata: RequestMetadata,
     prompts: Prompts | None,
 ) -> Target:
-    """Ask the server what it is, and try calls until one is answered. Raises ProbeError with words for a person."""
+    """Query the server and try forms of requests until one is answered. Raises ProbeError."""
     server = Server(url, key)
     try:
         name, context = await _model(server, model)
@@ -56,7 +56,7 @@ async def _model(server: Server, wanted: str | None) -> tuple[str, int | None]:
     except Refused:
         if wanted is None:
             raise
-        return wanted, None  # a server need not list its models
+        return wanted, None  # a server may not list its models
     if wanted is None:
         if len(models) != 1:
             raise NoSuchModel(f"{server.url} serves {len(models)} models; name one with --model: {', '.join(models)}")
@@ -67,7 +67,7 @@ async def _model(server: Server, wanted: str | None) -> tuple[str, int | None]:
 
 
 def _forms(prompts: Prompts | None) -> Iterator[RequestForm]:
-    """From what says most to what says least."""
+    """Forms of requests, from the most to the least informative."""
     for kind in ("ids", "text", "chat") if prompts is None else (prompts,):
         for usage in (True, False):
             for end in ("ignore_eos", "min_tokens", ""):
@@ -93,7 +93,7 @@ async def _form(
 async def _words_per_token(
     client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, short: Call
 ) -> float:
-    """What a template adds is left out by looking at two lengths."""
+    """Words per token, from two lengths, so that the template's tokens cancel out."""
     long = await _trial(client, model, form, request_metadata, LONG_TRIAL_TOKENS)
     if (
         short.reported_prompt_tokens is None
@@ -106,7 +106,7 @@ async def _words_per_token(
 
 async def _trial(client: Client, model: str, form: RequestForm, request_metadata: RequestMetadata, tokens: int) -> Call:
     step = Step("trial", ((tokens, 0, tokens),), TRIAL_OUTPUT_TOKENS)
-    # Where lanes are told as priorities, one that is not the default: servers refuse those they cannot keep.
+    # With lanes as priorities, a value other than the default: some servers refuse those.
     lane = Lane.P0 if request_metadata.lane_by == "priority" else Lane.P1
     run = Run(run_id="trial", tenant="bench", lane=lane, at=0.0, steps=(step,))
     requests = RequestMaker(client, model, form, request_metadata, uuid4().hex)

@@ -1,4 +1,4 @@
-"""Which calls come, and when: options in, runs out. The same options give the same runs, to the last token."""
+"""The runs of a load test from its options. The same options give the same runs, to the last token."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -18,11 +18,11 @@ DEFAULT_SECONDS = 60.0
 
 
 class EmptyLoad(Exception):
-    """The options make no load; the message says why."""
+    """The options give no load; the message says why."""
 
 
 class Bursts(Struct, frozen=True):
-    """So many calls within `width_s`, every so many seconds."""
+    """`calls` calls within `width_s`, every `every_s` (seconds)."""
 
     calls: int
     every_s: float
@@ -30,7 +30,7 @@ class Bursts(Struct, frozen=True):
 
 
 class Agents(Struct, frozen=True):
-    """So many agents, each with so many steps and a tool that takes this long between two of them."""
+    """`count` agents of `steps` steps each, with a tool time drawn from `tool_s` between steps."""
 
     count: int
     steps: int
@@ -38,9 +38,9 @@ class Agents(Struct, frozen=True):
 
 
 class TrafficOptions(Struct, frozen=True, kw_only=True):
-    """Exactly one kind of arrivals, and how much of it. `lanes` are the parts that runs get of each lane.
+    """Exactly one kind of arrivals, and its size. `lanes` are the fractions of runs by lane.
 
-    Scenarios have lanes, lengths and tenants of their own, traces lengths and tenants.
+    Scenarios have their own lanes, lengths and tenants; traces have their own lengths and tenants.
     """
 
     poisson_per_s: float | None = None
@@ -116,7 +116,7 @@ def _synthetic_runs(traffic: TrafficOptions) -> list[Run]:
     else:
         shortened = traffic.agents
         assert shortened is not None
-        # They begin all over the time there is, so that they do not march in step.
+        # Starts are spread over the duration, so that agents are not synchronised.
         runs = list(
             agents(
                 seed,
@@ -132,7 +132,7 @@ def _synthetic_runs(traffic: TrafficOptions) -> list[Run]:
 
 
 def fit_to_context(runs: Sequence[Run], context_tokens: int | None) -> tuple[list[Run], int]:
-    """The runs with prompts cut from the front until they and their answers fit; and how many had to be cut."""
+    """The runs with prompts cut at the front to fit the context, and the number of cut prompts."""
     if context_tokens is None:
         return list(runs), 0
     cut = 0
@@ -148,7 +148,7 @@ def fit_to_context(runs: Sequence[Run], context_tokens: int | None) -> tuple[lis
     return [replace(run, steps=tuple(map(fitting, run.steps))) for run in runs], cut
 
 
-# What people write.
+# Parsing of options.
 
 
 def parse_bursts(text: str) -> Bursts:
@@ -157,7 +157,7 @@ def parse_bursts(text: str) -> Bursts:
         calls, every_s, width_s = text.split(",")
         made = Bursts(int(calls), float(every_s), float(width_s))
     except ValueError:
-        raise EmptyLoad(f"--bursts must look like 40,10,1 (calls, every s, within s); got {text!r}") from None
+        raise EmptyLoad(f"--bursts must be of the form 40,10,1 (CALLS,PERIOD,DURATION); got {text!r}") from None
     if made.calls < 1 or not 0 < made.every_s < inf or not 0 <= made.width_s < inf:
         raise EmptyLoad(f"--bursts needs at least one call and times above 0; got {text!r}")
     return made
@@ -171,7 +171,7 @@ def parse_agents(text: str) -> Agents:
         tool = tuple(map(float, words[2].split("-"))) if len(words) == 3 else Agents(1, 1).tool_s
         low, high = tool if len(tool) == 2 else (tool[0], tool[0])
     except (ValueError, IndexError):
-        raise EmptyLoad(f"--agents must look like 20,6 or 20,6,0.1-2 (agents, steps, tool s); got {text!r}") from None
+        raise EmptyLoad(f"--agents must be of the form 20,6 or 20,6,0.1-2 (COUNT,STEPS,TOOL_S); got {text!r}") from None
     if count < 1 or steps < 1 or not 0 <= low <= high < inf or len(words) > 3:
         raise EmptyLoad(f"--agents needs at least one agent and one step, and tool times in order; got {text!r}")
     return Agents(count, steps, (low, high))

@@ -71,49 +71,26 @@ class WaitModel:
     def predict(
         self, lane: Lane, prompt_tokens: int, output_tokens: int, ahead: QueuedAhead, now: float
     ) -> WaitPrediction:
-        """The wait of a job with so many expected tokens, offered now behind what is `ahead`. Changes nothing.
+        """The wait of a job with these expected tokens, offered now behind what is `ahead`. Changes nothing.
 
-        Between two beats the same job is never told to wait less where more is ahead of it.
+        Between two updates, more work ahead never shortens the predicted wait of the same job.
         """
         drain_rates, queued_above = self._drain_rates, self._drain_rates.queued_above[lane]
         amounts = (ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens)
         in_lane = amounts
         if queued_above[0]:
-            # Never less than itself: what is above may be counted a moment later.
+            # At least the job itself: `queued_above` may count a job that `ahead` does not.
             in_lane = (
                 max(1, amounts[0] - queued_above[0]),
                 max(prompt_tokens, amounts[1] - queued_above[1]),
                 max(output_tokens, amounts[2] - queued_above[2]),
             )
-        horizon = 1
-        estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
-        if estimate_s < _NEAR_S:
-            horizon = 0
-            estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
-            if estimate_s > _NEAR_S:
-                estimate_s = _NEAR_S
-        elif estimate_s > _FAR_S:
-            horizon = 2
-            estimate_s, is_lane_share = self._estimate_wait(lane, horizon, amounts, in_lane)
-            estimate_s = min(MAX_WAIT_S, max(_FAR_S, estimate_s))
+        estimate_s, is_lane_share, horizon = self._estimate_wait(lane, amounts, in_lane)
         factors = self._factors[lane][bisect_right(_HORIZONS_S, estimate_s)]
         offset_s = estimate_s + _LOG_OFFSET_S
-        # Comparisons instead of min and max: these lines run for every job.
-        p10, p50, p90 = offset_s * factors.p10, offset_s * factors.p50, offset_s * factors.p90
-        if p10 < factors.min_p10:
-            p10 = factors.min_p10
-        elif p10 > factors.max_p10:
-            p10 = factors.max_p10
-        if p50 < factors.min_p50:
-            p50 = factors.min_p50
-        elif p50 > factors.max_p50:
-            p50 = factors.max_p50
-        if p90 < factors.min_p90:
-            p90 = factors.min_p90
-        elif p90 > factors.max_p90:
-            p90 = factors.max_p90
+        p10, p50, p90 = factors.quantiles(offset_s)
         if amounts[0] == 1:
-            # Nobody is ahead: how much room there is decides, of which the queue says nothing.
+            # Nothing is ahead: free capacity decides, which the queue does not show.
             factors = self._factors[lane][0]
             if p10 > (own := offset_s * factors.p10):
                 p10 = own
@@ -142,18 +119,31 @@ class WaitModel:
         )
 
     def _estimate_wait(
+        self, lane: Lane, amounts: tuple[int, int, int], in_lane: tuple[int, int, int]
+    ) -> tuple[float, bool, int]:
+        """The middle estimate in seconds, whether it counts the job's own lane only, and the memory that it uses."""
+        estimate_s, is_lane_share = self._estimate_with(lane, 1, amounts, in_lane)
+        if estimate_s < _NEAR_S:
+            estimate_s, is_lane_share = self._estimate_with(lane, 0, amounts, in_lane)
+            return (estimate_s if estimate_s < _NEAR_S else _NEAR_S), is_lane_share, 0
+        if estimate_s > _FAR_S:
+            estimate_s, is_lane_share = self._estimate_with(lane, 2, amounts, in_lane)
+            return min(MAX_WAIT_S, max(_FAR_S, estimate_s)), is_lane_share, 2
+        return estimate_s, is_lane_share, 1
+
+    def _estimate_with(
         self, lane: Lane, horizon: int, amounts: tuple[int, int, int], in_lane: tuple[int, int, int]
     ) -> tuple[float, bool]:
-        """Until all before it has gone, or what is before it in its lane if that is sooner; whether it is."""
+        """Seconds until everything ahead is sent, or everything ahead in the lane if that is sooner; whether it is."""
         jobs, prompt, output = amounts
         by_job, by_prompt, by_output = self._blended[lane][horizon]
         full_wait_s = jobs * by_job + prompt * by_prompt + output * by_output
         if lane:
             jobs, prompt, output = in_lane
             by_job, by_prompt, by_output = self._lane_blended[lane][horizon]
-            is_lane_share = jobs * by_job + prompt * by_prompt + output * by_output
-            if 0.0 < is_lane_share < full_wait_s:
-                return is_lane_share, True
+            lane_wait_s = jobs * by_job + prompt * by_prompt + output * by_output
+            if 0.0 < lane_wait_s < full_wait_s:
+                return lane_wait_s, True
         return full_wait_s, False
 
     def retry_after(self, prediction: WaitPrediction, target_wait_s: float | None = None) -> float:

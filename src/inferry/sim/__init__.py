@@ -1,1 +1,1 @@
-"""The twin: the same scheduler and the same attempts in virtual time, against a calibrated model of an engine."""
+"""The simulator: the real scheduler in virtual time, against a calibrated model of an engine."""

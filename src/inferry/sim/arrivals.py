@@ -1,4 +1,4 @@
-"""Where work comes from: made-up arrivals by seed, and ways to shape them and recorded ones (see `traces`)."""
+"""Synthetic arrivals by seed, and ways to shape them and recorded ones (`traces`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -28,7 +28,7 @@ def poisson(
     tenants: Sequence[str] = ("a",),
     name: str = "call",
 ) -> Iterator[Run]:
-    """Calls that know nothing of each other."""
+    """Independent calls with Poisson arrivals."""
     arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     number, at = 0, 0.0
     while (at := at + arrive.expovariate(rate_per_s)) < seconds:
@@ -48,7 +48,7 @@ def bursts(
     tenants: Sequence[str] = ("a",),
     name: str = "burst",
 ) -> Iterator[Run]:
-    """So many calls within `duration_s`, again and again; the first burst comes half a period in."""
+    """Periodic bursts, each within `duration_s`. The first one starts after half a period."""
     arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     number, start = 0, period_s / 2
     while start < seconds:
@@ -70,7 +70,7 @@ def agents(
     tenants: Sequence[str] = ("a",),
     name: str = "agent",
 ) -> Iterator[Run]:
-    """A closed loop: each agent calls, waits, uses a tool and calls again with all it has seen so far."""
+    """A closed loop: each agent calls, waits for the answer, uses a tool, and calls again with the grown context."""
     arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     segment = 0
     for number in range(count):
@@ -92,28 +92,28 @@ def agents(
         )
 
 
-# Shaping what was made or recorded.
+# Shaping of synthetic and recorded runs.
 
 
 def scale_rate(runs: Iterable[Run], scale: float) -> list[Run]:
-    """The same runs, `scale` times as many of them per second. What happens inside a run keeps its pace."""
+    """The same runs at `scale` times the arrival rate. Times within a run stay the same."""
     return [replace(run, at=run.at / scale) for run in runs]
 
 
 def truncate(runs: Iterable[Run], seconds: float) -> list[Run]:
-    """Those that begin before that."""
+    """The runs that begin before this time."""
     return [run for run in runs if run.at < seconds]
 
 
 def assign_lanes(runs: Iterable[Run], parts: Mapping[Lane, float], seed: int) -> list[Run]:
-    """Every run in a lane of its own, drawn by seed, so that the lanes get these parts."""
+    """A lane for every run, drawn by seed with these probabilities."""
     rng = named_rng(seed, "lanes")
     lanes, weights = list(parts), list(parts.values())
     return [replace(run, lane=rng.choices(lanes, weights)[0]) for run in runs]
 
 
 def busiest_window(runs: Sequence[Run], calls: int) -> list[Run]:
-    """The stretch of at least so many calls, or all, that came in the shortest time; it begins at 0."""
+    """The shortest time window with at least `calls` calls, or all runs; it begins at 0."""
     ordered = sorted(runs, key=lambda run: run.at)
     best: tuple[float, int, int] | None = None
     begin = calls_inside = 0
@@ -131,7 +131,7 @@ def busiest_window(runs: Sequence[Run], calls: int) -> list[Run]:
 
 def _single_call_run(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
     prompt, output = lengths
-    # From its name, so that calls of several streams of arrivals have nothing in common either.
+    # Derived from the name, so that calls of different arrival streams share no prefix.
     segment = int.from_bytes(blake2b(run_id.encode(), digest_size=7).digest(), "big")
     step = Step("call", ((segment, 0, max(1, prompt)),), max(1, output))
     return Run(run_id=run_id, tenant=tenant, lane=lane, at=at, steps=(step,))

@@ -1,4 +1,4 @@
-"""Ways to reach the engines without a gateway: straight, capped by hand, or paced by a sketch in the client."""
+"""Baselines without a gateway: direct, with a cap on batch calls, or paced by the client."""
 
 from collections import deque
 from heapq import heappop, heappush
@@ -9,7 +9,7 @@ from inferry.sim.simulation import Simulation
 
 
 class Direct:
-    """Everything goes straight to an engine and waits there; several engines take turns."""
+    """Direct (FCFS): every call is sent at once, to the engines in turn."""
 
     def open(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -30,7 +30,7 @@ class Direct:
 
 
 class Capped(Direct):
-    """Direct, but for batch calls: so many at once, counted by a semaphore in the client before their clock starts."""
+    """Direct, with a limit on concurrent batch calls. A batch call's clock starts when the limit admits it."""
 
     def __init__(self, batch_calls: int) -> None:
         self._left = batch_calls
@@ -62,10 +62,10 @@ class Capped(Direct):
 
 
 class Paced:
-    """Lanes in order inside a bound on prompt tokens in prefill; batch calls in the room that live ones leave.
+    """Lanes in order within a bound on prompt tokens in prefill; batch calls use the capacity that live calls leave.
 
-    It knows exact lengths, and guesses what is cached: as much as the run's longest prompt so far. With `opens`, batch
-    calls may use eight times their room while no live call runs.
+    Lengths are exact; the run's longest prompt so far is assumed to be cached. With `opens`, the limit on batch calls
+    is eight times as high while no live call runs.
     """
 
     def __init__(self, prefill_tokens: int, calls: int, batch_calls: int, *, opens: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What agents do: runs of steps, each step a call; and what became of every call."""
+"""Runs of agents, the calls of their steps, and the outcome of every call."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from inferry.sim.prompts import Piece
 
 
 class Step(Struct, frozen=True, gc=False):
-    """One call of a run: what it sends, what it gets, and how long the tool takes before the next."""
+    """One call of a run: its prompt, its output tokens, and the tool time before the next call."""
 
     name: str
     prompt: tuple[Piece, ...]
@@ -18,7 +18,7 @@ class Step(Struct, frozen=True, gc=False):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """Steps one after the other, the first at `at`. After `cancel_after_s` the agent walks away, if it does."""
+    """Sequential steps, the first at `at`. The agent cancels the run after `cancel_after_s`, if that is set."""
 
     run_id: str
     tenant: str
@@ -29,15 +29,15 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 CallState = Literal["new", "sent", "over"]
-"""Over is over for its agent; the engine may still have to be rid of it."""
+"""The state of a call as its agent sees it. The engine may still hold a call that is over."""
 Outcome = Literal["done", "failed", "cancelled", "expired"]
 
 
 class CallRow(Struct, frozen=True, gc=False):
-    """One call as its client saw it. Times are seconds since `at`; None: it never got so far.
+    """One call as its client saw it. Times are seconds since `at`; None: the call did not get so far.
 
-    `late_s` is max over tokens i of (time of token i - gap of the lane * i): the promise is kept if that is no more
-    than the lane's first-token time.
+    `late_s` is max over tokens i of (time of token i - itl_s of the lane * i). The call attains its SLO target if
+    `late_s` is at most the lane's ttft_s.
     """
 
     run: str
@@ -58,7 +58,7 @@ class CallRow(Struct, frozen=True, gc=False):
 
 
 class RunRow(Struct, frozen=True, gc=False):
-    """One run: how long it took, and whether every step of it was done."""
+    """One run: its duration, and whether every step was done."""
 
     run: str
     lane: Lane
@@ -71,7 +71,7 @@ class RunRow(Struct, frozen=True, gc=False):
 
 
 class Call:
-    """A call under way; the world owns it."""
+    """A call in progress, owned by the simulation."""
 
     __slots__ = (
         "arrival_number",

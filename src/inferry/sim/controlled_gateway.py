@@ -1,4 +1,4 @@
-"""The gateway with a room controller for every worker, fed as dispatch feeds it."""
+"""The gateway with a capacity controller per worker, fed as dispatch feeds it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,18 +10,18 @@ from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
-from inferry.sim.engine import Sequence as EngineSequence
 from inferry.sim.gateway import GatewayFrontend, gateway_estimate
+from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
 CAPACITY_INTERVAL_S = 0.05
 ENGINE_COUNTS_INTERVAL_S = 0.5
-"""How often an engine says what it has done."""
+"""Interval at which an engine publishes its counters."""
 MAX_SEQUENCES = 256
 
 
 class PrefixAwareEstimator:
-    """What a gateway that remembers the beginnings of prompts expects to be cached: what a tenant has sent before."""
+    """Estimates with prefix memory: prefixes that a tenant has sent before are expected to be cached."""
 
     def __init__(self) -> None:
         self._sent: set[int] = set()
@@ -43,11 +43,11 @@ class PrefixAwareEstimator:
 
 
 class ControlledFrontend(GatewayFrontend):
-    """Every worker's room is computed anew every `CAPACITY_INTERVAL_S` from what the gateway has seen of it.
+    """Every worker's capacity is computed every `CAPACITY_INTERVAL_S` from what the gateway has observed.
 
-    `limits` are what a worker can hold at most, all alike or one for each; without them the engine's KV and the default
-    number of sequences. Workers in `fixed` always have all of it. `counts` says whether engines tell what they have
-    done, as vLLM does in its metrics: a prompt counts there, all of it, when its first token comes.
+    `limits` bound the capacity of a worker, one for all or one each; by default the engine's KV and the default number
+    of sequences. Workers in `fixed` always have their full limits. `counts` says whether engines publish counters, as
+    vLLM does in its metrics: the whole prompt is counted there with the first token.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of what happens when. Ties go in the order they were put in, so a run is a pure function."""
+"""Virtual time: a heap of timed actions. Ties run in insertion order, so that a simulation is deterministic."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,7 +8,7 @@ Action = Callable[[float, Any], None]
 
 
 class Events:
-    """Actions by time. `now` only moves forward; an action put in the past happens now."""
+    """Actions by time. `now` only moves forward; an action in the past runs now."""
 
     __slots__ = ("_heap", "_scheduled", "now")
 
@@ -22,7 +22,7 @@ class Events:
 
     @property
     def scheduled(self) -> int:
-        """How many actions were put in so far."""
+        """Number of actions scheduled so far."""
         return self._scheduled
 
     @property
@@ -35,8 +35,7 @@ class Events:
         heappush(self._heap, (when if when > self.now else self.now, self._scheduled, action, argument))
 
     def run(self, until: float | None = None, on_progress: Callable[[float], None] | None = None) -> None:
-        """Until nothing is left to happen, or until that time. `on_progress` is told the time every few thousand
-        actions."""
+        """Run until no action is left, or until `until`. `on_progress` gets the time every few thousand actions."""
         heap = self._heap
         count = 0
         while heap:

@@ -1,6 +1,6 @@
-"""From what a client saw to a cost model: rows that are linear in the costs, then a few steps of the model itself.
+"""A cost model from client-side observations: a linear regression, then a refinement with the simulated engine.
 
-Held-out probes are part of neither: they say by how much the model is wrong.
+Held-out probes are used in neither; they measure the error of the model.
 """
 
 import math
@@ -21,7 +21,7 @@ EVALUATED_FIGURES = ("first", "itl", "total")
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """The costs, the flags they go with, and by how much the model is wrong about probes it was not fitted on."""
+    """The costs, the engine flags, and the error of the model on held-out probes."""
 
     costs: CostModel
     flags: EngineFlags
@@ -32,7 +32,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 def fit(observations: Sequence[Observation], flags: dict[str, Flag]) -> Fit:
-    """The costs that explain the observations best."""
+    """The costs with the smallest error on the observations."""
     known = infer_missing_flags(observations, flags)
     engine_flags = flags_of(observations, known)
     used = [one for one in observations if not one.held_out]
@@ -53,7 +53,7 @@ def fit(observations: Sequence[Observation], flags: dict[str, Flag]) -> Fit:
 
 
 def residuals(observations: Sequence[Observation], costs: CostModel, flags: EngineFlags) -> dict[str, dict[str, float]]:
-    """Predicted against measured: the size of the relative error and its middle, per figure and per kind of probe."""
+    """Relative error of predictions, as median absolute value and median, per figure and kind of probe."""
     errors: dict[str, list[float]] = {}
     for one in observations:
         observed, modeled = measured(one), predicted(one, costs, flags)

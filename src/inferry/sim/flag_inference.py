@@ -1,4 +1,4 @@
-"""What probes show of how an engine was started."""
+"""Engine flags that can be inferred from probes."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ CHUNK_FRACTION = 0.2
 
 
 def infer_missing_flags(observations: Sequence[Observation], reported: dict[str, Flag]) -> dict[str, Flag]:
-    """What nobody said is inferred where it shows."""
+    """Flags that are not given are inferred from the observations where possible."""
     flags = dict(reported)
     for name, infer in (("max_num_batched_tokens", infer_chunk), ("max_num_seqs", infer_sequences)):
         if flags[name].source == "assumed":
@@ -26,7 +26,7 @@ def infer_missing_flags(observations: Sequence[Observation], reported: dict[str,
 
 
 def infer_sequences(observations: Sequence[Observation]) -> int | None:
-    """Most sequences at a time: the number after which the rest of a crowd waited, if two probes agree on it."""
+    """Maximum running sequences: the number after which the rest of a burst waited, if two probes agree."""
     started_together: Counter[int] = Counter()
     for one in observations:
         if one.kind == "decode":
@@ -39,14 +39,14 @@ def infer_sequences(observations: Sequence[Observation]) -> int | None:
 
 
 def infer_chunk(observations: Sequence[Observation]) -> int | None:
-    """Most tokens in a step: the longest prompt over the number of steps of its neighbours that it stretched."""
+    """Maximum tokens per step: the longest prompt over the number of steps that it made longer."""
     best: tuple[int, int, int] | None = None
     for one in observations:
         for injected, batch, steady_s in injections(one):
             counts = []
             for call in batch:
                 itls = [b - a for a, b in pairwise(call.heard_s) if b > injected.sent_s and a < injected.heard_s[0]]
-                # Later chunks have more to look back on; the rest of a prompt and a busy server are less than a chunk.
+                # Later chunks attend to more context; remainders and server delays are shorter than a chunk.
                 long_s = max(1.6 * steady_s, CHUNK_FRACTION * max(itls, default=0.0))
                 counts.append(sum(itl > long_s for itl in itls))
             if counts and (best is None or injected.prompt_tokens > best[0]):
@@ -60,7 +60,7 @@ def infer_chunk(observations: Sequence[Observation]) -> int | None:
 
 
 def engine_flags(observations: Sequence[Observation], known: dict[str, Flag]) -> EngineFlags:
-    """Flags that hold together, and under which what was seen is possible."""
+    """Consistent flags under which the observations are possible."""
     calls = [call for one in observations for call in one.calls]
     block = known["block_tokens"].value
     largest = max(call.prompt_tokens + call.output_tokens for call in calls)
@@ -75,7 +75,7 @@ def engine_flags(observations: Sequence[Observation], known: dict[str, Flag]) ->
 
 
 def _has_prefix_cache(observations: Sequence[Observation]) -> bool:
-    """Whether the same prompt again was answered much faster; where nobody tried, there is one."""
+    """Whether a repeated prompt was answered much faster; True if no probe repeated one."""
     ratios = []
     for one in observations:
         if one.kind == "hit":

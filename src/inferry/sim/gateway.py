@@ -1,4 +1,4 @@
-"""The gateway as a door: the real scheduler and the real attempts, driven as dispatch drives them."""
+"""The gateway in the simulator: the real scheduler, driven as dispatch drives it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +16,7 @@ from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.sequence import EngineSequence
 from inferry.sim.simulation import Simulation
 
 MODEL = "m"
@@ -29,11 +29,11 @@ _CLIENT_CLOSED = ClientClosed("the client closed the connection")
 
 Estimator = Callable[[Call], Footprint]
 CapacityFunction = Callable[[int, Engine, float], Capacity]
-"""Worker number, its engine as far as metrics show it, now: the room the gateway may use."""
+"""Worker number, engine as its metrics show it, and time to the capacity that the gateway may use."""
 
 
 def gateway_estimate(call: Call) -> Footprint:
-    """Exact prompt (token ids were sent), nothing known of the cache, output up to what was asked for."""
+    """Exact prompt tokens (token ids were sent), no cached tokens, output up to the requested tokens."""
     output = call.step.output
     return Footprint(
         Estimate.exactly(call.prompt + call.produced),
@@ -43,10 +43,10 @@ def gateway_estimate(call: Call) -> Footprint:
 
 
 class GatewayFrontend:
-    """Offer, tick, send; first tokens and ends are told to the scheduler. One tick per instant, as in dispatch.
+    """Offer, tick, send; first tokens and ends are reported to the scheduler. One tick per instant, as in dispatch.
 
-    `capacity` is every worker's, or one for each; `groups` name the group of each. With a `controller` every worker's
-    room is computed anew every `capacity_interval_s`; else it stays as it is.
+    `capacity` is one for all workers or one each; `groups` names the group of each. With a `controller` the capacity of
+    every worker is computed every `capacity_interval_s`; otherwise it is constant.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GatewayFrontend:
                 worker, self._capacity if isinstance(self._capacity, Capacity) else self._capacity[worker], 0.0
             )
 
-    # What agents do.
+    # Calls from agents.
 
     def dispatch(self, call: Call, now: float) -> None:
         lane = call.run.lane
@@ -112,7 +112,7 @@ class GatewayFrontend:
         elif call.job_id in self._open:
             self._simulation.abort(call, now)
 
-    # What engines do.
+    # Events of engines.
 
     def first_token(self, call: Call, now: float) -> None:
         self._open[call.job_id][1].first_token(now)
@@ -194,7 +194,7 @@ class GatewayFrontend:
             self._request_tick(now)
 
     def _requeue(self, call: Call, attempt: Attempt, sequence: EngineSequence, now: float) -> None:
-        """A preempted attempt ends; the job is offered again with what it has written, and keeps its arrival."""
+        """A preempted attempt ends. The job is offered again with its output so far and its original arrival time."""
         usage = Usage(call.prompt, sequence.cached_tokens, sequence.produced)
         job = attempt.job
         self._close(call.job_id, Failed(call.job_id, WorkerLost("preempted"), usage), now)
@@ -214,7 +214,7 @@ class GatewayFrontend:
         if self._record is not None:
             self._record(attempt.entry(now))
 
-    # Beliefs.
+    # Observed state.
 
     def _observe(self, worker: int, capacity: Capacity, now: float) -> None:
         engine = self._simulation.engines[worker]

@@ -1,8 +1,8 @@
 """Harbor: the Monday-morning burst of a ticket-triage fleet, by seed.
 
-Agent runs arrive in webhook bursts for live tenants while a pile of nightly digests waits. Lengths, arrivals, tool
-times and cancels of a seed are those of the load generator of the same name; tokens themselves are not made, only which
-prompts begin alike.
+Agent runs arrive in webhook bursts for live tenants while a backlog of nightly batch jobs (digests) waits. Lengths,
+arrivals, tool times and cancellations of a seed equal those of the load generator that recorded the runs on the H200.
+Prompts have no tokens here, only named pieces that say which prefixes are shared.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def harbor(
     digests: int = 300,
     max_context: int = MAX_CONTEXT,
 ) -> list[Run]:
-    """About 6.5 runs a second on average, three to eight steps each, 3 % of them abandoned, and the digests."""
+    """About 6.5 runs per second of three to eight steps, 3 % of them cancelled, and the batch jobs."""
     arrive, shape = named_rng(seed, "arrive"), named_rng(seed, "shape")
     new_segment = _segments()
     system = {tenant: new_segment(_clamp(shape.lognormvariate(7.2, 0.5), 400, 4000)) for tenant, *_ in TENANTS}
@@ -52,7 +52,7 @@ def harbor(
 
 
 def _arrivals(arrive: Random, seconds: float, scale: float) -> list[float]:
-    """A quiet floor, and a burst of webhooks within one second of every ten."""
+    """A low base rate, and a burst of webhooks within one second of every ten."""
     times: list[float] = []
     t = 0.0
     while (t := t + arrive.expovariate(2.6 * scale)) < seconds:
@@ -109,9 +109,9 @@ def _ticket(
 def simple_harbor(
     seed: int = 7, *, seconds: float = 60.0, scale: float = 1.0, digests: int = 300, vocab: int = 4000
 ) -> list[Run]:
-    """The earlier workload: four steps of fixed lengths, digests of 4,000 tokens, nobody walks away.
+    """The simpler workload: four steps of fixed lengths, batch jobs of 4,000 tokens, no cancellations.
 
-    It draws everything from one stream, token ids included, so the ids have to be drawn and thrown away.
+    The original draws token ids from the same random stream, so they are drawn here and discarded.
     """
     rng = seeded_rng(seed)
     new_segment = _segments()
@@ -146,7 +146,7 @@ def simple_harbor(
 
 
 def _skip_choices(rng: Random, below: int, count: int) -> None:
-    """Move the stream on as `count` calls of randrange would: draws of as many bits as needed, until one is below."""
+    """Advance the random stream as `count` calls of randrange would: draw bits until the value is in range."""
     bits = below.bit_length()
     getrandbits = rng.getrandbits
     for _ in range(count):
@@ -155,7 +155,7 @@ def _skip_choices(rng: Random, below: int, count: int) -> None:
 
 
 def _segments() -> Callable[[int], Piece]:
-    """Makes pieces of text that nobody else has."""
+    """Makes prompt pieces that no other prompt shares."""
     last = 0
 
     def new_segment(count: int) -> Piece:

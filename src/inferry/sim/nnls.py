@@ -1,4 +1,4 @@
-"""Least squares whose answer is not negative, for a dozen unknowns and a few hundred rows.
+"""Non-negative least squares for a dozen unknowns and a few hundred rows.
 
 The active-set method of Lawson and Hanson on the normal equations. Columns are scaled to one length first, because the
 costs of a step and of a pair of tokens are six orders of magnitude apart.
@@ -11,7 +11,7 @@ _TOLERANCE = 1e-10
 
 
 def nnls(rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """x >= 0 with the least sum of weight * (row . x - value)²; of columns that say the same, each gets a part."""
+    """x >= 0 with the least sum of weight * (row . x - value)². Equal columns share their value."""
     count = len(rows[0]) if rows else 0
     scales = [
         sum(weight * row[j] * row[j] for row, weight in zip(rows, weights, strict=True)) ** 0.5 or 1.0
@@ -51,7 +51,7 @@ def _active_set(gram: Sequence[Sequence[float]], target: Sequence[float]) -> lis
             if all(value > 0 for value in solved.values()):
                 x = [solved.get(i, 0.0) for i in range(count)]
                 break
-            # As far towards the solution as nothing turns negative; what is then zero is bound again.
+            # Move towards the solution until a value would turn negative; values at zero are bound again.
             step = min(x[i] / (x[i] - value) for i, value in solved.items() if value <= 0)
             for i, value in solved.items():
                 x[i] += step * (value - x[i])
@@ -62,7 +62,7 @@ def _active_set(gram: Sequence[Sequence[float]], target: Sequence[float]) -> lis
 
 
 def solve(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """A small system of linear equations, by elimination with pivots. A direction that says nothing gets zero."""
+    """A small linear system, by Gaussian elimination with pivots. Undetermined directions get zero."""
     size = len(values)
     rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
     for column in range(size):

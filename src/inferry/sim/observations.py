@@ -1,4 +1,4 @@
-"""What a client saw of an engine: the raw material of a calibration, and the file it is kept in.
+"""Client-side observations of an engine, the input of a calibration, and their file format.
 
 A file of raw observations is JSON lines: the conditions first, then one observation per probe.
 """
@@ -14,10 +14,10 @@ Kind = Literal["prefill", "decode", "context", "inject", "hit", "burst"]
 
 
 class CallTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One streamed call. Times are seconds since its probe began; `heard_s` holds one for every event with tokens.
+    """One streamed call. Times are seconds since its probe began; `heard_s` has one per event with tokens.
 
     `output_tokens` can be more than the events: a server that falls behind puts several tokens into one.
-    Calls of a probe that name the same `prefix` sent the same prompt. `cached_tokens` is what the server said.
+    Calls of a probe that name the same `prefix` sent the same prompt. `cached_tokens` is as reported by the server.
     """
 
     sent_s: float
@@ -35,17 +35,17 @@ class CallTiming(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def itl_s(self) -> float | None:
-        """Between two tokens of the answer, on average."""
+        """Mean time between two tokens of the answer."""
         if self.output_tokens < 2:
             return None
         return (self.ended_s - self.heard_s[0]) / (self.output_tokens - 1)
 
 
 class Observation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One probe. `held_out` ones judge a fit and are never part of it.
+    """One probe. Held-out probes evaluate a fit and are never part of it.
 
-    `engine` is by how much the engine's own counters grew meanwhile, where it offers any. `client_busy` is the part of
-    the time that the probing process itself computed: near 1 the client was measured and not the engine.
+    `engine` is the growth of the engine's counters during the probe, if it has any. `client_busy` is the CPU
+    utilisation of the probing process: near 1 the client was measured and not the engine.
     """
 
     kind: Kind
@@ -61,14 +61,14 @@ class Observation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Flag(Struct, frozen=True):
-    """A flag of the engine, and how it is known."""
+    """A flag of the engine, and its source."""
 
     value: int
     source: Literal["told by the engine", "given", "inferred", "assumed"]
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """Under what circumstances the observations were made."""
+    """The conditions of the observations."""
 
     url: str
     model: str
@@ -86,7 +86,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class ObservationFormatError(Exception):
-    """The bytes are no file of raw observations."""
+    """The file does not contain raw observations."""
 
 
 def to_lines(conditions: Conditions, observations: Iterable[Observation]) -> bytes:

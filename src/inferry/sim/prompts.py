@@ -1,9 +1,9 @@
-"""Prompts as what they share, not as text: pieces of named segments, and the block hashes an engine would see."""
+"""Prompts as pieces of named segments, which say what prompts share, and the block hashes of an engine."""
 
 from collections.abc import Sequence
 
 Piece = tuple[int, int, int]
-"""Segment, first token in it, number of tokens. Equal pieces are equal tokens; different segments share nothing."""
+"""(segment, offset, number of tokens). Equal pieces are equal tokens; different segments share no tokens."""
 
 
 def length(pieces: Sequence[Piece]) -> int:
@@ -25,19 +25,19 @@ def tail(pieces: Sequence[Piece], tokens: int) -> tuple[Piece, ...]:
 
 
 _State = tuple[int, tuple[int, ...], int, int]
-"""After some pieces: the chain, what is left over of the last block and how much it misses, and blocks so far."""
+"""State after some pieces: the hash chain, the incomplete block and its missing tokens, and the blocks so far."""
 
 
 def block_hashes(pieces: Sequence[Piece], block_tokens: int, salt: int = 0) -> tuple[int, ...]:
-    """One hash per full block, chained: equal hashes mean equal salt and equal tokens from the beginning on.
+    """One hash per full block, chained: equal hashes mean equal salt and equal tokens from the start.
 
-    Only integers are hashed, which Python does alike in every process.
+    Only integers are hashed: their hashes are the same in every process.
     """
     return GrowingPrompt(block_tokens, salt).block_hashes(pieces)
 
 
 class GrowingPrompt:
-    """The prompts of one run, one after the other. What the next has in common with the last is not hashed again."""
+    """The prompts of one run, in order. The prefix shared with the previous prompt is not hashed again."""
 
     __slots__ = ("_block_tokens", "_hashes", "_pieces", "_states")
 
@@ -48,7 +48,7 @@ class GrowingPrompt:
         self._states: list[_State] = [(hash((salt, block_tokens)), (), block_tokens, 0)]
 
     def block_hashes(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
-        """See the function of that name."""
+        """As the function of that name."""
         common = 0
         for old, new in zip(self._pieces, pieces, strict=False):
             if old != new:

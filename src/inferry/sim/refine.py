@@ -1,4 +1,4 @@
-"""The costs of an engine moved to where its model, playing the probes, sees what was seen."""
+"""Refinement of engine costs: the simulated engine plays the probes and the costs follow its errors."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from inferry.sim.regression import COSTS, KNEE, MAY_BE_NEGATIVE, NOISE, cost_mod
 from inferry.sim.replay import Figures, measured, predicted
 
 PRIOR_SCALE = 0.15
-"""How far, as its own ancestor, a cost may go from what the rows say before that counts as much as one error."""
+"""Distance from the regression's costs (in logarithms) that weighs as much as one error."""
 MAX_STEP = 0.2
 PROBE_STEP = 0.05
 MAX_ITERATIONS = 6
@@ -20,9 +20,9 @@ SHARE_STEPS = 40
 
 
 def split_request_cost(observations: Sequence[Observation], costs: CostModel, flags: EngineFlags) -> CostModel:
-    """How much of what every call pays is the server's, and so is paid one after the other by calls that come at once.
+    """The share of the fixed cost per call that the server process spends, one call after the other.
 
-    For a call alone `request_s` and `reply_s` are the same; crowds tell them apart.
+    A single call cannot tell `request_s` from `reply_s`; bursts can.
     """
     batches = [one for one in observations if one.kind in ("burst", "decode") and len(one.calls) > 4]
     both = costs.request_s + costs.reply_s
@@ -43,9 +43,9 @@ def split_request_cost(observations: Sequence[Observation], costs: CostModel, fl
 def refine(
     observations: Sequence[Observation], start: CostModel, flags: EngineFlags, max_iterations: int = MAX_ITERATIONS
 ) -> CostModel:
-    """Move the costs to where the model, playing the probes, sees what was seen: steps of Gauss and Newton.
+    """Gauss-Newton steps on the difference between simulated and observed probes.
 
-    What the rows say pulls back: the model jumps where a request just misses a step, and must not be led by that.
+    The regression's costs regularise it: the simulation is discontinuous where a request just misses a step.
     """
     figures = [measured(one) for one in observations]
     scale = _Scale(start, observations)
@@ -88,14 +88,14 @@ def refine(
 
 
 class _Scale:
-    """Costs as coordinates: logarithms, but for the one cost that can be negative, which is counted in base steps."""
+    """Costs as coordinates: logarithms, except for the one cost that can be negative, in units of `base_s`."""
 
     def __init__(self, start: CostModel, observations: Sequence[Observation]) -> None:
         prompts = max(call.prompt_tokens for one in observations for call in one.calls)
         batch_size = max(len(one.calls) for one in observations)
         self._unit = start.base_s or min(call.first_s for one in observations for call in one.calls)
         small = 0.01 * self._unit
-        # Costs below these change nothing that was seen; from zero a logarithm could never move.
+        # Costs below these have no observable effect; the logarithm of zero would never move.
         self._least = {
             "base_s": small,
             "prefill_token_s": small / prompts,

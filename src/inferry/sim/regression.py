@@ -1,7 +1,7 @@
-"""What probes say of the costs of an engine, as rows that are linear in them, solved by least squares.
+"""Engine costs from probes: rows that are linear in the costs, solved by least squares.
 
-The time of a step is a sum of costs, and probes are made so that steps can be told. What is not linear (a server and an
-engine that wait for each other, bursts) is no row.
+The time of a step is a sum of costs, and probes are designed so that steps can be identified. Effects that are not
+linear (a server and an engine that wait for each other, bursts) give no rows.
 """
 
 import math
@@ -31,9 +31,9 @@ COSTS = (
 )
 MAY_BE_NEGATIVE = "prefill_step_s"
 NOISE = 0.05
-"""A relative error of this size is nothing to speak of."""
+"""Relative error that counts as noise."""
 KNEE = 2.0
-"""Errors of more than this many times the noise count in proportion instead of squared."""
+"""Errors above this multiple of the noise count linearly instead of squared (Huber loss)."""
 STEADY_EVENTS = 6
 NEGLIGIBLE_S = 1e-9
 
@@ -41,18 +41,18 @@ Costs = dict[str, float]
 
 
 class CannotFit(Exception):
-    """The observations do not say enough. The message is for a person."""
+    """The observations do not determine the costs; the message says why."""
 
 
 class Row(Struct, frozen=True):
-    """`value` seconds were seen where the model has the sum of `terms`."""
+    """`value` seconds were observed where the model has the sum of `terms`."""
 
     terms: Costs
     value: float
 
 
 def solve_rows(observations: Sequence[Observation], flags: EngineFlags) -> CostModel:
-    """Costs by least squares. Which crowds the server held back is not known beforehand: the best guess is kept."""
+    """Costs by least squares. Which bursts the server delayed is not known in advance: the best guess is kept."""
     fixed: list[Row] = []
     batches: list[tuple[int, Row]] = []
     for one in observations:
@@ -71,7 +71,7 @@ def solve_rows(observations: Sequence[Observation], flags: EngineFlags) -> CostM
         costs = _least_squares(rows)
         loss = sum(huber(_log_error(max(_sum(row, costs), costs["token_s"] * batch), row)) for batch, row in batches)
         loss += sum(huber(_log_error(_sum(row, costs), row)) for row in fixed)
-        # On equal terms the engine is the cause: one cost fewer explains as much.
+        # At equal error the engine is the cause: that needs one cost fewer.
         if best is None or loss <= best[0]:
             best = (loss, costs)
     assert best is not None
@@ -83,17 +83,17 @@ def _sum(row: Row, costs: Costs) -> float:
 
 
 def _log_error(predicted_s: float, row: Row) -> float:
-    """How far a row is from what was seen, in units of noise. A tenth of it is as bad as ten times it."""
+    """Error of a row in units of noise, on a logarithmic scale."""
     return math.log(max(predicted_s, NEGLIGIBLE_S) / row.value) / NOISE
 
 
 def _least_squares(rows: Sequence[Row]) -> Costs:
-    """Relative errors count, and those far out count less: machines have hiccups.
+    """Least squares on relative errors, with outliers weighted down.
 
-    A value that is far too small would count most of all. So what an error is relative to is never less than what is
-    usual for such rows, and later never less than what the others make of it.
+    A value that is far too small would get the largest weight. So errors are relative to at least the median of similar
+    rows, and in later rounds to at least the prediction of the other rows.
     """
-    # The last column is the step of a prefill once more: what prompts cost may hide behind what the step does anyway.
+    # The last column is the prefill step with the opposite sign: prompt work may overlap with the rest of the step.
     matrix = [[*(row.terms.get(name, 0.0) for name in COSTS), -row.terms.get(MAY_BE_NEGATIVE, 0.0)] for row in rows]
     values = [row.value for row in rows]
     scales = [max(row.value, typical_values) for row, typical_values in zip(rows, _typical_values(rows), strict=True)]
@@ -112,7 +112,7 @@ def _least_squares(rows: Sequence[Row]) -> Costs:
 
 
 def _typical_values(rows: Sequence[Row]) -> list[float]:
-    """For each row the middle of those that are about the same costs and the same crowd."""
+    """For each row the median of the rows with the same costs and the same burst size."""
     by_kind: dict[tuple[frozenset[str], float], list[float]] = {}
     kinds = [(frozenset(row.terms), row.terms.get("sequence_s", 0.0)) for row in rows]
     for kind, row in zip(kinds, rows, strict=True):
@@ -122,7 +122,7 @@ def _typical_values(rows: Sequence[Row]) -> list[float]:
 
 
 def _first_rows(one: Observation, flags: EngineFlags) -> list[Row]:
-    """Single prompts: request, prefill in chunks, reply. The same prompt again is computed where it is not cached."""
+    """Single prompts: request, prefill in chunks, reply. A repeated prompt is computed again if it is not cached."""
     if one.kind != "hit" and len(one.calls) > 1:
         return []
     rows = []
@@ -148,7 +148,7 @@ def _first_rows(one: Observation, flags: EngineFlags) -> list[Row]:
 
 
 def _itl_rows(one: Observation) -> list[tuple[int, Row]]:
-    """Steps in which nothing but decoding happens, with how many sequences decoded."""
+    """Pure decode steps, with the number of decoding sequences."""
     if one.kind not in ("prefill", "decode", "context"):
         return []
     window = _steady_state(one.calls)
@@ -160,7 +160,7 @@ def _itl_rows(one: Observation) -> list[tuple[int, Row]]:
 
 
 def _steady_state(calls: Sequence[CallTiming]) -> tuple[float, float] | None:
-    """The gap while all of the calls decode, and the context of each in the middle of that time."""
+    """The inter-token latency while all calls decode, and the context of each at half of that time."""
     begin = max(call.heard_s[0] for call in calls)
     end = min(call.heard_s[-1] for call in calls)
     itls, contexts = [], []
@@ -168,17 +168,17 @@ def _steady_state(calls: Sequence[CallTiming]) -> tuple[float, float] | None:
         inside = [(i, at) for i, at in enumerate(call.heard_s) if begin <= at <= end]
         if len(inside) >= STEADY_EVENTS:
             (i, at), (j, end_at) = inside[0], inside[-1]
-            # Events can hold more than one token.
+            # An event can carry more than one token.
             tokens = (j - i) * (call.output_tokens - 1) / max(1, len(call.heard_s) - 1)
             itls.append((end_at - at) / tokens)
             contexts.append(call.prompt_tokens + (i + j) / 2)
     itl = statistics.median(itls) if itls else 0.0
-    # Nothing: they were too short, or a client that was held up took in all of them at once.
+    # No row: the streams were too short, or a delayed client received all events at once.
     return (itl, statistics.fmean(contexts)) if itl > 0 else None
 
 
 def _inject_rows(one: Observation, flags: EngineFlags) -> list[Row]:
-    """By how much a prompt stretched the steps of those that decoded beside it: that is engine time alone."""
+    """Time that a prompt added to the steps of sequences decoding beside it: pure engine time."""
     rows = []
     for injected, batch, steady_s in injections(one):
         stretches = []
@@ -198,7 +198,7 @@ def _inject_rows(one: Observation, flags: EngineFlags) -> list[Row]:
 
 
 def injections(one: Observation) -> list[tuple[CallTiming, list[CallTiming], float]]:
-    """The prompts that came later, the crowd they came into, and its gap while it was left alone."""
+    """The injected prompts, the decoding calls beside them, and their undisturbed inter-token latency."""
     if one.kind != "inject":
         return []
     started_s = min(call.heard_s[0] for call in one.calls)
@@ -218,9 +218,9 @@ def injections(one: Observation) -> list[tuple[CallTiming, list[CallTiming], flo
 
 
 def _spread_rows(one: Observation) -> list[Row]:
-    """Tokens of one step reach their clients one after the other: what the server spends on each.
+    """Server time per token, from the spread of one step's tokens over their clients.
 
-    Bursts of events are told apart by the longest pauses, of which there is one per step.
+    The longest pauses, one per step, separate the bursts of events.
     """
     if one.kind != "decode" or len(one.calls) < 8:
         return []

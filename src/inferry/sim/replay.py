@@ -1,4 +1,4 @@
-"""A probe played against the model of an engine: what its client would have seen."""
+"""A probe played against the simulated engine: what its client would have observed."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from math import inf
 from msgspec import Struct
 
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.engine import Engine
 from inferry.sim.observations import CallTiming, Observation
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 
 Figures = dict[str, float]
 ENGINE_DECODE = "vllm:request_decode_time_seconds_sum"
@@ -18,7 +18,7 @@ ENGINE_WAITS = ("vllm:request_queue_time_seconds_sum", "vllm:request_prefill_tim
 
 
 class ReplayedCall(Struct, frozen=True):
-    """When a call was sent and answered, and from when to when the engine itself had it."""
+    """When a call was sent and answered, and when it entered and left the engine."""
 
     sent_s: float
     first_s: float
@@ -31,7 +31,7 @@ class ReplayedCall(Struct, frozen=True):
 def replay(calls: Sequence[CallTiming], costs: CostModel, flags: EngineFlags) -> list[ReplayedCall]:
     """The same requests at the same times, in the order given."""
     engine = Engine(costs, flags)
-    # In the server process: when, which call, and how many turns it still takes there.
+    # In the server process: time, call, and remaining turns.
     turns = [(call.sent_s, number, costs.request_turns) for number, call in enumerate(calls)]
     heapify(turns)
     entered = [0.0] * len(calls)
@@ -74,10 +74,10 @@ def _sequence(call: CallTiming, number: int, flags: EngineFlags) -> EngineSequen
 
 
 def measured(observation: Observation) -> Figures:
-    """What the client saw of a probe, in a few numbers; `engine_` ones where the engine told its own times."""
+    """Figures of a probe as the client saw it; `engine_` figures where the engine reported its own times."""
     calls = observation.calls
     figures = _first_token_figures(observation, [call.first_s for call in calls])
-    if observation.kind != "hit":  # its calls wait for each other, and the model's may overlap
+    if observation.kind != "hit":  # its calls are sequential, and the model's may overlap
         figures |= {"total": observation.total_s}
         figures |= _itl_figures(observation, [call.ended_s - call.heard_s[0] for call in calls])
     engine_times = observation.engine
@@ -90,7 +90,7 @@ def measured(observation: Observation) -> Figures:
 
 
 def predicted(observation: Observation, costs: CostModel, flags: EngineFlags) -> Figures:
-    """The same numbers as the model has them."""
+    """The same figures as the simulated engine has them."""
     calls = observation.calls
     replayed = replay(calls, costs, flags)
     figures = {"total": max(one.ended_s for one in replayed) - min(one.sent_s for one in replayed)}
@@ -104,7 +104,7 @@ def predicted(observation: Observation, costs: CostModel, flags: EngineFlags) ->
 
 
 def _first_token_figures(observation: Observation, firsts: Sequence[float]) -> Figures:
-    """Of an inject probe, those of the prompts that came later; of a hit probe, those that could hit."""
+    """The calls to evaluate: the injected prompts of an inject probe, the repeated ones of a hit probe."""
     calls = observation.calls
     match observation.kind:
         case "inject":

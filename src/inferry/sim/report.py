@@ -1,7 +1,7 @@
-"""What came of a simulation, as numbers: per lane, per arm, over several seeds, as data.
+"""Figures of a simulation: per lane, per arm, and over several seeds.
 
-Rows are counted one at a time, and what percentiles need of them is kept in compact arrays: a million calls take some
-forty megabytes, and every percentile is exact.
+Rows are counted one at a time. The values for percentiles are kept in compact arrays: a million calls take about 40 MB,
+and every percentile is exact.
 """
 
 from array import array
@@ -20,16 +20,16 @@ from inferry.sim.simulation import Simulation
 HARBOR_TTFT_S = {Lane.P0: 0.5, Lane.P1: 2.0, Lane.P2: 90.0}
 
 WorkFunction = Callable[[CallRow], float]
-"""How much service a call asks for, in whatever unit."""
+"""The service that a call needs, in any unit."""
 
 
 class LaneReport(Struct, frozen=True, kw_only=True):
-    """One lane, in seconds. `attainment`: calls that kept their promise, over the calls that were planned.
+    """One lane; times in seconds. `attainment`: calls that met their SLO target, over planned calls.
 
-    A call keeps its promise when its i-th token comes by first-token time + i * gap. Runs that were abandoned plan
-    nothing; a run that breaks loses its later steps. `gap` is the mean gap of a call. `goodput` is the output of calls
-    that kept their promise, per second of the whole simulation. `fairness` is Jain's index over the lane's tenants, of
-    how fast each was served beside how fast an idle engine would have: 1 when all were slowed down alike.
+    A call meets its target when token i arrives within ttft + i * itl. Cancelled runs have no planned calls; a run that
+    breaks misses its later steps. `itl` is the mean inter-token latency of a call. `goodput` is the output tokens per
+    second of calls that met their target, over the whole simulation. `fairness` is Jain's index over the lane's tenants
+    of the slowdown of each relative to an idle engine: 1 when all are slowed down equally.
     """
 
     planned: int
@@ -50,16 +50,16 @@ class LaneReport(Struct, frozen=True, kw_only=True):
     run_p50: float | None
     run_p95: float | None
     wait_p95: float | None
-    """Time before the call was sent to an engine."""
+    """Time before a call was sent to an engine."""
     goodput: float
     fairness: float
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """One arm. Rates are per second of `wall_s`; `goodput` counts the output of calls that kept their promise.
+    """One arm. Rates are per second of `wall_s`; `goodput` counts the output of calls that met their target.
 
-    `utilisation` is the part of the time in which engines computed; `server_utilisation` the same of the processes in
-    front of them. `fairness` is that of the least fair lane.
+    `utilisation` is the fraction of time in which engines computed, `server_utilisation` that of their server
+    processes. `fairness` is that of the least fair lane.
     """
 
     arm: str
@@ -81,18 +81,18 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def quantile(values: Iterable[float], part: float) -> float | None:
-    """The value with `part` of the others below it; the last one where there is no such."""
+    """The quantile of the values, `part` from 0 to 1."""
     return _quantile_of_sorted(sorted(values), part)
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """1 when all shares are equal, 1/n when one has everything."""
+    """Jain's index: 1 when all shares are equal, 1/n when one has everything."""
     squares = sum(x * x for x in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def attains(row: CallRow, ttft_s: float | None) -> bool:
-    """No promise is kept by every call that is done."""
+    """Whether a call met its target; without a target, whether it is done."""
     return row.outcome == "done" and (ttft_s is None or (row.late_s is not None and row.late_s <= ttft_s))
 
 
@@ -101,7 +101,7 @@ def requested_tokens(row: CallRow) -> float:
 
 
 def unloaded_seconds(costs: CostModel) -> WorkFunction:
-    """How long an idle engine would take for the call, with as much of its prompt cached as it really found."""
+    """Seconds that an idle engine would take for the call, with the same cached tokens."""
 
     def work(row: CallRow) -> float:
         prompt = row.prompt - row.cached
@@ -112,7 +112,7 @@ def unloaded_seconds(costs: CostModel) -> WorkFunction:
 
 
 class LaneTally:
-    """The calls and runs of one lane so far, against its promise."""
+    """The calls and runs of one lane so far, against its target."""
 
     def __init__(self, ttft_s: float | None, work: WorkFunction) -> None:
         self._ttft_s = ttft_s
@@ -120,7 +120,7 @@ class LaneTally:
         self.planned = self.runs = self.calls = self.attained = self.failed = self.cancelled = 0
         self.goodput_tokens = 0
         self._ttfts, self._ends, self._itls, self._waits, self._latencies = (array("d") for _ in range(5))
-        # What each tenant asked for and how long it waited for that.
+        # Service requested and time taken, by tenant.
         self._served: dict[str, list[float]] = {}
 
     def call(self, row: CallRow) -> None:
@@ -181,7 +181,7 @@ class LaneTally:
 
 
 class Tally:
-    """Everything that was played so far, row by row. Give `call` and `run` to a world that keeps no rows."""
+    """Figures row by row. `call` and `run` are callbacks for a simulation that keeps no rows."""
 
     def __init__(self, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, work: WorkFunction = requested_tokens) -> None:
         self._lanes = {lane: LaneTally(ttft_s.get(lane), work) for lane in Lane}
@@ -229,7 +229,7 @@ class Tally:
 def lane_report(
     rows: Iterable[CallRow], runs: Iterable[RunRow], ttft_s: float | None, work: WorkFunction = requested_tokens
 ) -> LaneReport:
-    """The rows and runs of one lane against its promise; no promise is always kept."""
+    """The rows and runs of one lane against its target; without a target every completed call meets it."""
     tally = LaneTally(ttft_s, work)
     wall = 0.0
     for row in rows:
@@ -243,7 +243,7 @@ def lane_report(
 def report(
     simulation: Simulation, arm: str, ttft_s: Mapping[Lane, float] = HARBOR_TTFT_S, *, seed: int | None = None
 ) -> Report:
-    """Everything that was played in the world so far."""
+    """The report of everything that the simulation has played."""
     tally = Tally(ttft_s, unloaded_seconds(simulation.costs))
     for row in simulation.rows:
         tally.call(row)
@@ -257,7 +257,7 @@ def to_json(reports: Sequence[Report]) -> bytes:
 
 
 class Spread(Struct, frozen=True, gc=False):
-    """A figure over several seeds; `count` says how many had it."""
+    """A figure over several seeds; `count` seeds have it."""
 
     median: float
     low: float
@@ -271,7 +271,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """One arm over its seeds: every report, and the spread of every figure, those of lanes by lane."""
+    """One arm over its seeds: every report, and the spread of every figure of the arm and of its lanes."""
 
     arm: str
     reports: tuple[Report, ...]

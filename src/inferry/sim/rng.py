@@ -1,4 +1,4 @@
-"""Streams of chance, by seed and name: what is drawn in one never shifts what is drawn in another."""
+"""Random streams by seed and name: draws from one stream never change another."""
 
 from random import Random
 

@@ -1,12 +1,12 @@
-"""The process in front of an engine: it takes requests in and passes tokens on, one thing after the other.
+"""The server process in front of an engine: it receives requests and sends tokens, one item at a time.
 
-Tokens are many, so their work is a flow and not a list: while `inflow` seconds of work arrive per second, the backlog
-grows or drains at a steady rate and is never below zero.
+Work for tokens is modelled as a flow: while `inflow` seconds of work arrive per second, the backlog grows or drains at
+a constant rate and never falls below zero.
 """
 
 
 class Server:
-    """How long what comes now has to wait. Time is only ever asked for in order."""
+    """The delay of new work. Times must not decrease between calls."""
 
     __slots__ = ("_at", "_backlog_s", "_inflow", "busy_s")
 
@@ -17,7 +17,7 @@ class Server:
         self.busy_s = 0.0
 
     def delay_s(self, now: float) -> float:
-        """How long something that comes now waits until everything before it is done."""
+        """Seconds until all work that has arrived is done."""
         elapsed = now - self._at
         if elapsed > 0:
             before = self._backlog_s
@@ -27,11 +27,11 @@ class Server:
         return self._backlog_s
 
     def set_inflow(self, inflow: float, now: float) -> None:
-        """From now on so much work comes per second."""
+        """From now on work arrives at this rate (seconds of work per second)."""
         self.delay_s(now)
         self._inflow = inflow
 
     def accept(self, work_s: float, now: float) -> float:
-        """Take in a piece of work; the time it is done."""
+        """Add one item of work; the time at which it is done."""
         self._backlog_s = self.delay_s(now) + work_s
         return now + self._backlog_s

@@ -1,7 +1,7 @@
-"""The world in virtual time: agents that play their runs, doors that let their calls in, engines that serve them.
+"""The simulation: agents play their runs, a front end sends their calls, engines serve them, in virtual time.
 
-The world owns time, calls and engines; a door only decides when a call goes where. A call goes agent -> door ->
-server process -> engine, its tokens come back, and it ends exactly once, which is when its run goes on.
+The simulation owns time, calls and engines; a front end only decides when a call is sent to which engine. A call passes
+agent -> front end -> server process -> engine. It ends exactly once, and then its run continues.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,40 +10,39 @@ from typing import Protocol
 from inferry.domain.lanes import Lane
 from inferry.sim.calls import Call, CallRow, Outcome, Run, RunRow
 from inferry.sim.costs import CostModel, EngineFlags
-from inferry.sim.engine import Engine, FirstTokenEvent
-from inferry.sim.engine import Sequence as EngineSequence
+from inferry.sim.engine import Engine
 from inferry.sim.events import Events
 from inferry.sim.prompts import GrowingPrompt, Piece, block_hashes, length
+from inferry.sim.sequence import EngineSequence, FirstTokenEvent
 
 PRIORITIES = {Lane.P0: -10, Lane.P1: 0, Lane.P2: 10}
 HashMemo = dict[tuple[int, int, tuple[Piece, ...]], tuple[int, ...]]
-"""Block hashes that were computed before; worlds that play the same runs may share it."""
+"""Block hashes computed before; simulations of the same runs may share them."""
 HARBOR_ITL_S = {Lane.P0: 0.030, Lane.P1: 0.050, Lane.P2: 0.5}
 
 
 class Frontend(Protocol):
-    """Stands between agents and engines. It hears of a call's first token and of its end, whatever the end."""
+    """Sends the calls of agents to engines. It is notified of a call's first token and of its end."""
 
     def open(self, simulation: "Simulation") -> None: ...
 
     def dispatch(self, call: Call, now: float) -> None:
-        """An agent wants the call; `simulation.send` it to a worker when its time has come."""
+        """An agent makes the call; the front end passes it to `simulation.send` now or later."""
 
     def first_token(self, call: Call, now: float) -> None: ...
 
     def ended(self, call: Call, now: float) -> None:
-        """A call that was sent is over. An evicted one may be asked for again; any other is not heard of again."""
+        """A call that was sent has ended. Only an evicted call may be sent again."""
 
     def cancel(self, call: Call, now: float) -> None:
-        """The agent walked away: forget the call, or `simulation.abort` it."""
+        """The agent cancelled: drop the call, or `simulation.abort` it if it was sent."""
 
 
 class Simulation:
-    """Plays runs against engines behind a door. `rows` and `runs` are what came of it.
+    """Plays runs against engines behind a front end. `rows` and `runs` are the results.
 
-    Engines are all alike, `workers` of them, or one for each of the `flags`. With `on_call` and `on_run` rows are
-    handed over as they are written and not kept, so that a world of any length needs no more room than what is under
-    way in it.
+    There are `workers` equal engines, or one for each of the `flags`. With `on_call` and `on_run`, rows are passed on
+    and not kept, so that memory depends only on the calls in progress.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class Simulation:
     def play(
         self, runs: Iterable[Run], until: float | None = None, on_progress: Callable[[float], None] | None = None
     ) -> None:
-        """Until everything has ended. Same runs, same door: same rows, byte for byte."""
+        """Play until everything has ended. The same runs and front end give the same rows, byte for byte."""
         for run in runs:
             self.events.at(run.at, self._begin_run, run)
         self.events.run(until, on_progress)
 
     def play_stream(self, runs: Iterator[Run], on_progress: Callable[[float], None] | None = None) -> None:
-        """As `play`, for runs that are made while they are played, earliest first: one of them is known ahead."""
+        """As `play`, for runs from an iterator, in order of time; it is read one run ahead."""
         self._schedule_next_run(runs)
         self.events.run(None, on_progress)
 
@@ -137,16 +136,16 @@ class Simulation:
             self._frontend.cancel(call, now)
 
     def _finish_call(self, call: Call, now: float, outcome: Outcome) -> None:
-        """The call ended for its agent: write it down, and let the run go on or break."""
+        """The call ended for its agent: record it, and continue or break the run."""
         self._record_call(call, now, outcome)
         run = call.run
         if outcome == "done" and call.index + 1 < len(run.steps):
             self.events.at(now + call.step.tool_s, self._begin_step, (run, call.index + 1))
             return
-        # The last tool is part of the run too.
+        # The last tool time is part of the run.
         ended = now + (call.step.tool_s if outcome == "done" else 0.0)
         if run.cancel_after_s is not None and ended >= run.at + run.cancel_after_s:
-            return  # it walks away during the tool
+            return  # it cancels during the tool time
         self._current.pop(run.run_id, None)
         self._prompts.pop(run.run_id, None)
         self._on_run(
@@ -183,10 +182,10 @@ class Simulation:
             )
         )
 
-    # What doors do.
+    # Calls from the front end.
 
     def send(self, call: Call, worker: int, now: float) -> None:
-        """Put the call on the wire to a worker. Requests pass its server process one after the other."""
+        """Send the call to a worker. Requests pass its server process one after the other."""
         call.worker = worker
         if call.sent_at is None:
             call.sent_at = now
@@ -198,13 +197,13 @@ class Simulation:
         self._take_server_turn(now, call)
 
     def abort(self, call: Call, now: float) -> None:
-        """Close the call's connection; the door hears `ended` once the engine is rid of it."""
+        """Close the call's connection; the front end gets `ended` when the engine has dropped it."""
         sequence = call.sequence
         if not isinstance(sequence, EngineSequence):
-            call.lost = True  # still in the server process, which will notice
+            call.lost = True  # still in the server process, which checks for it
             return
         if sequence.ended_at is not None:
-            return  # complete, and the news is on its way
+            return  # complete; its end is already scheduled
         assert call.worker is not None
         if self.engines[call.worker].abort(sequence, now):
             self.events.at(now, self._ended, call)
@@ -268,7 +267,7 @@ class Simulation:
         return found
 
     def _schedule_step(self, worker: int) -> None:
-        """Be there when the engine's next step ends."""
+        """Schedule the end of the engine's next step."""
         due = self.engines[worker].next_at
         if due is not None and due != self._due[worker]:
             self._due[worker] = due
@@ -277,7 +276,7 @@ class Simulation:
     def _advance(self, now: float, worker: int) -> None:
         engine = self.engines[worker]
         if engine.next_at is None or engine.next_at > now:
-            return  # the steps were cut short and have ended before, or go on
+            return  # the steps were truncated and have ended, or continue
         self._due[worker] = None
         for happened in engine.advance(now):
             call = happened.sequence.tag
@@ -301,4 +300,4 @@ class Simulation:
         if call.state == "sent":
             self._finish_call(call, now, "done")
         if call.state == "over":
-            call.sequence = None  # they know each other, and nobody else knows them any more
+            call.sequence = None  # they refer to each other: break the cycle

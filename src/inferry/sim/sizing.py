@@ -1,8 +1,7 @@
-"""How many workers keep the promises: a search over simulations, for the smallest fleet that can be relied on.
+"""The smallest fleet that meets the SLO targets, by a search over simulations.
 
-More workers need not always be better: one more may put two long prompts side by side that were apart before. So the
-answer is not where one curve crosses a line. A number of workers is enough when it and the next larger one both meet
-the target over all seeds, and the one below is shown not to.
+Attainment is not monotone in the number of workers: one more may place two long prompts side by side. A number of
+workers is enough when it and the next larger one meet the target over all seeds, and the next smaller one does not.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +11,11 @@ from msgspec import Struct
 from inferry.sim.report import Report
 
 Simulate = Callable[[int, int], Report]
-"""Workers, seed: what came of it."""
+"""Number of workers and seed to the report."""
 
 
 class NoFeasibleFleet(Exception):
-    """Not even the largest fleet that was allowed meets the target; `probes` say by how much."""
+    """The largest allowed fleet misses the target; `probes` has the figures."""
 
     def __init__(self, max_workers: int, probes: "Sequence[Probe]") -> None:
         super().__init__(f"{max_workers} workers do not meet the target")
@@ -36,7 +35,7 @@ class Probe(Struct, frozen=True, kw_only=True):
 
 
 class Sizing(Struct, frozen=True, kw_only=True):
-    """The answer, with everything that was tried on the way, in order."""
+    """The result, with all probes in order."""
 
     workers: int
     target: float
@@ -49,7 +48,7 @@ class Sizing(Struct, frozen=True, kw_only=True):
 
 
 def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, max_workers: int) -> Sizing:
-    """Bracket by doubling and bisect with the first seed; then settle the neighbourhood with all of them."""
+    """Double and bisect with the first seed; then confirm the neighbouring numbers with all seeds."""
     search = _Search(simulate, tuple(seeds), target)
     high = 1
     low = 0
@@ -74,7 +73,7 @@ def smallest_fleet(simulate: Simulate, seeds: Sequence[int], target: float, max_
 
 
 class _Search:
-    """Simulates every (workers, seed) once and remembers what was asked."""
+    """Simulates every (workers, seed) once and records the order of requests."""
 
     def __init__(self, simulate: Simulate, seeds: tuple[int, ...], target: float) -> None:
         self.seeds = seeds

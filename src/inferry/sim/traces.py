@@ -1,8 +1,7 @@
-"""Recorded traces in four formats, told apart by what is in their first row.
+"""Recorded traces in four formats, recognised by their first row.
 
-A trace says when calls came and how long they were; where it also says which prompts begin alike, that is kept. Calls
-of a session are one run: its steps follow one another, however long the engines take. A line that cannot be read is an
-error with its number and what was expected there.
+A trace has arrival times and lengths of calls; block hashes, where it has them, give shared prefixes. Calls of a
+session are one run of sequential steps. An invalid line is an error with its number and the expected content.
 """
 
 import csv
@@ -30,7 +29,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class TraceError(ValueError):
-    """The trace cannot be read; the message says where, and what was expected there."""
+    """The trace is invalid; the message has the line and the expected content."""
 
 
 class UnknownTrace(TraceError):
@@ -38,7 +37,7 @@ class UnknownTrace(TraceError):
 
 
 class PlainCall(Struct, frozen=True):
-    """Times and lengths only."""
+    """A call with time and lengths only."""
 
     t_ms: Milliseconds
     input_tokens: Count
@@ -46,7 +45,7 @@ class PlainCall(Struct, frozen=True):
 
 
 class BlockCall(Struct, frozen=True):
-    """A single call with hashes of 512-token blocks. Published times are batched; `t_spread_ms` undoes that."""
+    """A single call with hashes of 512-token blocks. Published times are batched; `t_spread_ms` spreads them."""
 
     t_ms: Milliseconds
     input_tokens: Count
@@ -198,7 +197,7 @@ def _block_calls(rows: Iterator[BlockCall], lane: Lane) -> list[Run]:
 
 
 def _coding_agents(rows: Iterator[CodingCall], lane: Lane, session_gap_s: float) -> list[Run]:
-    """Closed loops. Times are local to the session, so sessions are spread out; every agent of one is a run."""
+    """Closed loops. Times are local to a session, so sessions are spread out; every agent of a session is a run."""
     agents: dict[str, list[CodingCall]] = {}
     starts: dict[str, float] = {}
     for row in rows:
@@ -218,7 +217,7 @@ def _coding_agents(rows: Iterator[CodingCall], lane: Lane, session_gap_s: float)
 
 
 def _sessions(rows: Iterator[SessionCall], lane: Lane, session_gap_s: float) -> list[Run]:
-    """Sessions without any timing: they start one after the other and call back to back."""
+    """Sessions without times: they start `session_gap_s` apart and call without pauses."""
     sessions: dict[str, list[SessionCall]] = {}
     for row in rows:
         sessions.setdefault(row.session, []).append(row)
@@ -241,7 +240,7 @@ def _blocks(call: SessionCall | CodingCall, base: int, block_tokens: int) -> tup
 
 
 def _cover_tokens(ids: Sequence[int], block_tokens: int, tokens: int) -> tuple[Piece, ...]:
-    """A prompt of so many tokens whose blocks have these names. What the names do not cover is nobody else's."""
+    """A prompt of `tokens` tokens with these block hashes. Tokens beyond the hashed blocks are unique."""
     pieces: list[Piece] = []
     left = max(1, tokens)
     for one in ids:

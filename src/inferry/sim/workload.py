@@ -1,4 +1,4 @@
-"""What a simulation or a load test plays, and the SLO targets it is judged by."""
+"""The workload of a simulation or load test, and its SLO targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -19,11 +19,11 @@ SCENARIOS: dict[str, Callable[..., list[Run]]] = {"harbor": harbor, "simple-harb
 
 
 class SimulationSetupError(Exception):
-    """The options make no simulation; the message says why."""
+    """The options are invalid; the message says why."""
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """A trace or a scenario, and how much of it. `lanes` are the parts that a trace's runs get of each lane."""
+    """A trace or a scenario, and its size. `lanes` are the fractions of a trace's runs by lane."""
 
     trace: Path | None = None
     scenario: str | None = None
@@ -39,7 +39,7 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     @property
     def has_seeds(self) -> bool:
-        """Whether another seed gives other runs."""
+        """Whether different seeds give different runs."""
         return self.trace is None or len(self.lanes) > 1
 
 
@@ -47,7 +47,7 @@ def check(workload: Workload) -> Workload:
     if (workload.trace is None) == (workload.scenario is None):
         raise SimulationSetupError("name either a --trace or a --scenario")
     if workload.scenario is not None and workload.scenario not in SCENARIOS:
-        raise SimulationSetupError(f"there is no scenario {workload.scenario!r}; there are {', '.join(SCENARIOS)}")
+        raise SimulationSetupError(f"unknown scenario {workload.scenario!r}; known are {', '.join(SCENARIOS)}")
     if not 0 < workload.scale < inf:
         raise SimulationSetupError("--scale must be above 0")
     if workload.seconds is not None and not 0 < workload.seconds < inf:
@@ -56,7 +56,7 @@ def check(workload: Workload) -> Workload:
 
 
 def runs_by_seed(workload: Workload, seeds: Sequence[int]) -> dict[int, list[Run]]:
-    """The runs of every seed. Seeds that would only repeat each other are refused."""
+    """The runs of every seed. Several seeds of a workload without randomness are refused."""
     if len(seeds) > 1 and not workload.has_seeds:
         raise SimulationSetupError("a trace in one lane is the same for every seed: give one --seed, or several lanes")
     if workload.trace is None:
@@ -83,7 +83,7 @@ def runs_by_seed(workload: Workload, seeds: Sequence[int]) -> dict[int, list[Run
 
 
 def parse_lanes(text: str) -> dict[Lane, float]:
-    """`P1`, or parts such as `P0=0.2,P1=0.5,P2=0.3`."""
+    """`P1`, or fractions such as `P0=0.2,P1=0.5,P2=0.3`."""
     parts: dict[Lane, float] = {}
     for word in text.split(","):
         name, _, part = word.strip().partition("=")
@@ -94,19 +94,19 @@ def parse_lanes(text: str) -> dict[Lane, float]:
                 f"--lane must be P0, P1 or P2, or parts such as P0=0.3,P1=0.7; got {text!r}"
             ) from None
     if not all(0 <= part < inf for part in parts.values()) or not any(parts.values()):
-        raise SimulationSetupError(f"the parts of --lane must be 0 or above and not all 0; got {text!r}")
+        raise SimulationSetupError(f"the fractions of --lane must be 0 or above and not all 0; got {text!r}")
     return {lane: part for lane, part in parts.items() if part}
 
 
 class SloTarget(Struct, frozen=True):
-    """The i-th token comes by `ttft_s + i * gap_s`."""
+    """Token i is due `ttft_s + i * itl_s` after the call."""
 
     ttft_s: float
     itl_s: float
 
 
 def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] = ()) -> dict[Lane, SloTarget]:
-    """What the lanes promise; where they promise nothing, what the Harbor scenario asks of them; then the overrides."""
+    """The lanes' SLO targets, with those of the Harbor scenario where a lane has none; then the overrides."""
     slo_targets = {}
     for lane, policy in lanes.items():
         ttft_s = HARBOR_TTFT_S[lane] if policy.ttft_ms is None else policy.ttft_ms / 1000
@@ -118,7 +118,7 @@ def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] =
             ttft_ms, itl_ms = map(float, values.split(","))
             lane = Lane[name.strip()]
         except (KeyError, ValueError):
-            raise SimulationSetupError(f"--slo must look like P0=500,30 (milliseconds); got {text!r}") from None
+            raise SimulationSetupError(f"--slo must be of the form P0=500,30 (milliseconds); got {text!r}") from None
         if not (0 < ttft_ms < inf and 0 < itl_ms < inf):
             raise SimulationSetupError(f"--slo must be above 0; got {text!r}")
         slo_targets[lane] = SloTarget(ttft_ms / 1000, itl_ms / 1000)

@@ -1,38 +1,40 @@
-"""Plots as SVG, drawn by hand: they take their colours from the page and need nothing else."""
+"""Plots as SVG. Their colours are those of the page (`report.html`)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
 from msgspec import Struct
 
+from inferry.report.curves import Points
+from inferry.report.formatting import tick
+
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 410.0, 10.0, 210.0
 _MINOR = (1, 2, 5)
 MAX_SERIES = 8
-"""How many colours the page has."""
+"""Number of colours; series beyond it use them again."""
 MAX_SPAN_FACTOR = 8.0
-"""A promise so many times beyond everything is left out."""
+"""A target is left out if it is beyond this multiple of the largest value."""
 _LETTER_WIDTH = 6.6
-
-Points = Sequence[tuple[float, float]]
 
 
 class Series(Struct, frozen=True):
-    """A curve, or the values of bars; `target_line` is a promise that belongs to it."""
+    """A curve, or the values of bars. `target_line` is the target of the values; `ranges` are (low, high) by group."""
 
     name: str
     colour: int
     points: Points
     target_line: float | None = None
+    ranges: Mapping[float, tuple[float, float]] = {}
 
 
 def distribution(caption: str, series: Sequence[Series]) -> str:
-    """Points are (seconds, part of all below); seconds on a logarithmic axis that spans what there is."""
+    """Points are (seconds, fraction of values up to it); the axis of seconds is logarithmic and spans the values."""
     values = [x for one in series for x, _ in one.points if x > 0]
     if not values:
         return ""
-    # A promise that nothing came near would only squeeze the curves.
+    # A target far beyond all values would squeeze the curves.
     target_lines = {
         (one.target_line, one.colour)
         for one in series
@@ -45,7 +47,7 @@ def distribution(caption: str, series: Sequence[Series]) -> str:
         return _LEFT + (_RIGHT - _LEFT) * part
 
     ticks = [value for value in _ticks(low, high) if low <= value <= high]
-    shapes = [_vertical(x_of(value), _format_seconds(value)) for value in ticks]
+    shapes = [_vertical(x_of(value), tick(value)) for value in ticks]
     shapes += [_horizontal(_y(part), f"{part:.0%}") for part in (0.0, 0.5, 0.95)]
     shared = len({target_line for target_line, _ in target_lines}) < len(target_lines)
     shapes += [
@@ -86,7 +88,7 @@ def bars(
     maximum: float | None,
     unit: str,
 ) -> str:
-    """A group of bars for each name; a series has a point (group, value) in each group that it is part of.
+    """A group of bars per name; a series has a point (group, value) in each group that it is part of.
 
     `side_by_side` is how many series share a group, 1 or all; `unit` formats a value, such as `{:.0%}`.
     """
@@ -106,21 +108,19 @@ def bars(
                 f'<rect class="s{one.colour}" x="{x + 1:.1f}" y="{y:.1f}" width="{bar - 2:.1f}" '
                 f'height="{_BOTTOM - y:.1f}"><title>{escape(one.name)}: {text}</title></rect>'
             )
-            if len(text) * _LETTER_WIDTH <= bar + 2:
+            if group in one.ranges:
+                low, high = (_y(min(1.0, end / top)) for end in one.ranges[group])
+                middle = x + bar / 2
+                shapes.append(
+                    f'<line class="range" x1="{middle:.1f}" x2="{middle:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+                )
+            elif len(text) * _LETTER_WIDTH <= bar + 2:
                 inside = y < _TOP + 14
                 shapes.append(
                     f'<text class="{"on" if inside else "value"}" x="{x + bar / 2:.1f}" '
                     f'y="{y + 13 if inside else y - 3:.1f}" text-anchor="middle">{text}</text>'
                 )
     return _figure(caption, shapes)
-
-
-def legend(names: Iterable[tuple[str, int]]) -> str:
-    return (
-        '<p class="legend">'
-        + "".join(f'<span><i class="s{colour}"></i>{escape(name)}</span>' for name, colour in names)
-        + "</p>"
-    )
 
 
 def _y(part: float) -> float:
@@ -154,7 +154,7 @@ def _figure(caption: str, shapes: Iterable[str]) -> str:
 
 
 def _span(low: float, high: float) -> tuple[float, float]:
-    """From the step of 1, 2, 5 below the least to the one above the most; never less than a factor of four."""
+    """From the step of 1, 2, 5 below the smallest value to the one above the largest; at least a factor of four."""
     low, high = _step_below(max(low, 1e-5)), _step_above(high)
     while high / low < 4:
         high = _step_above(high * 1.01)
@@ -172,21 +172,15 @@ def _step_above(value: float) -> float:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Every decade, with 2 and 5 between where there are few."""
+    """Every decade, with 2 and 5 between where there are few decades."""
     first, last = floor(log10(low)), ceil(log10(high))
     steps = _MINOR if high / low <= 150 else (1,)
     return [step * 10.0**power for power in range(first, last + 1) for step in steps]
 
 
 def _round_up(value: float) -> float:
-    """A round number that is no less, and not much more."""
+    """The next round number."""
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(value))
     return min(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.9999)
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1000:.4g} ms" if seconds < 1 else f"{seconds:,.4g} s"

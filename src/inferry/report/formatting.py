@@ -1,6 +1,6 @@
-"""Figures as people read them, in the terminal and on the page."""
+"""Figures as text, in the terminal and on pages."""
 
-NONE = "–"  # noqa: RUF001 - what a person reads where there is no number
+NONE = "–"  # noqa: RUF001 - shown where there is no figure
 
 
 def seconds(value: float | None) -> str:
@@ -20,7 +20,14 @@ def count(value: float | None) -> str:
 
 
 def money(value: float | None) -> str:
-    """In whatever the price was given in, with as many digits as say something."""
+    """In the currency of the price, with three significant digits below 1."""
     if value is None:
         return NONE
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def tick(value: float) -> str:
+    """A mark on an axis of seconds."""
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1000:.4g} ms" if value < 1 else f"{value:,.4g} s"

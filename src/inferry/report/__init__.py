@@ -1,0 +1,1 @@
+"""The writer of HTML reports: pages, tables and plots, for simulations and load tests alike."""
