@@ -42,23 +42,14 @@ LONG_FILES = {
     "src/inferry/cli/wiring.py": 481,
     "src/inferry/dispatch/loop.py": 523,
     "src/inferry/dispatch/singleflight/single_flight.py": 503,
-    "src/inferry/ingress/http/connection.py": 457,
-    "src/inferry/ingress/openai/parse.py": 489,
-    "src/inferry/ingress/openapi/document.py": 419,
     "src/inferry/observe/metrics.py": 452,
     "src/inferry/runs/registry.py": 412,
     "src/inferry/scheduling/scheduler.py": 466,
-    "src/inferry/workers/in_process/engine_worker.py": 494,
-    "src/inferry/workers/in_process/vllm_process.py": 456,
-    "src/inferry/workers/openai_http/calls.py": 407,
-    "src/inferry/workers/openai_http/worker.py": 529,
 }
 LONG_FUNCTIONS = {
     "src/inferry/cli/wiring.py assemble": 85,
     "src/inferry/dispatch/gateway.py __init__": 65,
     "src/inferry/dispatch/loop.py __init__": 62,
-    "src/inferry/domain/jobs.py __init__": 62,
-    "src/inferry/ledger/queries.py runs": 63,
     "src/inferry/observe/metrics.py __init__": 70,
 }
 """Exceptions with their lengths. Both lists may only shrink."""

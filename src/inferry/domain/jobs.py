@@ -170,39 +170,18 @@ class InferenceJob(Value):
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer.
     """
 
+    # fmt: off
     def __init__(
-        self,
-        *,
-        job_id: str,
-        tenant: str,
-        run_id: str,
-        step_id: str,
-        lane: Lane,
-        route: RouteKey,
-        batch_key: BatchKey,
-        footprint: Footprint,
-        token_budget: int,
-        prompt_hash: str,
-        arrived_at: float,
-        max_wait_s: float,
-        payload: Payload,
-        request_id: str = "",
-        key_id: str | None = None,
-        salted: bool = True,
-        parent_run: str | None = None,
-        session: str | None = None,
-        template_id: str | None = None,
-        prefix: tuple[str, ...] = (),
-        output_hint: int | None = None,
-        deadline: float | None = None,
-        stream: bool = False,
-        resume: ResumeMode = ResumeMode.RESTART,
-        attempt: int = 1,
-        resume_point: ResumePoint | None = None,
-        preemptions: int = 0,
-        unreachable_attempts: int = 0,
+        self, *, job_id: str, tenant: str, run_id: str, step_id: str, lane: Lane, route: RouteKey,
+        batch_key: BatchKey, footprint: Footprint, token_budget: int, prompt_hash: str, arrived_at: float,
+        max_wait_s: float, payload: Payload, request_id: str = "", key_id: str | None = None, salted: bool = True,
+        parent_run: str | None = None, session: str | None = None, template_id: str | None = None,
+        prefix: tuple[str, ...] = (), output_hint: int | None = None, deadline: float | None = None,
+        stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
+        resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None,
     ) -> None:
+    # fmt: on
         self.job_id: Final = job_id
         self.tenant: Final = tenant
         self.run_id: Final = run_id
