@@ -1,4 +1,4 @@
-"""A scripted server whose answers hang on the whole prompt, so that going on from token ids can be told from not."""
+"""A scripted server whose output depends on the whole prompt, so that resuming from token ids is visible."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""The laws of a Worker, held by every implementation and by the fake.
+"""The contract of a Worker, for every implementation and the fake.
 
-Those that need vLLM are marked so and run by `make test-vllm`.
+Tests that need vLLM are marked and run by `make test-vllm`.
 """
 
 import asyncio
@@ -304,7 +304,7 @@ def test_cancelling_twice_at_once_ends_a_job_once(setup: WorkerSetup) -> None:
     assert isinstance(setup.run(scenario()).failed("gone").error, ClientClosed)
 
 
-# -- going on elsewhere ----------------------------------------------------------------------------------------------
+# -- resuming on another worker --------------------------------------------------------------------------------------
 
 LENGTH = 40
 

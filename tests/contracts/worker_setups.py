@@ -1,4 +1,4 @@
-"""Every implementation of Worker that the laws are held against, each up and running on an event loop of its own."""
+"""Every implementation of Worker under the contract, each running on an event loop of its own."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""Detokenising with a real decoder that falls back to bytes, as those of Llama 2, Mistral and Gemma do.
+"""Detokenising with a real decoder with byte fallback, as in Llama 2, Mistral and Gemma.
 
-Such a decoder reads a run of byte tokens as a whole: it is text, or every byte of it is unreadable.
+Such a decoder reads a run of byte tokens as a whole: it is text, or every byte of it is invalid.
 """
 
 from collections.abc import Sequence

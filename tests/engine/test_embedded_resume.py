@@ -1,4 +1,4 @@
-"""A job that breaks off in one engine and goes on in another reads as if nothing had happened."""
+"""A job that is interrupted in one engine and resumed in another has the output of an undisturbed one."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ class Heard:
             self.enough.set()
 
 
-class House:
+class EngineHost:
     def __init__(self, model_dir: Path, tokenizer: HfTokenizer) -> None:
         self.tokenizer = tokenizer
         self.runner = asyncio.Runner()
@@ -61,7 +61,7 @@ class House:
         self.runner.close()
 
     async def run(self, job: InferenceJob, cut_after: int | None = None) -> Heard:
-        """One attempt, cancelled after so many tokens."""
+        """One attempt, cancelled after this many tokens."""
         heard = Heard(cut_after)
         running = asyncio.create_task(self.worker.run(a_plan(job), heard))
         if cut_after is not None:
@@ -107,18 +107,18 @@ def a_plain_job(job_id: str, prompt: list[int], sampling: Sampling) -> Inference
 
 
 @pytest.fixture(scope="module")
-def env(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[House]:
-    env = House(tiny_dir, tokenizer)
+def env(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[EngineHost]:
+    env = EngineHost(tiny_dir, tokenizer)
     yield env
     env.close()
 
 
-def test_the_model_card_reports_continuation(env: House) -> None:
+def test_the_model_card_reports_continuation(env: EngineHost) -> None:
     assert [card.can_resume for card in env.worker.cards()] == [True]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_job_cut_at_random_places_reads_like_one_that_was_left_alone(env: House, seed: int) -> None:
+def test_a_job_cut_at_random_places_reads_like_one_that_was_left_alone(env: EngineHost, seed: int) -> None:
     rng = random.Random(seed)
     prompt = [rng.randrange(7, 4096) for _ in range(rng.randint(3, 60))]
     job = a_plain_job("cut", prompt, greedy(60))
@@ -136,7 +136,7 @@ def test_a_job_cut_at_random_places_reads_like_one_that_was_left_alone(env: Hous
     env.runner.run(scenario())
 
 
-def test_a_stop_string_across_any_resume_point_is_found(env: House) -> None:
+def test_a_stop_string_across_any_resume_point_is_found(env: EngineHost) -> None:
     prompt = (50, 60, 70)
 
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_a_stop_string_across_any_resume_point_is_found(env: House) -> None:
     env.runner.run(scenario())
 
 
-def test_half_a_character_is_completed_after_the_resume_point(env: House) -> None:
+def test_half_a_character_is_completed_after_the_resume_point(env: EngineHost) -> None:
     """The reader got nothing of it before the cut, and gets all of it after."""
     text = "naïve — 漢字と 🦜🦜 ende"
     ids = env.tokenizer.encode(text)
@@ -181,7 +181,7 @@ def test_half_a_character_is_completed_after_the_resume_point(env: House) -> Non
     env.runner.run(scenario())
 
 
-def test_a_seeded_job_draws_the_same_tokens_after_a_cut(env: House) -> None:
+def test_a_seeded_job_draws_the_same_tokens_after_a_cut(env: EngineHost) -> None:
     sampling = Sampling(temperature=0.9, top_p=0.95, seed=42, max_tokens=40, ignore_eos=True)
     job = a_plain_job("seeded", [9, 8, 7, 6], sampling)
 
@@ -194,7 +194,7 @@ def test_a_seeded_job_draws_the_same_tokens_after_a_cut(env: House) -> None:
     env.runner.run(scenario())
 
 
-def test_the_use_of_a_later_attempt_is_its_own(env: House) -> None:
+def test_the_use_of_a_later_attempt_is_its_own(env: EngineHost) -> None:
     job = replace(a_plain_job("use", [9, 8, 7, 6], greedy(20)), resume_point=ResumePoint((9, 8, 7, 6), (30, 31, 32)))
 
     async def scenario() -> None:
@@ -205,7 +205,7 @@ def test_the_use_of_a_later_attempt_is_its_own(env: House) -> None:
     env.runner.run(scenario())
 
 
-def test_a_job_that_had_written_all_it_may_ends_without_the_engine(env: House) -> None:
+def test_a_job_that_had_written_all_it_may_ends_without_the_engine(env: EngineHost) -> None:
     ids = tuple(env.tokenizer.encode("漢"))[:-1]  # half a character is held back, and comes at the end
     full = replace(a_plain_job("full", [9, 8], greedy(len(ids))), resume_point=ResumePoint((9, 8), ids))
     too_long = replace(
@@ -222,7 +222,7 @@ def test_a_job_that_had_written_all_it_may_ends_without_the_engine(env: House) -
     env.runner.run(scenario())
 
 
-def test_only_a_resumable_job_that_has_begun_reports_its_output(env: House) -> None:
+def test_only_a_resumable_job_that_has_begun_reports_its_output(env: EngineHost) -> None:
     never = replace(a_plain_job("never", [9, 8], greedy(5_000)), resume=ResumeMode.NEVER)
 
     async def scenario() -> None:
@@ -236,7 +236,7 @@ def test_only_a_resumable_job_that_has_begun_reports_its_output(env: House) -> N
     env.runner.run(scenario())
 
 
-def test_cancel_returns_when_the_engine_has_confirmed_it_and_not_before(env: House) -> None:
+def test_cancel_returns_when_the_engine_has_confirmed_it_and_not_before(env: EngineHost) -> None:
     async def scenario() -> None:
         heard = Heard(patience=1)
         job = a_plain_job("slow", [1, 2, 3], greedy(5_000))
@@ -269,7 +269,7 @@ async def another_engine(model_dir: Path, tokenizer: HfTokenizer) -> AsyncIterat
     await worker.close()
 
 
-def test_jobs_of_a_killed_engine_resume_on_another(env: House, tiny_dir: Path, tokenizer: HfTokenizer) -> None:
+def test_jobs_of_a_killed_engine_resume_on_another(env: EngineHost, tiny_dir: Path, tokenizer: HfTokenizer) -> None:
     rng = random.Random(3)
     jobs = [
         a_plain_job(f"j{n}", [rng.randrange(7, 4096) for _ in range(rng.randint(2, 30))], greedy(100)) for n in range(8)
@@ -305,7 +305,7 @@ def test_jobs_of_a_killed_engine_resume_on_another(env: House, tiny_dir: Path, t
     env.runner.run(scenario())
 
 
-def test_a_token_whose_text_was_delivered_in_part_is_not_delivered_twice(env: House) -> None:
+def test_a_token_whose_text_was_delivered_in_part_is_not_delivered_twice(env: EngineHost) -> None:
     """Part of its last token's text may be held back for a stop string: what goes on knows which."""
 
     async def scenario() -> None:

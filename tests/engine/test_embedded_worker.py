@@ -31,7 +31,7 @@ CONFIG = EngineConfig(max_sequences=64, kv_tokens=16_384, chunk_tokens=256)
 
 
 class Heard:
-    """What a worker emitted, by job; `first` is set with the first token of anybody."""
+    """Items that a worker emitted, by job; `first` is set with the first token of any job."""
 
     def __init__(self) -> None:
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
@@ -54,7 +54,7 @@ class Heard:
         return "".join(delta.text for delta in self.deltas[job_id])
 
 
-class House:
+class EngineHost:
     """One event loop and one worker for the tests of this module: a process takes two seconds to start."""
 
     def __init__(self, model_dir: Path, tokenizer: HfTokenizer) -> None:
@@ -88,8 +88,8 @@ def a_worker(model_dir: Path, tokenizer: HfTokenizer, *, restart_backoff_s: floa
 
 
 @pytest.fixture(scope="module")
-def env(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[House]:
-    env = House(tiny_dir, tokenizer)
+def env(tiny_dir: Path, tokenizer: HfTokenizer) -> Iterator[EngineHost]:
+    env = EngineHost(tiny_dir, tokenizer)
     yield env
     env.close()
 
@@ -100,7 +100,7 @@ async def run_alone(worker: EmbeddedWorker, job: InferenceJob) -> Heard:
     return heard
 
 
-def test_the_view_and_the_card_describe_the_engine(env: House) -> None:
+def test_the_view_and_the_card_describe_the_engine(env: EngineHost) -> None:
     view = env.worker.view()
     assert (view.phase, view.models, view.kv_capacity) == (Phase.READY, frozenset(["tiny"]), 16_384)
     assert (view.capacity.sequences, view.capacity.kv_tokens, view.capacity.prefill_tokens) == (64, 16_384, 1_024)
@@ -108,7 +108,7 @@ def test_the_view_and_the_card_describe_the_engine(env: House) -> None:
     assert (card.name, card.context_tokens, card.vocab_size, card.features) == ("tiny", 16_384, 4096, frozenset())
 
 
-def test_sixty_four_jobs_of_many_plans_do_not_mix(env: House, tiny_dir: Path) -> None:
+def test_sixty_four_jobs_of_many_plans_do_not_mix(env: EngineHost, tiny_dir: Path) -> None:
     rng = random.Random(5)
     lengths = [600, 300] + [rng.randint(1, 80) for _ in range(62)]
     prompts = {f"job-{n}": [rng.randrange(7, 4096) for _ in range(length)] for n, length in enumerate(lengths)}
@@ -142,7 +142,7 @@ def test_sixty_four_jobs_of_many_plans_do_not_mix(env: House, tiny_dir: Path) ->
     env.assert_empty()
 
 
-def test_a_stop_string_ends_the_text_before_it_and_counts_the_token_that_completed_it(env: House) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_counts_the_token_that_completed_it(env: EngineHost) -> None:
     prompt = [50, 60, 70]
     free = env.runner.run(run_alone(env.worker, a_job("free", prompt, sampling=greedy(30))))
     text = free.text("free")
@@ -159,7 +159,7 @@ def test_a_stop_string_ends_the_text_before_it_and_counts_the_token_that_complet
     env.assert_empty()
 
 
-def test_a_stop_token_ends_with_stop(env: House) -> None:
+def test_a_stop_token_ends_with_stop(env: EngineHost) -> None:
     prompt = [50, 60, 70]
     free = env.runner.run(run_alone(env.worker, a_job("free", prompt, sampling=greedy(10))))
     token = free.tokens("free")[4]
@@ -170,7 +170,7 @@ def test_a_stop_token_ends_with_stop(env: House) -> None:
     assert (end.finish, end.usage.output_tokens) == (FinishReason.STOP, 5)
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(env: House) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(env: EngineHost) -> None:
     def sampled(job_id: str, seed: int | None) -> InferenceJob:
         sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed, max_tokens=20, ignore_eos=True)
         return a_job(job_id, [9, 8, 7, 6], sampling=sampling)
@@ -187,7 +187,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(env: House) -> None:
     assert len({tuple(heard.tokens(f"n{n}")) for n in range(9)}) > 1
 
 
-def test_what_the_engine_refuses_fails_that_job_alone(env: House) -> None:
+def test_what_the_engine_refuses_fails_that_job_alone(env: EngineHost) -> None:
     too_long = a_job("long", [5] * 16_384)
     outside = a_job("outside", [4096])
     fine = a_job("fine", [5, 6])
@@ -205,7 +205,7 @@ def test_what_the_engine_refuses_fails_that_job_alone(env: House) -> None:
         assert isinstance(end.error, error)
 
 
-def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_returns(env: House) -> None:
+def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_returns(env: EngineHost) -> None:
     async def scenario() -> None:
         heard = Heard()
         running = asyncio.create_task(env.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
@@ -222,7 +222,7 @@ def test_a_cancelled_job_fails_as_closed_by_the_client_and_is_freed_when_cancel_
     env.runner.run(scenario())
 
 
-def test_a_run_that_is_itself_cancelled_frees_its_jobs(env: House) -> None:
+def test_a_run_that_is_itself_cancelled_frees_its_jobs(env: EngineHost) -> None:
     async def scenario() -> None:
         heard = Heard()
         running = asyncio.create_task(env.worker.run(a_plan(a_job("j", [1, 2, 3], sampling=greedy(5_000))), heard))
@@ -237,7 +237,7 @@ def test_a_run_that_is_itself_cancelled_frees_its_jobs(env: House) -> None:
     env.runner.run(scenario())
 
 
-def test_a_reader_that_raises_ends_its_own_plan_only(env: House) -> None:
+def test_a_reader_that_raises_ends_its_own_plan_only(env: EngineHost) -> None:
     def broken(item: Item) -> None:
         raise LookupError("no reader")
 
@@ -254,7 +254,7 @@ def test_a_reader_that_raises_ends_its_own_plan_only(env: House) -> None:
     env.runner.run(scenario())
 
 
-def test_a_thousand_random_cancels_leak_nothing(env: House) -> None:
+def test_a_thousand_random_cancels_leak_nothing(env: EngineHost) -> None:
     rng = random.Random(11)
     cancelled = 0
 

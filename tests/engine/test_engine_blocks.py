@@ -1,4 +1,4 @@
-"""The block pool keeps its accounts."""
+"""The block pool: free + held = all."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The core with a model that is only arithmetic on its KV cells: schedule, execute, postprocess."""
+"""The core with a model that computes arithmetic on its KV cells: schedule, execute, postprocess."""
 
 import random
 from collections.abc import Sequence

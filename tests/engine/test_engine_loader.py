@@ -1,4 +1,4 @@
-"""Checkpoints that the engine cannot run faithfully are refused by name."""
+"""Checkpoints that the engine cannot run exactly are refused by name."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The step planner: who computes what next."""
+"""The step planner."""
 
 from hypothesis import given
 from hypothesis import strategies as st

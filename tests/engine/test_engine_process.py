@@ -1,4 +1,4 @@
-"""The engine's loop and its process: what it answers, when it sleeps and what ends it."""
+"""The engine's loop and its process: messages, idling and ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The default model makes itself."""
+"""The default model is generated locally."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""`/admin/workers`: seen and done by operators, and by nobody else."""
+"""`/admin/workers`: for operators only."""
 
 import http.client
 from pathlib import Path

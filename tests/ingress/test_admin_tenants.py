@@ -1,4 +1,4 @@
-"""`/admin/tenants` and `/admin/keys`: changed by operators while the gateway runs, and by nobody else."""
+"""`/admin/tenants` and `/admin/keys`: changes while the gateway runs, for operators only."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Bad input gets a precise error in OpenAI's shape, and hurts nobody else."""
+"""Invalid input gets a precise error in OpenAI's format, and does not affect other calls."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Errors as HTTP: every error has its status, its type, and headers that say what helps."""
+"""Errors as HTTP: status, type and retry headers of every error."""
 
 from collections.abc import Iterator
 

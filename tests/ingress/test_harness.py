@@ -1,4 +1,4 @@
-"""Run identity: our own headers, and what agent harnesses send anyway."""
+"""Run identity: `x-inferry-*` headers, and those of agent harnesses."""
 
 import pytest
 from hypothesis import given

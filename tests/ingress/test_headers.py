@@ -1,4 +1,4 @@
-"""What headers say, exactly at the bounds of what they may."""
+"""Request headers at their bounds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the application serves is in it, and what is in it is served, as it says."""
+"""The OpenAPI document has exactly what the application serves."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""`/v1/runs`: pages, listing, finishing and cancelling, as a client sees them."""
+"""`/v1/runs`: details, listing, finishing and cancelling."""
 
 import http.client
 import threading

@@ -1,4 +1,4 @@
-"""Calls that are the same, over real sockets: what each client sees of an answer that it shares."""
+"""Identical calls over real sockets: what each client sees of a shared response."""
 
 import asyncio
 import socket
@@ -56,7 +56,7 @@ def gateway_that_waits(directory: Path, worker: type[ScriptedWorker] = ScriptedW
 
 
 class Waiting(Serving):
-    """A gateway whose worker says nothing until it is told to go on."""
+    """A gateway whose worker waits until it is released."""
 
     clients: ThreadPoolExecutor
     worker: ScriptedWorker

@@ -1,4 +1,4 @@
-"""Limits, waits and retries of zero are told as what they are."""
+"""Limits, waits and retry times of zero are reported as zero."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Entries for tests about the ledger."""
+"""Entries for tests of the ledger."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The ledger's read side exactly at its bounds, and between tenants whose runs have the same names."""
+"""Ledger queries at their bounds, and between tenants with equal run ids."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What the database adds up equals what anybody would add up by hand."""
+"""Sums of the database equal sums in Python."""
 
 import random
 import statistics

@@ -1,4 +1,4 @@
-"""The recorder: nothing is lost, nothing blocks, and whatever must be dropped is counted."""
+"""The recorder: no entry is lost, nothing blocks, and dropped entries are counted."""
 
 import logging
 import threading

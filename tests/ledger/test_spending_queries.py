@@ -1,4 +1,4 @@
-"""What a gateway that starts again takes over from the ledger."""
+"""Spending that a restarted gateway reads from the ledger."""
 
 from collections.abc import Iterator
 from contextlib import closing

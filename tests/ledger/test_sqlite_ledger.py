@@ -1,4 +1,4 @@
-"""The ledger in a file: complete, idempotent, and whole after the worst."""
+"""The SQLite ledger: complete, idempotent, and intact after crashes."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Tenants and keys in the ledger's database: what is kept, what is not, and who sees it when."""
+"""Tenants and keys in the ledger's database."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Marks in SQLite: they are what was written last, and files of earlier releases get their table."""
+"""Watermarks in SQLite: the last written value counts, and files of earlier releases get the table."""
 
 import sqlite3
 from contextlib import closing

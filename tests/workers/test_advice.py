@@ -1,4 +1,4 @@
-"""What is said when an engine's settings stand in the way of a promise."""
+"""Advice on engine settings that endanger an SLO target."""
 
 from typing import Any
 

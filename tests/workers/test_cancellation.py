@@ -1,4 +1,4 @@
-"""Cancelled jobs: they end at once, and what is said to be free is free."""
+"""Cancelled jobs end at once, and only freed jobs are reported as freed."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from support.upstream import Upstream, begin, chunk, metrics_page
 
 
 class Ends:
-    """The ends a worker told."""
+    """The ends that a worker emitted."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, Done | Failed] = {}
@@ -34,7 +34,7 @@ class Ends:
 
 
 async def stubborn(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Goes on when its reader has left, as an engine does whose server did not notice."""
+    """Continues after its client has disconnected."""
     response = await begin(request)
     await response.write(chunk("a"))
     await asyncio.shield(up.release.wait())

@@ -1,4 +1,4 @@
-"""Jobs that break off on one server and go on from their token ids on another."""
+"""Jobs that are interrupted on one server and resumed from token ids on another."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What an engine's metrics page says, and what is believed from one page to the next."""
+"""The metrics page of an engine, and the load estimate between two readings."""
 
 import asyncio
 

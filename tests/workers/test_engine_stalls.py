@@ -1,4 +1,4 @@
-"""An engine process that is there and does not answer: frozen it is noticed soon, slow it is given time."""
+"""An engine process that does not respond: a frozen one is detected soon, a slow one is given time."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ class Silent:
 
 
 async def loses(worker: EngineWorker, after_looks: int, *, freeze: bool) -> str:
-    """Why a job was lost that was still waited for after so many looks."""
+    """The reason why a job was lost, if it was still pending after this many checks."""
     await worker.start()
     try:
         items: list[Item] = []

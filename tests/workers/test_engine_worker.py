@@ -1,4 +1,4 @@
-"""An engine process as a worker, with the process played by the test: jobs that go on, and ends that come late."""
+"""An engine process as a worker, with the process played by the test: resumed jobs and late ends."""
 
 import asyncio
 import logging

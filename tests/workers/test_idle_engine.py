@@ -1,4 +1,4 @@
-"""An engine process of the gateway's own that freezes while it has nothing to do."""
+"""An engine process that freezes while it is idle."""
 
 import asyncio
 import os

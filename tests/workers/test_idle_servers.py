@@ -1,4 +1,4 @@
-"""Servers that freeze or die, idle or not: noticed soon, and nothing that lives is taken for dead."""
+"""Servers that freeze or die, idle or busy, are detected soon; live ones are never taken for dead."""
 
 import asyncio
 from typing import Any

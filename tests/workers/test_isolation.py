@@ -1,4 +1,4 @@
-"""What keeps tenants apart, and keys where they belong."""
+"""Isolation of tenants, and secrecy of keys."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is heard of a server, and when that is too little."""
+"""Liveness of a server from its responses and missed probes."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What an engine's page says and what is believed of it: zeros, several engines, an engine that started again."""
+"""The load estimate: zeros, several engines, a restarted engine."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def test_the_engines_sequence_limit_is_known_after_enough_saturated_snapshots() 
     assert estimate.engine_sequences == 8
 
 
-# -- going on --------------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
 def continued(resume_point: ResumePoint, left: int = 5, **fields: object) -> dict[str, object]:

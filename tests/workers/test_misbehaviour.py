@@ -1,4 +1,4 @@
-"""Servers that misbehave in ways seen and imagined: every job ends once, and nothing that is wrong looks right."""
+"""Servers that misbehave: every job ends once, and no error looks like success."""
 
 import asyncio
 import gzip

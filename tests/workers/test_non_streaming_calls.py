@@ -1,4 +1,4 @@
-"""Calls that are answered in one piece: the server's body is passed on as it is."""
+"""Non-streaming calls: the server's body is forwarded unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The HTTP worker against a server that misbehaves in every way seen so far, and some imagined ones."""
+"""The HTTP worker against a misbehaving server."""
 
 import asyncio
 import json

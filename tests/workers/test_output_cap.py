@@ -1,4 +1,4 @@
-"""What is left of a budget takes the place of the limit that a client wrote, in whatever body goes upstream."""
+"""The rest of a budget replaces the client's output limit in every body."""
 
 import json
 

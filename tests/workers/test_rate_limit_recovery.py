@@ -1,4 +1,4 @@
-"""A hosted API's limits in the corners: zeros that mean something, pauses that must outlast other news."""
+"""Rate limits of a hosted API at their bounds: zeros, and pauses that later responses must not shorten."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Hosted APIs: paced by what their headers say."""
+"""Hosted APIs: calls are paced by their rate limit headers."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Streams with stop strings that break off and go on elsewhere end as if nothing had been, wherever the break is."""
+"""Resumed streams with stop strings end like undisturbed ones, wherever they were interrupted."""
 
 import itertools
 import json

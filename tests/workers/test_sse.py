@@ -1,4 +1,4 @@
-"""Upstream events are looked at as closely as needed: however they come together, the account is the same."""
+"""The event scanner: the result does not depend on how events are split into reads."""
 
 import json
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What had come before an answer broke off, or before what follows it, is not lost with it."""
+"""Data received before a lost connection is not lost with it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a server sends is text: bytes that are not UTF-8 never reach a client, and the job goes on elsewhere."""
+"""Invalid UTF-8 from a server never reaches a client, and the job is resumed on another worker."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What of vLLM in process needs no vLLM: what steps cost, what it is started with, what its process may import."""
+"""The parts of in-process vLLM that need no vLLM: metering, arguments, imports of its process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What clients do with their connections, byte by byte: nothing of it hurts their own answers or anybody else."""
+"""Behaviour of client connections, byte by byte: no client damages its own responses or those of others."""
 
 import asyncio
 import json
@@ -152,7 +152,7 @@ def test_a_long_pipeline_is_answered_although_its_client_has_finished_writing(ga
         sock.sendall(request() * 40)
         sock.shutdown(socket.SHUT_WR)
         until(lambda: gated.worker.running == 1)
-        time.sleep(1.5)  # the server has looked whether somebody is still there
+        time.sleep(1.5)  # the server has checked the connection
         gated.open_gate()
         answer = read_all(sock)
     assert answer.count(b"HTTP/1.1 200 OK") == 40
@@ -168,7 +168,7 @@ def test_what_is_no_http_behind_a_good_request_does_not_spoil_its_answer(gated: 
     assert b"one two three" in answer
 
 
-# -- who is still there ----------------------------------------------------------------------------------------------
+# -- disconnects -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,7 +177,7 @@ def test_a_client_that_has_finished_writing_still_gets_its_answer(gated: Gated, 
         sock.sendall(request({**HELLO, "stream": stream}))
         sock.shutdown(socket.SHUT_WR)
         until(lambda: gated.worker.running == 1)
-        time.sleep(0.4)  # the server asks several times whether somebody is still reading
+        time.sleep(0.4)  # the server probes several times whether the client still reads
         gated.open_gate()
         answer = read_all(sock)
     final = answer[answer.rindex(b"HTTP/1.1 ") :]

@@ -1,7 +1,7 @@
-"""Our reading of HTTP/1.1 against two others', which share no code with it: h11, and gunicorn's parser in Python.
+"""The HTTP/1.1 reader against two independent ones: h11, and gunicorn's parser in Python.
 
-FUZZ_CONNECTIONS asks for more connections than every test run, FUZZ_SEED for others. What differs without one of the
-reasons in `support.http_differences` fails, and names the seed, the number and the bytes.
+FUZZ_CONNECTIONS sets the number of connections, FUZZ_SEED the seed. A difference without a reason in
+`support.http_differences` fails and names the seed, the number and the bytes.
 """
 
 import os

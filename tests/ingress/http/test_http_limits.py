@@ -1,4 +1,4 @@
-"""What a client may make the server do before anybody knows who it is: bounded, and refused in proper words."""
+"""What a client can make the server do before it is authenticated is bounded, and refused with an error."""
 
 import json
 import re
@@ -158,7 +158,7 @@ def test_an_upgrade_is_a_request_with_a_body_like_any_other(piece: int) -> None:
 
 
 class Strangers:
-    """Lets nobody in, and counts how often it was asked."""
+    """Refuses every caller, and counts the calls."""
 
     def __init__(self) -> None:
         self.asked = 0

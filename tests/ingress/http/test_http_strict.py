@@ -1,4 +1,4 @@
-"""What is no HTTP/1.1 is refused in proper words and closed, over a real socket; what is, is served."""
+"""Malformed HTTP/1.1 is refused and the connection closed, over a real socket; valid requests are served."""
 
 import json
 import re

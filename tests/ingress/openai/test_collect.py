@@ -1,4 +1,4 @@
-"""Events folded into the answer the engine would have given in one piece."""
+"""Events folded into the body that the engine would have sent."""
 
 import json
 import time

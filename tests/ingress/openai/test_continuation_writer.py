@@ -1,4 +1,4 @@
-"""A stream that began as one engine's events and went on elsewhere looks to its client like one answer."""
+"""A stream that began with one engine's events and was resumed on another looks like one stream."""
 
 import msgspec
 import pytest

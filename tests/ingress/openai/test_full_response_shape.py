@@ -1,4 +1,4 @@
-"""An answer that is put together from events has the fields that the server's own would have, in their order."""
+"""A body made from events has the fields of the server's own body, in their order."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts that take long to tokenise: nobody else waits for them, and what cannot fit is not tokenised."""
+"""Prompts that take long to tokenise: other calls do not wait for them, and one that cannot fit is not tokenised."""
 
 import threading
 from collections.abc import Iterator, Sequence

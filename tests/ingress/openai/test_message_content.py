@@ -1,4 +1,4 @@
-"""Messages without content are refused where OpenAI refuses them, and taken where a replayed answer has none."""
+"""Messages without content are refused where OpenAI refuses them, and accepted for roles that may have none."""
 
 from typing import Any
 

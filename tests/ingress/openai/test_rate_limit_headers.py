@@ -1,4 +1,4 @@
-"""Limits per minute in the headers of every answer."""
+"""Rate limits in the headers of every response."""
 
 from collections.abc import Iterator
 from pathlib import Path

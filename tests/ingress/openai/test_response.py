@@ -1,4 +1,4 @@
-"""How an answer leaves that broke off, began anew, went on elsewhere, or whose client is slow."""
+"""Responses of jobs that failed, restarted or were resumed, and of slow clients."""
 
 import asyncio
 from collections.abc import Callable
