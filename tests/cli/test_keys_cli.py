@@ -180,7 +180,7 @@ def test_a_misspelt_database_is_not_made(inferry: Inferry, tmp_path: Path, argum
     missing = tmp_path / "missing.db"
     result = inferry("keys", *arguments, "--ledger", f"sqlite:///{missing}")
     assert result.exit_code == 2
-    assert "there is no ledger" in result.stderr
+    assert "no ledger at" in result.stderr
     assert not missing.exists()
 
 
