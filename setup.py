@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: the rooms on the path of a call are compiled with mypyc.
+"""Build step that pyproject.toml cannot express: hot packages are compiled with mypyc.
 
-The same source, the same decisions, less time. `INFERRY_COMPILED=0` installs plain Python; `1` fails where nothing can
-be compiled; without it, it is compiled where mypyc, a C compiler and Python's headers are there. An editable install
-never is: what was compiled would hide what is edited after it.
+`INFERRY_COMPILED=0` installs plain Python; `1` fails if compiling is impossible. By default modules are compiled if
+mypyc, a C compiler and Python's headers are available. An editable install is never compiled: compiled modules would
+hide later edits.
 """
 
 import os
@@ -24,7 +24,7 @@ PACKAGE = Path("src/inferry")
 
 
 def modules() -> list[str]:
-    """Those that are compiled, as pyproject.toml names them."""
+    """The modules to compile, as named in pyproject.toml."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["inferry"]["compiled"]
     plain = {PACKAGE / path for path in named["exclude"]}
     found = {path.relative_to(ROOT) for glob in named["include"] for path in (ROOT / PACKAGE).glob(glob)}
@@ -32,7 +32,7 @@ def modules() -> list[str]:
 
 
 def lacking() -> list[str]:
-    """What would be needed and is not there."""
+    """Missing requirements of the build."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     needed = {
         "mypyc (pip install mypy)": find_spec("mypyc") is not None,
@@ -61,13 +61,13 @@ def extensions() -> list[Extension]:
 
 
 def by_hand() -> list[tuple[str, str]]:
-    """The few modules that are C to begin with: loops over bytes, each with something in Python beside it."""
+    """The modules written in C: loops over bytes, each with a Python fallback."""
     found = sorted(path.relative_to(ROOT / "src") for path in (ROOT / PACKAGE).rglob("*.c"))
     return [(".".join(path.with_suffix("").parts), f"src/{path}") for path in found]
 
 
 class EveryCore(build_ext):
-    """All of it is one extension, and setuptools compiles the files of one extension in turn."""
+    """Compiles the files of an extension in parallel; setuptools would compile them in turn."""
 
     def build_extensions(self) -> None:
         compile_in_turn: Callable[..., list[str]] = self.compiler.compile
