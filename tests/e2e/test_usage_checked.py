@@ -17,6 +17,8 @@ BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 LIES: list[dict[str, Any]] = [
     {"prompt_tokens": 10**20, "completion_tokens": 2},
     {"prompt_tokens": -5, "completion_tokens": -5},
+    {"prompt_tokens": 0, "completion_tokens": 0},
+    {"prompt_tokens": 12, "completion_tokens": 1},
     {"prompt_tokens": 12, "completion_tokens": 10**20},
     {"prompt_tokens": 12, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 10**20}},
 ]

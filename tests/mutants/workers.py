@@ -158,7 +158,7 @@ GROUP = MutantGroup(
         Mutant(
             "a count of tokens may be below nothing",
             "domain/usage.py",
-            "if not 0 <= output <= max_plausible_output(limit):",
+            "if not min_output <= output <= max_plausible_output(limit):",
             "if not output <= max_plausible_output(limit):",
             ("tests/domain/test_usage.py",),
         ),

@@ -20,7 +20,7 @@ class UsageValidator:
 
     def corrected(self, attempt: Attempt, end: End) -> End:
         """The end with a usage that can be true, for billing and client alike. A corrected one teaches nothing."""
-        usage = plausible_usage(attempt.job, end.usage, attempt.output_tokens)
+        usage = plausible_usage(attempt.job, end.usage, attempt.output_tokens, isinstance(end, Done))
         if usage is end.usage:
             return end
         worker = "" if attempt.plan is None else attempt.plan.worker

@@ -1,7 +1,8 @@
 """Validation of the usage that workers report, before it is billed, learned from or returned.
 
 Counts are rejected if they are negative, if the prompt exceeds the model's context, or if the output exceeds the job's
-limit. A rejected count is replaced by the gateway's own: the estimated prompt, the output counted while streaming.
+limit; of a finished job also if the prompt is empty or the output less than was counted while streaming. A rejected
+count is replaced by the gateway's own: the estimated prompt, the output counted while streaming.
 """
 
 from math import isfinite
@@ -21,8 +22,9 @@ MEDIA_TOKENS = 1_000_000
 _MEDIA = (b'"image', b'"video', b'"input_audio', b'"audio', b'"file', b'"document')
 
 
-def plausible_usage(job: InferenceJob, usage: Usage, counted: int) -> Usage:
+def plausible_usage(job: InferenceJob, usage: Usage, counted: int, is_done: bool = False) -> Usage:
     """The usage if it is plausible, else a corrected one. `counted` is the output counted while streaming."""
+    min_prompt, min_output = (1, counted) if is_done else (0, 0)
     prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
     gpu_s = usage.gpu_seconds
     is_timed = gpu_s is None or (isfinite(gpu_s) and gpu_s >= 0.0)
@@ -30,13 +32,14 @@ def plausible_usage(job: InferenceJob, usage: Usage, counted: int) -> Usage:
     limit = job.token_budget if limit is None else limit
     if (
         0 <= cached <= prompt <= _max_plausible_prompt(job, prompt)
-        and 0 <= output <= max_plausible_output(limit)
+        and min_prompt <= prompt
+        and min_output <= output <= max_plausible_output(limit)
         and is_timed
     ):
         return usage
-    if not 0 <= prompt <= _max_plausible_prompt(job, prompt):
+    if not min_prompt <= prompt <= _max_plausible_prompt(job, prompt):
         prompt = job.footprint.prompt.expected
-    if not 0 <= output <= max_plausible_output(limit):
+    if not min_output <= output <= max_plausible_output(limit):
         output = counted
     return Usage(prompt, min(max(cached, 0), prompt), output, gpu_s if is_timed else None)
 
