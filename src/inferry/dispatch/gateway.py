@@ -93,7 +93,9 @@ class Gateway:
             self.admission_control.on_renewed = watermarks.wake
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
         stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
-        self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
+        self._preempted = frozenset(
+            lane for lane, policy in lanes.items() if policy.borrow_groups or (policy.preemptible and lane in stopped)
+        )
         scheduler = Scheduler(lanes, weights=weight_of)
         self._loop = DispatchLoop(
             scheduler=scheduler,

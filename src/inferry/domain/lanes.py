@@ -39,7 +39,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
     running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
     `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
-    queued.
+    queued. `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use
+    workers of other groups while no live job needs them.
     """
 
     max_wait_ms: float
@@ -54,6 +55,13 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     preemptible: bool = False
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    groups: tuple[str, ...] | None = None
+    borrow_groups: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a client waits for the first token: such a lane has a target for it, a batch lane has none."""
+        return self.ttft_ms is not None
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {
