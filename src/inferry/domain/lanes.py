@@ -1,6 +1,7 @@
 """Lanes: SLO targets and batching policy."""
 
 import enum
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -69,3 +70,11 @@ DEFAULT_LANES: dict[Lane, LanePolicy] = {
     Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, itl_ms=50),
     Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25, preemptible=True),
 }
+
+
+def evictable_lanes(lanes: Mapping[Lane, LanePolicy]) -> frozenset[Lane]:
+    """Lanes whose running jobs may be stopped: for a lane that may preempt them, or because they borrow workers."""
+    preempted = {lane for policy in lanes.values() for lane in policy.may_preempt}
+    return frozenset(
+        lane for lane, policy in lanes.items() if policy.borrow_groups or (policy.preemptible and lane in preempted)
+    )
