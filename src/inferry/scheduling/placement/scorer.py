@@ -1,4 +1,4 @@
-"""What a scorer sees and what it answers. Both are values: scorers change nothing."""
+"""What a scorer sees and what it answers. Scorers change nothing."""
 
 from collections.abc import Sequence
 from typing import Final
