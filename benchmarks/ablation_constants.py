@@ -159,10 +159,14 @@ _OTHER_ROWS = [
     *_of(
         _PREEMPTION,
         ("MIN_PROGRESS_TOKENS", "Output tokens before a running job may be preempted.", 0),
-        ("MAX_PREEMPTIONS", "Times that one job may be preempted.", 10**9),
         ("_MAX_EVICTIONS_PER_TICK", "Preemptions decided in one tick.", 10**6, 8, 256),
         ("_MAX_JOBS_PER_WORKER", "Jobs of a worker that are considered for preemption.", 10**6),
         ("_RETRY_ROUNDS", "Rounds that a queue waits after it found no job to preempt.", 0),
+        only=("small",),
+    ),
+    *_of(
+        "inferry.scheduling.queues.queued_job",
+        ("MAX_PREEMPTIONS", "Times that one job may be preempted.", 10**9),
         only=("small",),
     ),
     *_of(_PREEMPTION, ("_MAX_WORKERS", "Workers that are considered for preemption.", 10**6, 1, 8), only=("fleet",)),
@@ -172,7 +176,7 @@ _OTHER_ROWS = [
         only=("fleet",),
     ),
     *_of(
-        "inferry.scheduling.batching.packing",
+        "inferry.scheduling.worker_state",
         ("ALMOST_FULL", "Load of a worker that only lower lanes fill.", None, 0.5, 0.9999),
         only=("fleet",),
     ),
@@ -186,7 +190,7 @@ _OTHER_ROWS = [
         only=("fleet",),
     ),
     *_of(
-        "inferry.scheduling.placement.scorers",
+        "inferry.scheduling.placement.cached_prefix",
         ("PREFIX_TOKENS_PER_SEQUENCE", "Cached tokens that outweigh one sequence of load.", 1),
         only=("fleet",),
     ),
@@ -213,7 +217,7 @@ CONSTANTS = {
 }
 
 NOT_PLAYED = {
-    "scheduling.batching.batching_window.PASS_FRACTION, MIN_EXPECTED_FOLLOWERS, "
+    "scheduling.batching.pass_hold.PASS_FRACTION, MIN_EXPECTED_FOLLOWERS, "
     "scheduling.batching.pass_window.EWMA_ALPHA": "workers that pad (`BENCH=windows`)",
     "drain_rate._SPAN_S": "retry times without an admission model",
     "capacity.MIN_RELATIVE_CHANGE": "the simulator tells the scheduler of every capacity",

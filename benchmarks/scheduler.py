@@ -41,10 +41,18 @@ _BATCH_KEY = BatchKey(_ROUTE)
 _PAYLOAD = Payload(api="chat", body=b"{}", sampling=Sampling())
 # Everything on: preemption, rates, weights, groups, tenants, runs, sessions, prefixes and deadlines.
 _FULL_LANES: Mapping[Lane, LanePolicy] = {
-    Lane.P0: LanePolicy(max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, may_preempt=(Lane.P2,)),
+    Lane.P0: LanePolicy(
+        max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, may_preempt=(Lane.P2,), groups=("default",)
+    ),
     Lane.P1: LanePolicy(max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, share=0.1, reserve=0.05),
     Lane.P2: LanePolicy(
-        max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, share=0.05, reserve=0.25, preemptible=True
+        max_wait_ms=100,
+        coalesce_ms=10,
+        queue_limit=2_000_000,
+        share=0.05,
+        reserve=0.25,
+        preemptible=True,
+        groups=("default",),
     ),
 }
 _LANES: Mapping[Lane, LanePolicy] = {
@@ -256,9 +264,8 @@ def _expect(truth: bool) -> None:
 
 
 def _scheduler(workers: int, capacity: Capacity, lanes: Mapping[Lane, LanePolicy] = _LANES) -> Scheduler:
-    groups = {Lane.P0: ("default",), Lane.P2: ("default",)} if lanes is _FULL_LANES else None
     weights = {f"t{n}": 1.0 + n % 3 for n in range(TENANTS)} if lanes is _FULL_LANES else None
-    scheduler = Scheduler(lanes, weights, groups=groups, burst_tokens=1_000_000)
+    scheduler = Scheduler(lanes, weights, burst_tokens=1_000_000)
     for n in range(workers):
         view = WorkerView(
             worker=f"w{n:02}", models=frozenset({"m"}), phase=Phase.READY, capacity=capacity, observed_at=0.0

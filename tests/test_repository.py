@@ -44,11 +44,10 @@ LONG_FILES = {
     "src/inferry/dispatch/singleflight/single_flight.py": 503,
     "src/inferry/observe/metrics.py": 452,
     "src/inferry/runs/registry.py": 412,
-    "src/inferry/scheduling/scheduler.py": 466,
 }
 LONG_FUNCTIONS = {
     "src/inferry/cli/wiring.py assemble": 85,
-    "src/inferry/dispatch/gateway.py __init__": 65,
+    "src/inferry/dispatch/gateway.py __init__": 64,
     "src/inferry/dispatch/loop.py __init__": 62,
     "src/inferry/observe/metrics.py __init__": 70,
 }

@@ -15,10 +15,11 @@ from inferry.cli.main import app
 from inferry.cli.wiring import http_worker
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.routes import RouteKey
 from inferry.domain.settings import LimitSettings, TenantSettings, limits_as_dict, tenant_as_dict
 from inferry.domain.tenants import Limits, Price, Tenant
-from inferry.domain.workers import Phase
-from inferry.scheduling.placement.route_filter import serves
+from inferry.domain.workers import Phase, WorkerView
+from inferry.scheduling.rules import FILTERS
 
 ACME = {
     "max_lane": "P0",
@@ -158,13 +159,15 @@ def test_a_pool_worker_serves_only_its_tenant() -> None:
     everybodys, owns = (http_worker(one, SystemClock(), DEFAULT_LANES).view() for one in config.workers)  # type: ignore[arg-type]
     assert everybodys.phase is Phase.STARTING
     for view, isolation, is_served in ((everybodys, None, True), (everybodys, "own", False), (owns, "own", True)):
-        assert serves(view, _route(view.models, isolation)) is is_served
-    assert not serves(owns, _route(owns.models, None))
+        assert _serves(view, _route(view.models, isolation)) is is_served
+    assert not _serves(owns, _route(owns.models, None))
 
 
-def _route(models: Any, isolation: str | None) -> Any:
-    from inferry.domain.routes import RouteKey
+def _serves(view: WorkerView, route: RouteKey) -> bool:
+    return all(allows(view, route) for allows in FILTERS)
 
+
+def _route(models: Any, isolation: str | None) -> RouteKey:
     (model,) = models
     return RouteKey(model, isolation=isolation)
 

@@ -12,13 +12,14 @@ from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.domain.values import replace
 from inferry.scheduling.capacity.prefill_bucket import MAX_DEBT_S
-from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
+from inferry.scheduling.preemption import MIN_PROGRESS_TOKENS
+from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy, a_view
 
 LANES = {
-    Lane.P0: a_policy(may_preempt=(Lane.P2,)),
-    Lane.P1: a_policy(share=0.1),
+    Lane.P0: a_policy(may_preempt=(Lane.P2,), ttft_ms=1e9, itl_ms=1e9),
+    Lane.P1: a_policy(share=0.1, ttft_ms=1e9, itl_ms=1e9),
     Lane.P2: a_policy(share=0.1, reserve=0.25, preemptible=True),
 }
 BURST = 400

@@ -9,7 +9,7 @@ from support.builders import a_job, a_policy, a_view
 
 
 def paced(rate: float | None = 1_000.0, burst: int = 500, reserve: float = 0.0) -> Scheduler:
-    lanes = dict.fromkeys((Lane.P0, Lane.P1), a_policy()) | {Lane.P2: a_policy(reserve=reserve)}
+    lanes = dict.fromkeys((Lane.P0, Lane.P1), a_policy(ttft_ms=1e9, itl_ms=1e9)) | {Lane.P2: a_policy(reserve=reserve)}
     scheduler = Scheduler(lanes, burst_tokens=burst)
     scheduler.observe(a_view("w", prefill_tokens_per_s=rate), 0.0)
     return scheduler
@@ -101,7 +101,8 @@ def test_a_better_lane_goes_past_one_that_waits_for_the_rate() -> None:
 
 
 def test_an_owed_job_limited_by_the_rate_reserves_the_worker_from_paced_lanes_only() -> None:
-    lanes = {Lane.P0: a_policy(), Lane.P1: a_policy(), Lane.P2: a_policy(share=0.5)}
+    live = a_policy(ttft_ms=1e9, itl_ms=1e9)
+    lanes = {Lane.P0: live, Lane.P1: live, Lane.P2: a_policy(share=0.5)}
     scheduler = Scheduler(lanes, burst_tokens=500)
     scheduler.observe(a_view("w", sequences=4, prefill_tokens_per_s=1_000.0), 0.0)
     decoding(scheduler)

@@ -7,11 +7,11 @@ import pytest
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse
 from inferry.domain.workers import Phase
-from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.placement.cached_prefix import PREFIX_TOKENS_PER_SEQUENCE
 from inferry.scheduling.placement.prefix_index import PrefixIndex
 from inferry.scheduling.placement.rendezvous_hash import RendezvousHash
-from inferry.scheduling.placement.scorers import PREFIX_TOKENS_PER_SEQUENCE
 from inferry.scheduling.scheduler import Scheduler
+from inferry.scheduling.worker_state import WorkerState
 from scheduling.scheduler_harness import a_scheduler, end, offer, placements, sent
 from support.builders import a_job, a_policy, a_view
 
@@ -150,8 +150,13 @@ def test_a_named_precision_is_required(wanted: str | None, has: str, goes: bool)
 
 
 def test_a_lane_uses_its_groups_in_order() -> None:
-    groups = {Lane.P0: ("live",), Lane.P2: ("batch", "live")}
-    scheduler = Scheduler(dict.fromkeys(Lane, a_policy()), groups=groups)
+    scheduler = Scheduler(
+        {
+            Lane.P0: a_policy(groups=("live",)),
+            Lane.P1: a_policy(),
+            Lane.P2: a_policy(groups=("batch", "live")),
+        }
+    )
     for name, group in (("b", "batch"), ("l", "live"), ("o", "other")):
         scheduler.observe(a_view(name, group=group, sequences=1), 0.0)
     offer(scheduler, *(a_job(f"batch-{n}", lane=Lane.P2) for n in range(3)))

@@ -5,7 +5,8 @@ import pytest
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
-from inferry.scheduling.preemption import MAX_PREEMPTIONS, MIN_PROGRESS_TOKENS
+from inferry.scheduling.preemption import MIN_PROGRESS_TOKENS
+from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, placements, sent
 from support.builders import a_job, a_policy, a_view

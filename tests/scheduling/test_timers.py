@@ -2,11 +2,8 @@
 
 import itertools
 
-from inferry.domain.lanes import Lane
-from inferry.scheduling.placement.route_filter import RouteFilter
-from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
+from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.queues.fair_share import LaneAccounts
-from inferry.scheduling.queues.lane_queue import BacklogCounter, LaneQueue
 from inferry.scheduling.queues.queued_job import QueuedJob
 from inferry.scheduling.queues.timers import TimerHeap
 from support.builders import a_job, a_policy
@@ -16,9 +13,8 @@ _numbers = itertools.count()
 
 def an_entry() -> QueuedJob:
     job = a_job()
-    lane_queue = LaneQueue(Lane.P1, a_policy(), LaneAccounts(), BacklogCounter(), lambda entry: 0)
-    queue = lane_queue.queue_for(job, RouteFilter(job.route, (), WorkerGroupIndex()))
-    return lane_queue.add_entry(job, next(_numbers), queue)
+    run = LaneAccounts().open_run(job.tenant, job.run_id)
+    return QueuedJob(job, next(_numbers), LaneRules(job.lane, a_policy()), job.route, run)
 
 
 def test_timers_fire_in_order_of_time() -> None:

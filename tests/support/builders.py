@@ -124,8 +124,10 @@ def a_policy(
     preemptible: bool = False,
     ttft_ms: float | None = None,
     itl_ms: float | None = None,
+    groups: tuple[str, ...] | None = None,
+    borrow_groups: bool = False,
 ) -> LanePolicy:
-    """A lane that holds nobody, owns no share and leaves no room, unless told otherwise."""
+    """A batch lane that holds no job, has no share and no reserve, unless told otherwise."""
     return LanePolicy(
         window=window,
         coalesce_ms=coalesce_ms,
@@ -138,4 +140,6 @@ def a_policy(
         preemptible=preemptible,
         ttft_ms=ttft_ms,
         itl_ms=itl_ms,
+        groups=groups,
+        borrow_groups=borrow_groups,
     )

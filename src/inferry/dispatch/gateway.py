@@ -21,7 +21,7 @@ from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, GatewayError, LedgerUnavailable, NoWorker
 from inferry.domain.jobs import Estimate, InferenceJob
-from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.lanes import Lane, LanePolicy, evictable_lanes
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.streams import Done, FinishReason
@@ -92,8 +92,7 @@ class Gateway:
         if watermarks is not None:
             self.admission_control.on_renewed = watermarks.wake
         metrics.watch(output_error=lambda: self._lengths.accuracy.mean_abs_log_error)
-        stopped = {lane for policy in lanes.values() for lane in policy.may_preempt}
-        self._preempted = frozenset(lane for lane in stopped if lane in lanes and lanes[lane].preemptible)
+        self._preempted = evictable_lanes(lanes)
         scheduler = Scheduler(lanes, weights=weight_of)
         self._loop = DispatchLoop(
             scheduler=scheduler,

@@ -1,6 +1,7 @@
 """Lanes: SLO targets and batching policy."""
 
 import enum
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -39,7 +40,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
     running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
     `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
-    queued.
+    queued. `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use
+    workers of other groups while no live job needs them.
     """
 
     max_wait_ms: float
@@ -54,6 +56,13 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     preemptible: bool = False
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    groups: tuple[str, ...] | None = None
+    borrow_groups: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a client waits for the first token: such a lane has a target for it, a batch lane has none."""
+        return self.ttft_ms is not None
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {
@@ -61,3 +70,11 @@ DEFAULT_LANES: dict[Lane, LanePolicy] = {
     Lane.P1: LanePolicy(max_wait_ms=120, coalesce_ms=25, share=0.10, reserve=0.05, ttft_ms=2000, itl_ms=50),
     Lane.P2: LanePolicy(max_wait_ms=30_000, coalesce_ms=400, share=0.05, reserve=0.25, preemptible=True),
 }
+
+
+def evictable_lanes(lanes: Mapping[Lane, LanePolicy]) -> frozenset[Lane]:
+    """Lanes whose running jobs may be stopped: for a lane that may preempt them, or because they borrow workers."""
+    preempted = {lane for policy in lanes.values() for lane in policy.may_preempt}
+    return frozenset(
+        lane for lane, policy in lanes.items() if policy.borrow_groups or (policy.preemptible and lane in preempted)
+    )

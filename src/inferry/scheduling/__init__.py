@@ -1,1 +1,1 @@
-"""Who goes next, with whom, and where: pure and synchronous."""
+"""Which job goes next, with which others, and to which worker: pure and synchronous."""

@@ -1,16 +1,15 @@
-"""Who goes first where not everybody can be in time.
+"""Which job goes first under overload, when not every job can meet its TTFT target (Moore-Hodgson).
 
-Fair order decides who is next while every promise can be kept. In a burst that is more than workers can do in time, it
-lets jobs wait just long enough to be late, one after the other, and a long prompt makes several short ones late. So the
-ready jobs of a queue are gone through in the order they are due, with as many prompt tokens a second as have gone
-lately; whenever one of them could not be in time, the longest so far is given up. That leaves as few late as any order
-could (Moore, 1968). A head that is lost or given up lets the others of its queue go first, the earliest first.
+Fair order decides while every target can be met. In a burst beyond the capacity of the workers it would let job after
+job wait just long enough to be late, and one long prompt would make several short ones late. So the ready jobs of a
+queue are taken in the order they are due, at the recent rate of prompt tokens per second; whenever one would be late,
+the longest so far is passed over. No order leaves fewer late jobs (Moore, 1968). A head that is late or passed over
+lets the other jobs of its queue go first, the earliest first.
 
-The law: a job gives way only to those that can still keep their promise: when its own is lost, or when it is given up,
-which nobody is before the oldest of them has waited for `OVERLOAD_FRACTION` of it. It never gives way for longer than
-until `MAX_PASSED_OVER_TTFTS` times its promise is over; from then on it has its place in fair order again. So where a
-lane is overloaded for good nobody starves, and tenants keep their shares: those who give way are charged nothing and
-stay first. Lanes without a promise keep fair order alone, and so do workers that pad, where company counts for more.
+The bounds: a job is passed over only for jobs that can still meet their target, and only when its own is missed or when
+the oldest of them has waited for `OVERLOAD_FRACTION` of it. After `MAX_PASSED_OVER_TTFTS` times its target it has its
+place in fair order again. So under lasting overload no job starves and tenants keep their shares: a job that is passed
+over is charged nothing and stays first. Batch lanes keep fair order alone, and so do workers that pad.
 """
 
 from collections import deque
@@ -19,25 +18,25 @@ from heapq import heappop, heappush
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
 LATE_FRACTION = 0.95
-"""The part of its promise after which a job that still waits is taken to be late: its prompt has to be computed too."""
+"""The part of its target after which a waiting job counts as late: its prompt has to be computed too."""
 MAX_PASSED_OVER_TTFTS = 2.0
 OVERLOAD_FRACTION = 0.25
-"""The part of its promise that the oldest hopeful job has waited for before anybody is given up."""
+"""The part of its target that the oldest job in time has waited before a job is passed over."""
 REVIEW_FRACTION = 0.02
-"""How often it is decided anew who can be in time, as a part of the promise."""
+"""Period of the selection, as a part of the target."""
 MAX_REVIEWED = 256
-"""Those who are due first; what comes after them is decided when they have gone."""
+"""Jobs that one selection looks at, those due first."""
 RATE_WINDOW_S = 1.0
-"""How far back it is looked how fast prompts go."""
+"""Memory, in seconds, of the observed prefill rate."""
 MIN_RATE_WINDOW_S = 0.25
-"""How long prompts must have been seen to go, and for how long an earlier distress is worth."""
+"""Seconds of observation before the prefill rate is used, and how much of it is kept after a pause."""
 _COMPACTION_THRESHOLD = 64
 
 
 class OverloadSelector:
-    """The ready jobs of a queue in the order they came. Those that left, or lost hope, stand there until looked at.
+    """The ready jobs of a queue in order of arrival. Those that left or are late are dropped at the next look.
 
-    The owner counts up `sent_tokens`, the prompts that have gone from the queue.
+    The owner counts `sent_tokens`, the prompt tokens that have left the queue.
     """
 
     __slots__ = (
@@ -59,7 +58,7 @@ class OverloadSelector:
         self.sent_tokens = 0
 
     def add(self, entry: QueuedJob, ready: int) -> None:
-        """A job is ready, one of so many."""
+        """A job is ready, one of `ready`."""
         if ready == 1:
             self._pending.clear()
             self._passed_over.clear()
@@ -68,7 +67,7 @@ class OverloadSelector:
             self._pending = deque(other for other in self._pending if other.state is READY)
 
     def select(self, head: QueuedJob, ttft_s: float, now: float) -> QueuedJob:
-        """Who goes now: the head, or the first to come of those who can still be in time where the head cannot."""
+        """The job that goes now: the head, or where that is late or passed over, the earliest job still in time."""
         pending, late_cutoff = self._pending, now - LATE_FRACTION * ttft_s
         while pending and (pending[0].state is not READY or pending[0].job.arrived_at < late_cutoff):
             pending.popleft()
@@ -87,9 +86,9 @@ class OverloadSelector:
         return head
 
     def _review(self, ttft_s: float, now: float) -> None:
-        """Decide who is given up, with what has gone since the last look."""
+        """Select the jobs to pass over, at the rate observed since the last look."""
         elapsed_s = now - self._reviewed_at
-        if elapsed_s > 10 * REVIEW_FRACTION * ttft_s:  # there was no distress for a while
+        if elapsed_s > 10 * REVIEW_FRACTION * ttft_s:  # there was no overload for a while
             known_s = min(self._rate_s, MIN_RATE_WINDOW_S)
             self._rate_tokens *= known_s / self._rate_s if known_s else 0.0
             self._rate_s = known_s

@@ -1,8 +1,8 @@
-"""Whom to stop when a head that may preempt finds no room: jobs of preemptible lanes that can resume, least loss first.
+"""Which running jobs to stop for a head that may preempt: jobs of preemptible lanes that can resume, least loss first.
 
-Only where sequences or KV keep the head out of every worker it may use, because prefill is over soon anyway. Victims
-are taken on one worker, no more than make room for the head. The head is promised that room and counted there at once,
-so that nobody else takes it; it goes when enough of its worker is really free.
+Only where sequences or KV keep the head out of every worker it may use: prefill ends soon by itself. All victims run on
+one worker, and no more are stopped than the head needs. The head is nominated for that worker and counted there at
+once, so that no other job takes the capacity; it goes when enough of it is really free.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -10,54 +10,54 @@ from heapq import nlargest
 from itertools import islice
 
 from inferry.domain.jobs import ResumeMode
-from inferry.scheduling.batching.packing import WorkerState
 from inferry.scheduling.queues.lane_queue import LaneQueue, RouteQueue
-from inferry.scheduling.queues.queued_job import NOMINATED, READY, QueuedJob
+from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS, NOMINATED, READY, QueuedJob
+from inferry.scheduling.worker_state import WorkerState
 
 MIN_PROGRESS_TOKENS = 32
-MAX_PREEMPTIONS = 3
 _MAX_EVICTIONS_PER_TICK = 64
 _MAX_WORKERS = 4
 _MAX_JOBS_PER_WORKER = 32
-# Looking in vain is the dearest thing a tick can do: a queue that found nobody waits for so many rounds to look again.
+# A search in vain is the most expensive part of a tick: after one, a queue waits this many rounds.
 _RETRY_ROUNDS = 8
 
 
 class Preemption:
-    """Decides evictions, and keeps the promises they were made for."""
+    """Decides evictions, and nominates the jobs they were made for. `workers` are the scheduler's, by name."""
 
-    __slots__ = ("_lane_queues", "_rounds", "nominating_workers")
+    __slots__ = ("_lane_queues", "_rounds", "_workers", "nominating_workers")
 
-    def __init__(self, lane_queues: Sequence[LaneQueue]) -> None:
-        preemptible = {lane_queue.lane for lane_queue in lane_queues if lane_queue.policy.preemptible}
+    def __init__(self, lane_queues: Sequence[LaneQueue], workers: dict[str, WorkerState]) -> None:
+        preemptible = {lane_queue.lane for lane_queue in lane_queues if lane_queue.rules.preemptible}
         self._lane_queues = [
-            lane_queue for lane_queue in lane_queues if preemptible.intersection(lane_queue.policy.may_preempt)
+            lane_queue for lane_queue in lane_queues if preemptible.intersection(lane_queue.rules.may_preempt)
         ]
+        self._workers = workers
         self.nominating_workers: dict[WorkerState, None] = {}
         self._rounds = 0
 
-    def ready_nominees(self, changed_workers: Collection[WorkerState]) -> Sequence[QueuedJob]:
-        """Promised jobs whose room is free by now on workers that have changed, on each in the order of promises."""
+    def ready_nominees(self, changed_workers: Collection[WorkerState]) -> Sequence[tuple[QueuedJob, WorkerState]]:
+        """Nominated jobs that fit by now on workers that have changed, on each in the order of nomination."""
         ready_nominees = []
         for worker in [worker for worker in changed_workers if worker in self.nominating_workers]:
             for entry in _fitting_nominees(worker):
                 del worker.nominated[entry]
-                ready_nominees.append(entry)
+                ready_nominees.append((entry, worker))
             if not worker.nominated:
                 del self.nominating_workers[worker]
         return ready_nominees
 
     def revoke_nominations(self, worker: WorkerState) -> list[QueuedJob]:
-        """What the worker is has changed, and so no promise on it holds any more."""
+        """The worker has changed, so no nomination on it holds any more."""
         revoked = list(worker.nominated)
         for entry in revoked:
             self.cancel(entry)
         return revoked
 
     def cancel(self, entry: QueuedJob) -> None:
-        """A promised job no longer needs its room. Who was stopped for it is not called back."""
-        worker = entry.worker
-        assert worker is not None
+        """A nominated job no longer needs the capacity. Evictions made for it are not undone."""
+        assert entry.worker is not None
+        worker = self._workers[entry.worker]
         worker.undo_admit(entry)
         entry.worker = None
         entry.state = READY
@@ -65,7 +65,7 @@ class Preemption:
             self.nominating_workers.pop(worker, None)
 
     def select_victims(self) -> list[QueuedJob]:
-        """Whom to stop for the heads that are blocked now."""
+        """The jobs to stop for heads that are blocked now."""
         evicted: list[QueuedJob] = []
         if not self._lane_queues:
             return evicted
@@ -78,32 +78,30 @@ class Preemption:
 
     def _select_victims_for(self, queue: RouteQueue, evicted: list[QueuedJob]) -> None:
         while len(evicted) < _MAX_EVICTIONS_PER_TICK and (head := queue.head()) is not None:
-            found = _find_victims(head, queue.lane_queue)
+            found = _find_victims(head, queue)
             if found is None:
                 queue.no_preemption_before = self._rounds + _RETRY_ROUNDS
                 return
             worker, victims = found
             for victim in victims:
-                worker.evicting[victim] = None
-                worker.evicting_kv_tokens += victim.kv_tokens
-                del worker.preemption_candidates[victim]
+                worker.evict(victim)
             evicted += victims
-            self._nominate(head, worker)
+            self._nominate(head, queue, worker)
 
-    def _nominate(self, head: QueuedJob, worker: WorkerState) -> None:
+    def _nominate(self, head: QueuedJob, queue: RouteQueue, worker: WorkerState) -> None:
         head.state = NOMINATED
         head.blocked = None
         head.run.job_left()
-        head.queue.remove(head)
-        head.worker = worker
+        queue.remove(head)
+        head.worker = worker.name
         worker.admit(head)
         worker.nominated[head] = None
         self.nominating_workers[worker] = None
 
 
-def _find_victims(head: QueuedJob, lane_queue: LaneQueue) -> tuple[WorkerState, list[QueuedJob]] | None:
-    """The worker where least work is lost, and whom to stop there. None where that does not help or is not needed."""
-    fill, workers = lane_queue.fill, head.queue.route.workers
+def _find_victims(head: QueuedJob, queue: RouteQueue) -> tuple[WorkerState, list[QueuedJob]] | None:
+    """The worker where least work is lost, and the jobs to stop there; None where that is no help or no need."""
+    fill, workers = queue.rules.fill, queue.route.workers
     for worker in workers:
         if not worker.is_full_for(head, fill):
             return None
@@ -115,33 +113,31 @@ def _find_victims(head: QueuedJob, lane_queue: LaneQueue) -> tuple[WorkerState, 
     best: tuple[int, WorkerState, list[QueuedJob]] | None = None
     for _, number in nlargest(_MAX_WORKERS, ranked):
         worker = workers[-number]
-        if (
-            worker.has_prefill_capacity(head, lane_queue.fill)
-            and (victims := _victims_on(worker, head, lane_queue)) is not None
-        ):
+        if worker.has_prefill_capacity(head, fill) and (victims := _victims_on(worker, head)) is not None:
             lost_tokens = sum(_lost_tokens(victim) for victim in victims)
             if best is None or lost_tokens < best[0]:
                 best = lost_tokens, worker, victims
     return None if best is None else best[1:]
 
 
-def _victims_on(worker: WorkerState, head: QueuedJob, lane_queue: LaneQueue) -> list[QueuedJob] | None:
-    """The fewest jobs, cheapest first, whose end makes room for the head; nobody where those leaving are enough."""
+def _victims_on(worker: WorkerState, head: QueuedJob) -> list[QueuedJob] | None:
+    """The fewest jobs, cheapest first, whose end lets the head in; none where earlier evictions are enough."""
     latest = islice(reversed(worker.preemption_candidates), _MAX_JOBS_PER_WORKER)
-    evictable = [entry for entry in latest if entry.job.lane in lane_queue.policy.may_preempt and _is_evictable(entry)]
+    fill, may_preempt = head.rules.fill, head.rules.may_preempt
+    evictable = [entry for entry in latest if entry.job.lane in may_preempt and _is_evictable(entry)]
     evictable.sort(key=lambda entry: (_lost_tokens(entry), -entry.number))
     sequences, kv_tokens = len(worker.evicting), worker.evicting_kv_tokens
     victims: list[QueuedJob] = []
     for entry in evictable:
-        if _fits_after(worker, head, lane_queue.fill, sequences, kv_tokens):
+        if _fits_after(worker, head, fill, sequences, kv_tokens):
             break
         victims.append(entry)
         sequences += 1
         kv_tokens += entry.kv_tokens
-    if not _fits_after(worker, head, lane_queue.fill, sequences, kv_tokens):
+    if not _fits_after(worker, head, fill, sequences, kv_tokens):
         return None
-    for entry in tuple(reversed(victims)):  # spare those whom a larger one made unnecessary, dearest first
-        if _fits_after(worker, head, lane_queue.fill, sequences - 1, kv_tokens - entry.kv_tokens):
+    for entry in tuple(reversed(victims)):  # spare jobs that a larger one made unnecessary, most expensive first
+        if _fits_after(worker, head, fill, sequences - 1, kv_tokens - entry.kv_tokens):
             victims.remove(entry)
             sequences -= 1
             kv_tokens -= entry.kv_tokens
@@ -149,7 +145,7 @@ def _victims_on(worker: WorkerState, head: QueuedJob, lane_queue: LaneQueue) -> 
 
 
 def _fits_after(worker: WorkerState, head: QueuedJob, fill: float, sequences: int, kv_tokens: int) -> bool:
-    """Whether the head fits once so much has left."""
+    """Whether the head fits once that much has left."""
     if worker.sequences - sequences >= worker.sequence_limit * fill:
         return False
     used, limit = worker.kv_tokens - kv_tokens, worker.kv_limit
@@ -157,7 +153,7 @@ def _fits_after(worker: WorkerState, head: QueuedJob, fill: float, sequences: in
 
 
 def _is_evictable(entry: QueuedJob) -> bool:
-    """Before its first token a job that can resume at all loses only prefill; after it, it must have got somewhere."""
+    """Before its first token a job that can resume loses only prefill. After it, the job must have made progress."""
     job = entry.job
     if job.resume is ResumeMode.NEVER or job.preemptions >= MAX_PREEMPTIONS:
         return False
@@ -165,14 +161,14 @@ def _is_evictable(entry: QueuedJob) -> bool:
 
 
 def _lost_tokens(entry: QueuedJob) -> int:
-    """Tokens computed that will have to be computed again, as far as is known."""
+    """Tokens that have to be computed again."""
     if entry.prefill_tokens or entry.job.resume is ResumeMode.NATIVE:
         return 0
     return entry.charged_tokens + entry.produced
 
 
 def _fitting_nominees(worker: WorkerState) -> Iterable[QueuedJob]:
-    """Promised jobs that fit by now without those promised after them."""
+    """Nominated jobs that fit by now without those nominated after them."""
     nominees = list(worker.nominated)
     sequences = worker.sequences - len(nominees)
     kv_tokens = worker.kv_tokens - sum(entry.kv_tokens for entry in nominees)

@@ -1,11 +1,9 @@
-"""The scheduler: who goes next, with whom, and where.
+"""The scheduler: which job goes next, with which others, and to which worker.
 
-One owner calls it, from one thread, with the time of its own clock; it never waits and never looks at a clock itself.
-All it knows came in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through
-`tick`. The opinions live next door: `batching_window` says when, `selection` who is next, `fair_share` whose turn it
-is, `lane_shares` what lower lanes are owed, `packing`, `prefix_group` and `sibling_window` who goes together,
-`placement` where, `prefill_bucket` how fast, `preemption` who has to leave. `fast_path` is the short way of a job that
-meets nobody.
+One owner calls it from one thread, with the time of its own clock. It never waits and reads no clock. All it knows came
+in through `offer`, `cancel`, `observe`, `forget` and `progress`; all it decides goes out through `tick`. The decisions
+live next door: `batching` says when a job goes and with which others, `queues` in which order, `placement` where,
+`capacity` how fast, `preemption` which running job leaves. `selection` is the path through them, `rules` the wiring.
 """
 
 from collections.abc import Mapping
@@ -17,31 +15,32 @@ from inferry.domain.plans import BatchPlan, CapacityUse, Ended, FirstToken, JobL
 from inferry.domain.routes import RouteKey
 from inferry.domain.workers import WorkerView
 from inferry.scheduling.batching import batching_window
-from inferry.scheduling.batching.packing import WorkerState
 from inferry.scheduling.batching.pass_window import PassDurations
 from inferry.scheduling.batching.sibling_window import SiblingWindow
 from inferry.scheduling.capacity.prefill_bucket import TickContext
-from inferry.scheduling.fast_path import send_uncontended
-from inferry.scheduling.placement.route_filter import RouteFilter, changes_routes, serves
-from inferry.scheduling.placement.scorers import Placement
+from inferry.scheduling.lane_rules import LaneRules
+from inferry.scheduling.placement.borrowing import Borrowing
+from inferry.scheduling.placement.pick import Picker
+from inferry.scheduling.placement.route_filter import RouteFilter, changes_routes
 from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
 from inferry.scheduling.preemption import Preemption
-from inferry.scheduling.queues import service_history
-from inferry.scheduling.queues.fair_share import LaneAccounts, Weights, jain_index, weight_lookup
+from inferry.scheduling.queues import service_history, statistics
+from inferry.scheduling.queues.fair_share import LaneAccounts, Weights, weight_lookup
 from inferry.scheduling.queues.lane_queue import BacklogCounter, LaneQueue, RouteQueue
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
-from inferry.scheduling.queues.queued_job import HELD, NOMINATED, PLANNED, REMOVED, UNCONTENDED, QueuedJob
+from inferry.scheduling.queues.queued_job import HELD, NOMINATED, PLANNED, REMOVED, QueuedJob
 from inferry.scheduling.queues.timers import TimerHeap
+from inferry.scheduling.rules import FILTERS, SCORERS, hold_rules
 from inferry.scheduling.selection import Selector
+from inferry.scheduling.worker_state import WorkerState
 
 
 class Scheduler:
-    """Queues jobs and plans them onto workers, inside each worker's room.
+    """Queues jobs and plans them onto workers, within each worker's capacity.
 
-    `weights` say how much of a lane a tenant gets beside the others, 1 unless it is named. `groups` name the worker
-    groups a lane may use, best first; any for lanes not named. `burst_tokens` is how many prompt tokens may go to a
-    worker at once while its prefill rate binds. `fast_path_enabled` may be switched off to compare: what is decided
-    must be the same.
+    `weights` say how much of a lane a tenant gets beside others; 1 unless it is named. `burst_tokens` is how many
+    prompt tokens may go to a worker at once while its prefill rate binds. `rescans_all_workers` tries every blocked job
+    on every worker in every round, for comparison: the decisions are the same.
     """
 
     def __init__(
@@ -49,25 +48,18 @@ class Scheduler:
         lanes: Mapping[Lane, LanePolicy],
         weights: Weights | None = None,
         *,
-        groups: Mapping[Lane, tuple[str, ...]] | None = None,
         burst_tokens: int = QUANTUM_TOKENS,
-        fast_path_enabled: bool = True,
+        rescans_all_workers: bool = False,
     ) -> None:
-        for lane, policy in lanes.items():
-            if not (0 <= policy.share < 1 and 0 <= policy.reserve < 1):
-                raise ValueError(f"{lane.name}: share and reserve are at least 0 and less than 1")
-        weight_of = weight_lookup(weights or {})
         self._service_history = service_history.ServiceHistory()
-        self._placement = Placement()
+        self._picker = Picker(SCORERS)
         self._backlog = BacklogCounter()
         self._lane_queues = tuple(
             LaneQueue(
-                lane,
-                lanes[lane],
-                LaneAccounts(weight_of, self._service_history.record_service),
+                LaneRules(lane, lanes[lane]),
+                LaneAccounts(weight_lookup(weights or {}), self._service_history.record_service),
                 self._backlog,
-                self._placement.warm_slices,
-                (groups or {}).get(lane),
+                self._picker.cached_slices,
             )
             for lane in sorted(lanes)
         )
@@ -79,26 +71,25 @@ class Scheduler:
         self._workers: dict[str, WorkerState] = {}
         self._queues_with_holds: dict[RouteQueue, None] = {}
         self._pass_durations = PassDurations()
+        self._hold_rules = hold_rules(self._pass_durations)
         self._timers = TimerHeap()
         self._worker_groups = WorkerGroupIndex()
-        self._selector = Selector(self._lane_queues, self._timers, self._placement, self._tick_context)
+        self._selector = Selector(self._lane_queues, self._workers, self._timers, self._picker, self._tick_context)
+        self._selector.rescans_all_workers = rescans_all_workers
         self._changed_workers = self._selector.changed_workers
-        self._preemption = Preemption(self._lane_queues)
+        self._preemption = Preemption(self._lane_queues, self._workers)
+        self._borrowing = Borrowing(self._lane_queues)
         self._offer_count = 0
         self._plan_count = 0
-        self._uncontended: QueuedJob | None = None
-        self._fast_path_enabled = fast_path_enabled
-        self._selector.rescans_all_workers = not fast_path_enabled
         # What the next tick has to look at. Without either flag only time can have changed anything.
-        self._planning_needed = False
-        self._hold_check_needed = False
+        self._planning_needed = self._hold_check_needed = False
 
     # What the owner tells it.
 
     def offer(self, job: InferenceJob, now: float) -> None:
-        """Queue a job, held for company or ready to go. Raises QueueFull when its lane is at the limit.
+        """Queue a job, held for others or ready to go. Raises QueueFull when its lane is at the limit.
 
-        A job in a later attempt was let in before, and always is again.
+        A retried job is always accepted.
         """
         job_id = job.job_id
         if job_id in self._entries:
@@ -106,7 +97,7 @@ class Scheduler:
         lane_queue = self._lane_queue_of[job.lane]
         if lane_queue is None:
             raise ValueError(f"no policy for lane {job.lane.name}")
-        if lane_queue.depth >= lane_queue.queue_limit and job.attempt == 1:  # who has been let in is not turned away
+        if lane_queue.depth >= lane_queue.rules.queue_limit and job.attempt == 1:
             raise QueueFull(
                 f"lane {job.lane.name} holds {lane_queue.depth} jobs, which is its limit",
                 retry_after_s=lane_queue.drain.seconds_for(lane_queue.depth, now),
@@ -114,20 +105,14 @@ class Scheduler:
         if not lane_queue.depth:
             lane_queue.drain.begin(now)
         self._offer_count += 1
-        queue = lane_queue.queue_by_route.get(job.route) or self._queue_for(lane_queue, job)
+        queue = lane_queue.known_queue(job) or self._queue_for(lane_queue, job)
         entry = self._entries[job_id] = lane_queue.add_entry(job, self._offer_count, queue)
-        hold_limit = batching_window.hold_limit(entry, self._pass_durations, now)
+        hold_limit = batching_window.hold_limit(entry, queue, self._hold_rules, now)
         if hold_limit is not None:
-            self._hold(entry, hold_limit)
+            self._hold(entry, queue, hold_limit)
             return
         if job.deadline is not None:
             self._timers.put(entry, job.deadline)
-        if not self._backlog.waiting and self._uncontended is None and self._fast_path_enabled:
-            entry.state = UNCONTENDED
-            self._uncontended = entry
-            return
-        if self._uncontended is not None:
-            self._enqueue_uncontended()
         if queue.push(entry):
             self._planning_needed = True
 
@@ -135,12 +120,18 @@ class Scheduler:
         route = lane_queue.routes.get(job.route)
         if route is None:
             route = lane_queue.routes[job.route] = RouteFilter(
-                job.route, self._workers.values(), self._worker_groups, lane_queue.groups
+                job.route, lane_queue.rules, FILTERS, self._workers.values(), self._worker_groups
             )
         return lane_queue.queue_for(job, route)
 
+    def _queue_of(self, entry: QueuedJob) -> RouteQueue:
+        """The queue of a job that has not been sent."""
+        lane_queue = self._lane_queue_of[entry.job.lane]
+        assert lane_queue is not None
+        return lane_queue.queues[entry.queue_key]
+
     def cancel(self, job_id: str) -> JobLocation:
-        """A queued job leaves at once. A planned one is counted until it has ended: only its worker can free it."""
+        """Remove a queued job. A planned one stays counted until it has ended: only its worker can free it."""
         entry = self._entries.get(job_id)
         if entry is None:
             return JobLocation.UNKNOWN
@@ -150,12 +141,11 @@ class Scheduler:
         return JobLocation.QUEUED
 
     def observe(self, view: WorkerView, now: float) -> None:
-        """Replace the belief about a worker."""
+        """Replace the view of a worker."""
         worker = self._workers.get(view.worker)
         if worker is None:
             worker = self._workers[view.worker] = WorkerState(view.worker)
         old = worker.view
-        self._enqueue_uncontended()
         changes = changes_routes(old, view)
         if changes or old is None or old.capacity != view.capacity or old.foreign != view.foreign:
             self._revoke_nominations(worker)
@@ -167,14 +157,13 @@ class Scheduler:
             self._refresh_routes()
 
     def forget(self, worker: str) -> None:
-        """Plan nothing more for the worker. What is in flight there stays counted until it has ended."""
+        """Plan nothing more for the worker. Its jobs in flight stay counted until they have ended."""
         worker_state = self._workers.get(worker)
         if worker_state is None or worker_state.view is None:
             return
-        self._enqueue_uncontended()
         self._revoke_nominations(worker_state)
         worker_state.update_view(None, self._tick_context)
-        self._placement.forget(worker_state)
+        self._picker.forget(worker_state)
         self._pass_durations.forget(worker)
         if not worker_state.sequences:
             del self._workers[worker]
@@ -183,27 +172,28 @@ class Scheduler:
     def progress(
         self, job_id: str, step: FirstToken | Produced | Ended, now: float, attempt: int | None = None
     ) -> None:
-        """The job's prefill, or all it used, is free again, or it has written something.
+        """The job had its first token, produced output, or ended.
 
         Late and repeated messages change nothing, nor do those of another attempt where the caller names it.
         """
         entry = self._entries.get(job_id)
-        if entry is None or entry.state is not PLANNED or (worker := entry.worker) is None:
+        if entry is None or entry.state is not PLANNED or entry.worker is None:
             return
         if attempt is not None and attempt != entry.job.attempt:
             return
         # By exact type: asking whether something is an instance of a Struct is slow where it is not.
         if type(step) is Produced:
-            # Who comes next may be another by now, but nobody has more room: the next walk is soon enough.
+            # The order may have changed, but no capacity came free: the next walk is soon enough.
             service_history.produced(entry, step.tokens)
             return
+        worker = self._workers[entry.worker]
         self._planning_needed = True
         self._changed_workers[worker] = None
         if type(step) is FirstToken:
             if entry.prefill_tokens:
                 worker.free_prefill(entry)
                 if entry.sibling_window is not None:
-                    entry.sibling_window.first_token(entry, now)
+                    entry.sibling_window.first_token(entry.job, now)
                 if step.prompt_tokens is not None:
                     service_history.prefilled(entry, step.prompt_tokens)
         elif type(step) is Ended:
@@ -213,7 +203,7 @@ class Scheduler:
             if step.prompt_tokens is not None or step.output_tokens is not None:
                 service_history.ended(entry, step)
             if entry.sibling_window is not None:
-                entry.sibling_window.ended(entry)
+                entry.sibling_window.ended(entry.job, entry.charged_tokens)
             entry.run.ended()
             del self._entries[job_id]
             if not worker.sequences:
@@ -234,15 +224,15 @@ class Scheduler:
         tick_context = self._tick_context
         plans: tuple[BatchPlan, ...] = ()
         evictions: tuple[InferenceJob, ...] = ()
-        if self._uncontended is not None:
-            plans = self._send_uncontended(self._uncontended, now)
         if self._planning_needed or (tick_context.retry_at is not None and tick_context.retry_at <= now):
             self._planning_needed = False
             tick_context.start(now)
+            yielded = self._update_loans() if self._borrowing.is_enabled else ()
             if self._backlog.waiting or self._preemption.nominating_workers:
                 plans, evictions = self._plan_ready_jobs(now)
             else:
                 self._changed_workers.clear()
+            evictions = (*yielded, *evictions) if yielded else evictions
         wake_at = self._timers.next() if self._timers.heap else None
         retry_at = tick_context.retry_at
         if retry_at is not None and (wake_at is None or retry_at < wake_at):
@@ -265,43 +255,15 @@ class Scheduler:
 
     def service(self) -> Mapping[str, int]:
         """Tokens served to every tenant since the start, as far as they are known."""
-        served = dict(self._service_history.served)
-        for lane_queue in self._lane_queues:
-            for name, tenant in lane_queue.accounts.members.items():
-                if tenant.served or name in served:
-                    served[name] = served.get(name, 0) + tenant.served
-        return served
+        return statistics.service(self._lane_queues, self._service_history.served)
 
     def jain_index(self, lane: Lane | None = None) -> float:
-        """Jain's index of the tokens served, over their weights, to tenants that have work now; of one lane or all.
-
-        One lane is asked for what it served since those tenants' accounts were opened, all of them for everything.
-        """
-        lane_queues = [lane_queue for lane_queue in self._lane_queues if lane is None or lane_queue.lane == lane]
-        busy = [
-            tenant for lane_queue in lane_queues for tenant in lane_queue.accounts.members.values() if tenant.active
-        ]
-        if lane is not None:
-            return jain_index(tenant.served / tenant.weight for tenant in busy)
-        service = self.service()
-        return jain_index(
-            service.get(name, 0) / weight for name, weight in {account.name: account.weight for account in busy}.items()
-        )
+        """Jain's index of the service of tenants that have jobs now, in one lane or all."""
+        return statistics.jain_index(self._lane_queues, lane, self._service_history.served)
 
     def ahead(self, lane: Lane, tenant: str | None = None) -> QueuedAhead:
-        """What is queued before a job of this lane that would come now: all of better lanes, and of its own lane what
-        fair share lets go before the tenant's next job, or all of it where no tenant is named.
-        """
-        parts = [
-            lane_queue.ahead(tenant if lane_queue.lane == lane else None)
-            for lane_queue in self._lane_queues
-            if lane_queue.lane <= lane
-        ]
-        return QueuedAhead(
-            sum([used_fraction.jobs for used_fraction in parts]),
-            sum([used_fraction.prompt_tokens for used_fraction in parts]),
-            sum([used_fraction.output_tokens for used_fraction in parts]),
-        )
+        """What is queued before a job of this lane and tenant that would arrive now."""
+        return statistics.ahead(self._lane_queues, lane, tenant)
 
     def use(self, worker: str) -> CapacityUse:
         """What this gateway's jobs in flight take up on the worker."""
@@ -311,15 +273,14 @@ class Scheduler:
     def has_route(self, route: RouteKey) -> bool:
         """Whether some worker serves the route, up or not."""
         return any(
-            worker_state.view is not None and serves(worker_state.view, route)
-            for worker_state in self._workers.values()
+            worker.view is not None and all(allows(worker.view, route) for allows in FILTERS)
+            for worker in self._workers.values()
         )
 
     # Holding and releasing.
 
-    def _hold(self, entry: QueuedJob, latest_at: float) -> None:
-        queue = entry.queue
-        until, entry.reason = batching_window.hold_expiry(entry.job, queue.lane_queue, latest_at)
+    def _hold(self, entry: QueuedJob, queue: RouteQueue, latest_at: float) -> None:
+        until, entry.reason = batching_window.hold_expiry(entry.job, queue.rules, latest_at)
         self._timers.put(entry, until)
         queue.hold(entry)
         self._queues_with_holds[queue] = None
@@ -327,74 +288,66 @@ class Scheduler:
             self._release(queue, ReleaseReason.SIZE)
 
     def _release(self, queue: RouteQueue, reason: ReleaseReason, sibling_window: SiblingWindow | None = None) -> None:
-        """Let everybody who is held in the queue go together, or one family of them."""
+        """Release all jobs held in the queue together, or those of one sibling window."""
         for entry in tuple(queue.held.values()):
             if sibling_window is None or entry.sibling_window is sibling_window:
-                self._unhold(entry)
-                self._make_ready(entry, reason)
+                self._unhold(entry, queue)
+                self._make_ready(entry, queue, reason)
 
-    def _unhold(self, entry: QueuedJob) -> None:
-        queue = entry.queue
+    def _unhold(self, entry: QueuedJob, queue: RouteQueue) -> None:
         queue.unhold(entry)
         if not queue.held:
             del self._queues_with_holds[queue]
 
-    def _make_ready(self, entry: QueuedJob, reason: ReleaseReason) -> None:
+    def _make_ready(self, entry: QueuedJob, queue: RouteQueue, reason: ReleaseReason) -> None:
         entry.reason = reason
         deadline = entry.job.deadline
         if deadline is not None:
             self._timers.put(entry, deadline)
         elif entry.due is not None:
             self._timers.drop(entry)
-        self._enqueue_uncontended()
-        if entry.queue.push(entry):
-            self._planning_needed = True
-
-    def _enqueue_uncontended(self) -> None:
-        """A job that was alone is so no more, or will be somewhere else: it goes into its queue."""
-        entry, self._uncontended = self._uncontended, None
-        if entry is not None:
-            entry.queue.push(entry)
+        if queue.push(entry):
             self._planning_needed = True
 
     def _remove_from_queue(self, entry: QueuedJob) -> None:
-        self._enqueue_uncontended()
+        queue = self._queue_of(entry)
         if entry.state is HELD:
-            self._unhold(entry)
+            self._unhold(entry, queue)
             entry.state = REMOVED
         else:
             self._planning_needed = True
             if entry.state is NOMINATED:
                 assert entry.worker is not None
-                self._changed_workers[entry.worker] = None
+                self._changed_workers[self._workers[entry.worker]] = None
                 self._preemption.cancel(entry)
                 entry.state = REMOVED
             else:
-                was_head = entry.queue.head() is entry
+                was_head = queue.head() is entry
                 entry.state = REMOVED
                 entry.run.job_left()
-                entry.queue.remove(entry, was_head)
+                queue.remove(entry, was_head)
         self._timers.drop(entry)
-        entry.queue.lane_queue.remove_entry(entry)
+        queue.lane_queue.remove_entry(entry)
         entry.run.ended()
         del self._entries[entry.job.job_id]
 
     def _process_timers(self, now: float) -> tuple[InferenceJob, ...]:
-        """End the holds and the jobs whose time has come, in order of time; return the jobs that expired."""
+        """End holds and expire jobs that are due, in order of time; return the jobs that expired."""
         expired = []
         while (entry := self._timers.pop(now)) is not None:
             if entry.state is not HELD:
                 self._remove_from_queue(entry)
                 expired.append(entry.job)
             elif entry.reason is ReleaseReason.MAX_WAIT:
-                self._unhold(entry)
-                self._make_ready(entry, ReleaseReason.MAX_WAIT)
+                queue = self._queue_of(entry)
+                self._unhold(entry, queue)
+                self._make_ready(entry, queue, ReleaseReason.MAX_WAIT)
             else:
-                self._release(entry.queue, entry.reason, entry.sibling_window)
+                self._release(self._queue_of(entry), entry.reason, entry.sibling_window)
         return tuple(expired)
 
     def _release_needless_holds(self) -> None:
-        """Workers have changed: release jobs that have nothing to wait for any more."""
+        """Workers have changed: release jobs that need not be held any more."""
         for queue in tuple(self._queues_with_holds):
             if not batching_window.should_keep_holding(queue):
                 self._release(queue, ReleaseReason.IMMEDIATE)
@@ -402,32 +355,6 @@ class Scheduler:
                 self._release(queue, ReleaseReason.SIZE)
 
     # Planning.
-
-    def _send_uncontended(self, entry: QueuedJob, now: float) -> tuple[BatchPlan, ...]:
-        """Plan the only job there is, if it finds room; else it takes its place in its queue."""
-        self._tick_context.now = now
-        worker = (
-            None if self._preemption.nominating_workers else send_uncontended(entry, self._placement, self._timers, now)
-        )
-        if worker is None:
-            self._enqueue_uncontended()
-            return ()
-        self._uncontended = None
-        self._plan_count += 1
-        job = entry.job
-        padded_tokens = None
-        if worker.pads:
-            padded_tokens = job.footprint.prompt.expected
-            self._pass_durations.record_start(worker, 1, now)
-        plan = BatchPlan(
-            plan_id=self._plan_count,
-            worker=worker.name,
-            jobs=(job,),
-            reason=entry.reason,
-            formed_at=now,
-            padded_tokens=padded_tokens,
-        )
-        return (plan,)
 
     def _plan_ready_jobs(self, now: float) -> tuple[tuple[BatchPlan, ...], tuple[InferenceJob, ...]]:
         preemption = self._preemption
@@ -439,27 +366,33 @@ class Scheduler:
         for draft in drafts:
             self._plan_count += 1
             plans.append(draft.plan(self._plan_count, now))
-            if draft.worker.pads:
-                self._pass_durations.record_start(draft.worker, len(draft.jobs), now)
+            if draft.pads:
+                self._pass_durations.record_start(self._workers[draft.worker], len(draft.jobs), now)
         return tuple(plans), tuple([entry.job for entry in evicted]) if evicted else ()
+
+    def _update_loans(self) -> tuple[InferenceJob, ...]:
+        """Lend worker groups or take them back; return the jobs that have to leave."""
+        is_changed, evicted = self._borrowing.update(self._workers.values(), self._tick_context)
+        if is_changed:
+            self._selector.retry_blocked()
+        return tuple(evicted)
 
     def _revoke_nominations(self, worker: WorkerState) -> None:
         if worker.nominated:
             self._planning_needed = True
             for entry in self._preemption.revoke_nominations(worker):
-                entry.queue.push(entry)
+                self._queue_of(entry).push(entry)
 
     # Routes.
 
     def _refresh_routes(self) -> None:
-        """Workers came, went or changed their kind. Rare, so it is also when unused routes and queues are dropped."""
+        """Workers came, went or changed what they serve. Also drops unused routes and queues."""
         self._worker_groups.clear()
         for lane_queue in self._lane_queues:
-            # Jobs that were promised room stand in no queue and may come back to theirs.
+            # Nominated jobs are in no queue and may come back to theirs.
             if not self._preemption.nominating_workers:
                 lane_queue.prune()
-            lane_queue.queue_by_route.clear()
-            lane_queue.cached_head_cost = None
+            lane_queue.forget_routes()
             for route in lane_queue.routes.values():
                 route.refresh(self._workers.values(), self._worker_groups)
         self._selector.reset_blocked()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerLost
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import Ended, FirstToken, JobLocation, Tick
@@ -102,6 +102,7 @@ class GatewayFrontend:
             max_wait_s=self._lanes[lane].max_wait_ms / 1000,
             payload=_PAYLOAD,
             stream=True,
+            resume=ResumeMode.CONTINUE if self._lanes[lane].borrow_groups else ResumeMode.RESTART,
         )
         self._offer(call, job, now)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,6 +104,20 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         for name in ("share", "reserve"):
             if not 0 <= getattr(policy, name) < 1:
                 yield f"{where}.{name} must be at least 0 and below 1"
+        if policy.groups == ():
+            yield f"{where}.groups is empty: no worker could take its jobs (null allows all groups)"
+        if policy.borrow_groups and policy.groups is None:
+            yield f"{where}.borrow_groups needs {where}.groups: without them the lane may use all workers anyway"
+        if policy.borrow_groups and policy.is_live:
+            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms must be null"
+
+
+def check_groups(policies: Mapping[Lane, LanePolicy], known: Collection[str]) -> Iterator[str]:
+    """Groups of lanes that no worker is in."""
+    for lane, policy in policies.items():
+        for group in policy.groups or ():
+            if group not in known:
+                yield f"lanes.{lane.name}.groups names {group}, but no worker is in that group"
 
 
 def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:

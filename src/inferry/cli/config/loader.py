@@ -100,6 +100,7 @@ def dump(config: Config) -> str:
     }
     for lane in raw["lanes"].values():
         lane["may_preempt"] = [lower.name for lower in lane["may_preempt"]]
+        lane["groups"] = None if lane["groups"] is None else list(lane["groups"])
     if raw["server"]["admin_key"]:
         raw["server"]["admin_key"] = "***"
     for worker in raw["workers"]:

@@ -104,6 +104,11 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """SLO target: time to first token. Measured by `inferry_slo_attainment_total`; null sets no target."""
     itl_ms: float | UnsetType | None = UNSET
     """SLO target: inter-token latency."""
+    groups: tuple[str, ...] | UnsetType | None = UNSET
+    """Worker groups the lane may use, best first; null allows all. Workers name theirs in `workers[].group`."""
+    borrow_groups: bool | UnsetType = UNSET
+    """Whether a batch lane with `groups` may also use workers of other groups while no live call needs them. The first
+    live call evicts its jobs there; they resume later."""
 
 
 class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

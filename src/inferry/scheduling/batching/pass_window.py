@@ -1,18 +1,18 @@
-"""What is learned about waiting for company: how long a padded pass takes, and who comes soon after a first job."""
+"""What is learned for batching windows: how long a padded pass takes, and how many jobs follow a first one."""
 
 from collections.abc import Sequence
 
-from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.worker_state import WorkerState
 
 EWMA_ALPHA = 0.2
-"""How much the latest counts beside everything before it."""
+"""Weight of the latest observation."""
 
 
 class PassDurations:
     """Seconds of a padded pass, by worker.
 
-    Only a pass that began on an empty worker is timed, up to the first job that leaves it: what had to wait for another
-    pass says nothing, and to be told too little makes holds shorter, never longer.
+    Only a pass that began on an empty worker is timed, up to the first job that leaves it. Too short a time makes holds
+    shorter, never longer.
     """
 
     __slots__ = ("_durations_s", "_started_at")
@@ -22,7 +22,7 @@ class PassDurations:
         self._durations_s: dict[str, float] = {}
 
     def record_start(self, worker: WorkerState, jobs: int, now: float) -> None:
-        """So many jobs were just sent there as one pass."""
+        """`jobs` jobs were just sent there as one pass."""
         if worker.sequences == jobs:
             self._started_at[worker.name] = now
 
@@ -48,11 +48,11 @@ class PassDurations:
 
 
 class FollowerStats:
-    """How many jobs of a queue come soon after one that finds a worker idle.
+    """How many jobs of a queue arrive soon after one that finds a worker idle.
 
-    A mean rate would not do: calls that fan out come close together with long breaks between, and what matters is what
-    follows a first one. Every such job opens a watch, whether it is held or not; the watch counts who comes before it
-    is over, and is added to what is `expected_followers` when the next one opens.
+    A mean rate would not do: calls that fan out arrive close together with long pauses between, and what matters is
+    what follows a first one. Every such job opens a window, held or not. The window counts arrivals until its end, and
+    updates `expected_followers` when the next one opens.
     """
 
     __slots__ = ("_arrivals", "_windows", "expected_followers", "window_ends_at")
@@ -64,16 +64,16 @@ class FollowerStats:
         self._arrivals = 0
 
     def arrived(self, now: float) -> bool:
-        """A job has come; say whether it is company of an earlier one."""
+        """A job arrived; say whether it follows an earlier one."""
         if self.window_ends_at is None or now >= self.window_ends_at:
             return False
         self._arrivals += 1
         return True
 
     def open_window(self, until: float) -> None:
-        """A job has come that is nobody's company: see who comes until then."""
+        """A first job arrived: count the jobs that follow until then."""
         if self.window_ends_at is not None:
-            # At first the mean of what was seen and of one watch in vain, so that little is believed, but soon.
+            # At first the mean of the windows so far and of one without followers.
             self._windows += 1
             self.expected_followers += max(EWMA_ALPHA, 1 / (self._windows + 1)) * (
                 self._arrivals - self.expected_followers

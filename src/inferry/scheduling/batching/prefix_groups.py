@@ -1,39 +1,25 @@
-"""Siblings: jobs of one run or one template that begin alike and are ready at the same time go together.
+"""Siblings that are ready at the same time go to one worker in one plan.
 
-The first of them pays for the prefix, the others find it warm. They go to the worker that takes the first, in one plan,
-as far as there is room and for one quantum of prompt tokens at most: that is what others may have to wait for.
+The first of them computes the prefix, the others find it cached. A plan takes one quantum of their prompt tokens at
+most: that is how long other jobs may have to wait for it.
 """
 
-from collections import deque
 from collections.abc import Iterator
 
-from inferry.scheduling.queues.queued_job import READY, QueuedJob
-
-PrefixGroupKey = tuple[str, str, str]
-
-
-class PrefixGroup:
-    """Siblings that are ready in one queue."""
-
-    __slots__ = ("entries", "key", "size")
-
-    def __init__(self, key: PrefixGroupKey) -> None:
-        self.key = key
-        self.size = 0
-        self.entries: deque[QueuedJob] = deque()
+from inferry.scheduling.batching.prefix_key import PrefixKey, prefix_key
+from inferry.scheduling.queues.queued_job import READY, PrefixGroup, QueuedJob
 
 
 class PrefixGroups:
-    """The siblings in one queue, by what they have in common. Jobs without a prefix have none and cost nothing."""
+    """The prefix groups of one queue. Jobs without a prefix are in none and cost nothing."""
 
     __slots__ = ("_groups",)
 
     def __init__(self) -> None:
-        self._groups: dict[PrefixGroupKey, PrefixGroup] = {}
+        self._groups: dict[PrefixKey, PrefixGroup] = {}
 
     def add(self, entry: QueuedJob) -> None:
-        job = entry.job
-        key = (job.tenant, job.template_id or job.run_id, job.prefix[0])
+        key = prefix_key(entry.job)
         prefix_group = self._groups.get(key)
         if prefix_group is None:
             prefix_group = self._groups[key] = PrefixGroup(key)
@@ -49,7 +35,7 @@ class PrefixGroups:
 
 
 def ready_siblings(prefix_group: PrefixGroup) -> Iterator[QueuedJob]:
-    """Siblings that are still ready, first come first, for as long as the caller takes what it gets."""
+    """Siblings that are still ready, in order of arrival, until the caller leaves one where it is."""
     entries = prefix_group.entries
     while entries:
         candidate = entries[0]

@@ -1,32 +1,25 @@
-"""How fast prompts are sent to a worker while live sequences decode there: a bucket of prompt tokens.
+"""How fast prompts are sent to a worker while live sequences decode there: a token bucket in prompt tokens.
 
-The rate is there for the sake of those who decode, so it binds only lanes below the best lane that decodes there: with
-a sequence of P0 decoding P1 and P2 are paced, with none but P1's only P2 is, and P0 never waits for it. What goes
-anyway spends from the bucket as well. While nothing live decodes nobody waits and nothing is spent.
+The rate protects live sequences that decode, so it binds only lanes below the highest of them: while P0 decodes, P1 and
+P2 are paced; while only P1 decodes, P2 is; P0 never is. Prompts that are not paced spend from the bucket as well. While
+no live sequence decodes, no lane is paced and nothing is spent.
 """
 
 from math import inf, nextafter
 
-from inferry.domain.lanes import Lane
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 
-# A breath of slack, so that a bucket that was waited for is full enough in spite of rounding.
+# So that a bucket is full enough at its retry time in spite of rounding.
 _ROUNDING_TOKENS = 1e-6
-
-
-LATENCY_LANES = (Lane.P0, Lane.P1)
-"""The lanes whose gaps between tokens are worth protecting."""
-NO_LANE = max(Lane) + 1
-"""Where a lane is asked for and none decodes: below all of them."""
 MAX_DEBT_S = 0.25
-"""How far prompts that do not wait for the pace may put the bucket in debt, in seconds of its rate."""
+"""Debt, in seconds of the rate, that unpaced prompts may leave in the bucket."""
 
 
 class TickContext:
-    """What all buckets have in common: how much one holds, and the time.
+    """What all buckets have in common: the size of one, and the time.
 
-    `earliest_retry_at` is when the job that is being placed may try again on some worker that lacks only pace for it;
-    whoever places a job clears it before. `retry_at` is the soonest such time over all jobs that wait.
+    `earliest_retry_at` is when the job that is being placed may try again on a worker that only its rate keeps it from;
+    the selector clears it before it places a job. `retry_at` is the soonest such time over all waiting jobs.
     """
 
     __slots__ = ("burst_tokens", "earliest_retry_at", "now", "retry_at")
@@ -38,12 +31,12 @@ class TickContext:
         self.retry_at: float | None = None
 
     def start(self, now: float) -> None:
-        """A new round: whoever is still short will say so again."""
+        """A new round of planning."""
         self.now = now
         self.retry_at = None
 
     def schedule_retry(self, at: float) -> None:
-        """A job that waits may try again then."""
+        """A waiting job may try again at `at`."""
         if self.retry_at is None or at < self.retry_at:
             self.retry_at = at
 
@@ -51,11 +44,9 @@ class TickContext:
 class PrefillTokenBucket:
     """The bucket of one worker. A prompt larger than the bucket goes when it is full and leaves it in debt.
 
-    Prompts that waited owe all they take, so that the rate holds in the long run. Those that did not wait owe up to a
-    moment's worth (`MAX_DEBT_S`), so that a burst of live calls does not shut lower lanes out for long.
-
-    Lanes that leave part of a worker's room to their betters leave the same part of the bucket. It is filled up only
-    when somebody asks.
+    Paced prompts owe all they take, so that the rate holds in the long run. The debt of unpaced prompts is bounded by
+    `MAX_DEBT_S`, so that a burst of live calls does not shut lower lanes out for long. A lane with a reserve leaves the
+    same part of the bucket to higher lanes. The bucket is refilled when it is read.
     """
 
     __slots__ = ("_level", "_rate", "_refilled_at", "_tick_context")
@@ -86,11 +77,11 @@ class PrefillTokenBucket:
         return False
 
     def spend(self, tokens: int) -> None:
-        """A prompt that had to wait for the bucket goes."""
+        """A paced prompt goes."""
         self._level -= tokens
 
     def spend_unpaced(self, tokens: int) -> None:
-        """A prompt that need not wait goes. It puts nobody further in debt than a moment's worth."""
+        """An unpaced prompt goes. It leaves a debt of `MAX_DEBT_S` at most."""
         if self._refilled_at < self._tick_context.now:
             self._refill()
         self._level = max(self._level - tokens, min(self._level, -MAX_DEBT_S * self._rate))

@@ -1,33 +1,32 @@
-"""How far a large job that waits may be passed by smaller ones of its own queue.
+"""Smaller jobs of a queue overtake its blocked head, within a bound.
 
-A head without room closes all its workers, though it can start on one of them only. So one worker is kept for it, which
-takes nobody until the head has gone; the others may take a few of those who stand behind it, where room has come up
-that the head cannot use. All that ever pass a head come to at most a quantum per worker, prompts and expected outputs
-together: that, and what is in flight on the worker kept, is the most it waits for. Nobody passes onto a worker that
-the head could have but for the pace.
+A blocked head closes all its workers, though it can start on one of them only. So one worker is reserved for it; the
+others may accept a few of the jobs behind it, where capacity came free that the head cannot use. All jobs that overtake
+a head come to at most one quantum per worker, prompts and expected outputs together. No job goes to a worker that only
+its prefill rate keeps the head from.
 """
 
 from collections.abc import Iterable, Iterator
 
-from inferry.scheduling.batching.packing import WorkerState
 from inferry.scheduling.placement.reservation import worker_to_reserve
 from inferry.scheduling.placement.worker_groups import least_loaded_of
+from inferry.scheduling.queues.lane_queue import RouteQueue
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import BlockedHead, QueuedJob
+from inferry.scheduling.worker_state import WorkerState
 
 _LOOKAHEAD = 3
 
 
 def backfill_candidates(
-    head: QueuedJob, blocked: BlockedHead, workers: Iterable[WorkerState]
+    queue: RouteQueue, head: QueuedJob, blocked: BlockedHead, workers: Iterable[WorkerState]
 ) -> Iterator[tuple[QueuedJob, WorkerState]]:
-    """Who may pass the head, and onto which of the workers."""
-    queue = head.queue
-    route, fill = queue.route, queue.lane_queue.fill
+    """Jobs that may overtake the head, each with one of the workers."""
+    route, fill = queue.route, queue.rules.fill
     budget_tokens = QUANTUM_TOKENS * len(route.workers) - blocked.backfilled_tokens
     if len(route.workers) < 2 or budget_tokens <= 0 or queue.size == 1 or route.is_full(1, fill):
         return
-    reserved_worker = worker_to_reserve(head, blocked, fill)
+    reserved_worker = worker_to_reserve(head, blocked, route, fill)
     open_workers = [
         worker
         for worker in workers

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.worker_state import WorkerState
 
 _MAX_PREFIXES = 65_536
 _MAX_WORKERS = 4

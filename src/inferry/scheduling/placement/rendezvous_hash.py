@@ -9,7 +9,7 @@ from hashlib import shake_128
 from struct import Struct
 from zlib import crc32
 
-from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.worker_state import WorkerState
 
 _SLOTS = 512
 _RANKED_WORKERS = 4

@@ -1,21 +1,13 @@
-"""Filters that hold for a whole route: kind, tenant pool, phase and group."""
+"""The workers that one lane may use for one route: what the filters allow, by worker group."""
 
 from collections.abc import Iterable, Sequence
 
 from inferry.domain.routes import RouteKey
 from inferry.domain.workers import Phase, WorkerView
-from inferry.scheduling.batching.packing import WorkerState
+from inferry.scheduling.lane_rules import LaneRules
+from inferry.scheduling.placement.filters import Filter
 from inferry.scheduling.placement.worker_groups import WorkerGroup, WorkerGroupIndex
-
-
-def serves(view: WorkerView, route: RouteKey) -> bool:
-    """Whether the worker is of the route's kind, up or not. A route that names a precision means that one exactly."""
-    return (
-        route.model in view.models
-        and (route.precision is None or route.precision == view.precision)
-        and (route.adapter is None or route.adapter in view.adapters)
-        and route.isolation == view.isolation
-    )
+from inferry.scheduling.worker_state import WorkerState
 
 
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
@@ -29,36 +21,77 @@ def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
 
 
 class RouteFilter:
-    """The workers that are up for one route key and the groups of one lane, by name.
+    """The workers that are up for one route key and one lane, in the order of their names.
 
-    `tiers` are the same workers by group, best first: a worker of a later group is used when no earlier one has room.
-    Nearly always there is only one, and it is asked directly.
+    `tiers` are the same workers by group, best first: a worker of a later tier is used when no earlier one accepts the
+    job. There is mostly one, which is asked directly. `borrowable` are the workers of other groups, by group; those
+    lent now are the last tiers. Workers that pad are not lent, since batch keys would split the queue.
     """
 
-    __slots__ = ("_groups", "_single_tier", "all_pad", "any_pads", "key", "tiers", "workers")
+    __slots__ = (
+        "_by_name",
+        "_filters",
+        "_lent",
+        "_own_tiers",
+        "_rules",
+        "_single_tier",
+        "all_pad",
+        "any_pads",
+        "borrowable",
+        "key",
+        "tiers",
+        "workers",
+    )
 
     def __init__(
         self,
         key: RouteKey,
+        rules: LaneRules,
+        filters: Sequence[Filter],
         workers: Iterable[WorkerState],
         worker_groups: WorkerGroupIndex,
-        groups: tuple[str, ...] | None = None,
     ) -> None:
         self.key = key
-        self._groups = groups
+        self._rules = rules
+        self._filters = filters
+        self._lent: frozenset[str] = frozenset()
         self.refresh(workers, worker_groups)
 
     def refresh(self, workers: Iterable[WorkerState], worker_groups: WorkerGroupIndex) -> None:
-        up = [w for w in workers if w.view is not None and w.view.phase is Phase.READY and serves(w.view, self.key)]
+        """Apply the filters again: workers have changed."""
+        up = [w for w in workers if w.view is not None and w.view.phase is Phase.READY and self._allows(w.view)]
         if self.key.avoid:
             up = [w for w in up if w.name not in self.key.avoid] or up
         up.sort(key=lambda w: w.name)
-        tiers = [up] if self._groups is None else [_in_group(up, group) for group in self._groups]
-        self.tiers: Sequence[WorkerGroup] = tuple(worker_groups.of(tuple(tier)) for tier in tiers if tier)
+        groups = self._rules.groups
+        tiers = [up] if groups is None else [[w for w in up if w.group == group] for group in groups]
+        self._own_tiers = tuple(worker_groups.of(tuple(tier)) for tier in tiers if tier)
+        self.borrowable: dict[str, WorkerGroup] = {}
+        if self._rules.borrow_groups and groups is not None:
+            others = [w for w in up if w.group is not None and w.group not in groups and not w.pads]
+            for group in sorted({w.group for w in others if w.group is not None}):
+                self.borrowable[group] = worker_groups.of(tuple(w for w in others if w.group == group))
+        self._update_tiers()
+
+    def borrow(self, lent: frozenset[str]) -> bool:
+        """Use the workers of these groups and of no other borrowed group; say whether that is a change."""
+        if lent == self._lent:
+            return False
+        self._lent = lent
+        self._update_tiers()
+        return True
+
+    def _update_tiers(self) -> None:
+        borrowed = [tier for group, tier in self.borrowable.items() if group in self._lent]
+        self.tiers: Sequence[WorkerGroup] = (*self._own_tiers, *borrowed)
         self._single_tier = self.tiers[0] if len(self.tiers) == 1 else None
         self.workers: Sequence[WorkerState] = tuple(w for tier in self.tiers for w in tier.workers)
+        self._by_name = {w.name: w for w in self.workers}
         self.any_pads = any(w.pads for w in self.workers)
         self.all_pad = self.any_pads and all(w.pads for w in self.workers)
+
+    def _allows(self, view: WorkerView) -> bool:
+        return all(allows(view, self.key) for allows in self._filters)
 
     def overlaps(self, other: "RouteFilter") -> bool:
         return self.tiers == other.tiers or any(w in other.workers for w in self.workers)
@@ -69,8 +102,11 @@ class RouteFilter:
             worker in single_tier.index if single_tier is not None else any(worker in tier.index for tier in self.tiers)
         )
 
+    def worker_named(self, name: str) -> WorkerState | None:
+        return self._by_name.get(name)
+
     def has_idle(self) -> bool:
-        """Whether one of its workers has nothing to do, or there is none."""
+        """Whether one of its workers is idle, or there is none."""
         single_tier = self._single_tier
         return (
             single_tier.has_idle()
@@ -79,7 +115,7 @@ class RouteFilter:
         )
 
     def is_closed(self, walk: int) -> bool:
-        """Whether all its workers are kept for somebody in this walk."""
+        """Whether all its workers are reserved in this walk."""
         single_tier = self._single_tier
         return (
             single_tier.closed_in_walk == walk
@@ -88,14 +124,14 @@ class RouteFilter:
         )
 
     def is_untouched(self, walk: int) -> bool:
-        """Whether none of its workers is kept for anybody in this walk."""
+        """Whether none of its workers is reserved in this walk."""
         single_tier = self._single_tier
         if single_tier is not None:
             return single_tier.closed_in_walk != walk != single_tier.touched_in_walk
         return all(tier.closed_in_walk != walk != tier.touched_in_walk for tier in self.tiers)
 
     def is_full(self, kv_tokens: int, fill: float) -> bool:
-        """Whether none of its workers takes a job that needs so much KV. Cheap, and not always right to say no."""
+        """Whether certainly none of its workers accepts a job with that much KV."""
         single_tier = self._single_tier
         if single_tier is not None:
             return single_tier.is_full(kv_tokens, fill)
@@ -104,7 +140,3 @@ class RouteFilter:
     def close(self, walk: int) -> None:
         for tier in self.tiers:
             tier.close(walk)
-
-
-def _in_group(workers: Iterable[WorkerState], group: str) -> list[WorkerState]:
-    return [w for w in workers if w.view is not None and w.view.group == group]

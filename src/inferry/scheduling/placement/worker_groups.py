@@ -1,24 +1,23 @@
-"""A fleet: workers that the same jobs may use. Finds the least loaded that has room, and keeps workers for who waits.
+"""Workers that the same jobs may use: which is least loaded, and which are reserved.
 
-Loads are found out again only for workers that changed since somebody last asked.
+Loads are computed again only for workers that changed since the last look.
 """
 
 from collections.abc import Iterable, Sequence
 
-from inferry.scheduling.batching.packing import WorkerState
 from inferry.scheduling.placement.rendezvous_hash import RendezvousHash
 from inferry.scheduling.queues.queued_job import QueuedJob
+from inferry.scheduling.worker_state import WorkerSet, WorkerState
 
 _FULL = 1.0
 LOAD_SLACK = 0.25
 
 
-class WorkerGroup:
-    """Some workers, by name. Routes that may use the same workers share one.
+class WorkerGroup(WorkerSet):
+    """Workers in the order of their names. Routes with the same workers share one group.
 
-    `stale` are workers whose load has changed. `kv_limit` is the largest of its workers', or None since one changed.
-    `overlapping` are other fleets with some of the same workers. `closed_in_walk`
-    is the walk in which all its workers are kept for somebody, `touched_in_walk` one in which some of them are.
+    `overlapping` are other groups with some of the same workers. In walk `closed_in_walk` all workers are reserved for
+    a blocked job.
     """
 
     __slots__ = (
@@ -33,46 +32,40 @@ class WorkerGroup:
         "_used_fractions",
         "closed_in_walk",
         "index",
-        "kv_limit",
         "overlapping",
         "rendezvous",
-        "stale",
-        "touched_in_walk",
         "workers",
     )
 
     def __init__(self, workers: Sequence[WorkerState]) -> None:
+        super().__init__(list(workers))
         self.workers = workers
         self.index = {worker: number for number, worker in enumerate(workers)}
         self.rendezvous = RendezvousHash(workers)
         self.overlapping: list[WorkerGroup] = []
-        self.closed_in_walk = self.touched_in_walk = -1
+        self.closed_in_walk = 0
         self._loads = [0.0] * len(workers)
         self._used_fractions = [0.0] * len(workers)
         self._counted = [0] * len(workers)
         self._kv_tokens = [0] * len(workers)
         self._min_used_fraction: float | None = None
         self._min_kv_tokens: int | None = None
-        self.kv_limit: float | None = None
         self._sequences = 0
         self._idle = len(workers)
         self._spare_worker = 0
-        self.stale = list(workers)
 
     def least_loaded(self, entry: QueuedJob, walk: int, fill: float) -> WorkerState | None:
-        """The least loaded worker that takes the job into the part `fill` of its room; ties go by name.
-
-        Workers that are closed in this walk take nobody.
-        """
+        """The least loaded worker that accepts the job into the part `fill` of its capacity; ties go by name."""
         if self.stale:
             self._refresh_loads()
         loads = self._loads
         least = min(loads)
-        # A worker that is full in any currency is not even worth asking.
         if least >= _FULL:
             return None
         worker = self.workers[loads.index(least)]
-        if (self.touched_in_walk != walk or self.is_open(worker, entry, walk)) and worker.accepts(entry, fill):
+        if (self.touched_in_walk != walk or self.is_open(worker, entry, walk)) and worker.accepts(
+            entry, entry.prefill_tokens, fill
+        ):
             return worker
         if self.is_full(entry.kv_tokens, fill):
             return None
@@ -83,7 +76,7 @@ class WorkerGroup:
     def least_loaded_among(
         self, workers: Iterable[WorkerState], entry: QueuedJob, walk: int, fill: float
     ) -> WorkerState | None:
-        """The same, among some workers."""
+        """The same, among some of the workers."""
         members = [
             worker
             for worker in workers
@@ -94,15 +87,13 @@ class WorkerGroup:
         return least_loaded_of(members, entry, fill)
 
     def is_full(self, kv_tokens: int, fill: float) -> bool:
-        """Whether no worker takes a job that needs so much KV into the part `fill` of its room. Cheap, and not always
-        right when it says no.
-        """
+        """Whether certainly no worker accepts a job with that much KV into the part `fill` of its capacity."""
         if self.stale:
             self._refresh_loads()
         limit = self.kv_limit
         if limit is None:
             limit = self.kv_limit = max([worker.kv_limit for worker in self.workers])
-        # As a rule who had room has some: then nobody need find out who has most.
+        # The worker that had spare KV before mostly still has: then no minimum is computed.
         number = self._spare_worker
         if self._used_fractions[number] < fill and self._kv_tokens[number] + kv_tokens <= limit * fill:
             return False
@@ -118,29 +109,29 @@ class WorkerGroup:
         return least > 0 and least + kv_tokens > limit * fill
 
     def least(self) -> WorkerState:
-        """The least loaded worker, whether or not it takes anybody."""
+        """The least loaded worker, full or not."""
         if self.stale:
             self._refresh_loads()
         return self.workers[self._loads.index(min(self._loads))]
 
     def has_idle(self) -> bool:
-        """Whether some worker has nothing to do."""
+        """Whether some worker has no sequence."""
         if self.stale:
             self._refresh_loads()
         return self._idle > 0
 
     def fair_load(self) -> float:
-        """How many sequences a worker may have before one more would be more than its part, slack included."""
+        """The sequences a worker may have before one more exceeds its part by `LOAD_SLACK`."""
         if self.stale:
             self._refresh_loads()
         return (1.0 + LOAD_SLACK) * (self._sequences + 1) / len(self.workers)
 
     def is_open(self, worker: WorkerState, entry: QueuedJob, walk: int) -> bool:
-        """Whether the worker is kept for nobody who keeps it from this job. Not to be asked of a closed fleet."""
+        """Whether the worker is not reserved, or not from this job's lane. The group is not closed."""
         return self.touched_in_walk != walk or worker.closed_in_walk != walk or entry.lane < worker.closed_from_lane
 
     def close(self, walk: int) -> None:
-        """Keep all its workers for the job that waits for them: nobody behind it may have them in this walk."""
+        """Reserve all workers for a blocked job until the end of the walk."""
         self.closed_in_walk = walk
         if self.overlapping:
             for worker in self.workers:
@@ -150,7 +141,7 @@ class WorkerGroup:
                 other.touched_in_walk = walk
 
     def _refresh_loads(self) -> None:
-        """Write down what has changed. Who has least of something is looked up again only where it was one of those."""
+        """Note what changed. A minimum is computed again only where it was a stale worker's."""
         for worker in self.stale:
             number, load, sequences = self.index[worker], worker.load, worker.sequences
             self._loads[number] = worker.compute_load() if load is None else load
@@ -181,11 +172,11 @@ class WorkerGroup:
 
 def least_loaded_of(workers: Sequence[WorkerState], entry: QueuedJob, fill: float) -> WorkerState | None:
     if len(workers) == 1:
-        return workers[0] if workers[0].accepts(entry, fill) else None
+        return workers[0] if workers[0].accepts(entry, entry.prefill_tokens, fill) else None
     best, least = None, _FULL
     for worker in workers:
         load = load_of(worker)
-        if load < least and worker.accepts(entry, fill):
+        if load < least and worker.accepts(entry, entry.prefill_tokens, fill):
             best, least = worker, load
     return best
 
@@ -195,7 +186,7 @@ def load_of(worker: WorkerState) -> float:
 
 
 class WorkerGroupIndex:
-    """All fleets there are, by their workers."""
+    """All groups, by their workers."""
 
     __slots__ = ("_groups",)
 
@@ -212,12 +203,12 @@ class WorkerGroupIndex:
             for other in worker_group.overlapping:
                 other.overlapping.append(worker_group)
             for worker in workers:
-                worker.worker_groups.append(worker_group)
+                worker.worker_sets.append(worker_group)
             self._groups[workers] = worker_group
         return worker_group
 
     def clear(self) -> None:
         for worker_group in self._groups.values():
             for worker in worker_group.workers:
-                worker.worker_groups.clear()
+                worker.worker_sets.clear()
         self._groups.clear()

@@ -1,7 +1,7 @@
 """Ready jobs in fair order: tenants by what they were served, then their runs, then arrival.
 
 Keys in the heaps may lag behind the accounts, never run ahead of them, because virtual time never falls. So the first
-entry that is up to date is the true first, and what happens to accounts costs nothing until somebody looks.
+entry that is up to date is the true first, and a charge to an account costs nothing until the next look.
 """
 
 from bisect import insort
@@ -106,7 +106,7 @@ class FairHeap(Generic[_Member]):
         heappush(self.heap, (account.virtual_time, -warm_slices, account.rank, self._insertions, member))
 
     def drop(self, member: _Member) -> None:
-        """It has nobody left."""
+        """Remove a member without jobs."""
         del self.members[member.account]
         heap = self.heap
         if heap[0][4] is member:
@@ -150,7 +150,7 @@ class FairQueue:
         self._run_virtual_time = self._tenant_virtual_time = 0.0
 
     def head(self) -> QueuedJob | None:
-        """Who goes next. It stays the same while its own accounts stand still: others only move further back."""
+        """The job that goes next. It stays the same until its own accounts are charged: others only move back."""
         head = self._head
         if head is not None and head.state is READY:
             run = head.run

@@ -1,16 +1,15 @@
-"""Who has been served how much: fair share in tokens over tenants, and over the runs of each tenant.
+"""Fair share in tokens over tenants, and over the runs of each tenant.
 
-Every account keeps a virtual time: what it has been served over its weight. The one with the least goes next. The
-clock of a family runs at the pace its waiting members are served on average, and never behind the member chosen last;
-whoever comes back from having nothing to send starts at the clock, so that idle time earns nothing and past service
-costs nothing.
+Every account keeps a virtual time: its service over its weight. The account with the least goes next. The virtual clock
+of a group advances at the mean rate of its waiting members, and is never behind the member chosen last. A member that
+returns after it had no jobs starts at the clock: idle time earns nothing, and past service costs nothing.
 
-The law, between members a and b that both have jobs waiting for the same workers: a's virtual time is ahead of b's by
-no more than one prompt of a and what its jobs in flight may still write, over its weight. What siblings, turns and
-passing jobs take out of order adds a quantum each.
+The bound between members a and b that both have jobs waiting for the same workers: a's virtual time is ahead of b's by
+no more than one prompt of a and the output its jobs in flight may still produce, over its weight. Siblings, turns and
+backfilled jobs, which go out of order, add a quantum each.
 
-A member that is alone in its family is charged nothing there: the clock would move along with it. That is why a lane
-with one tenant and one run costs next to nothing.
+A member that is alone in its group is charged nothing there: the clock would move along with it. So a lane with one
+tenant and one run costs almost nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -164,7 +163,7 @@ class RunAccount:
             lane.sweep()
 
     def job_ready(self, rank: int) -> None:
-        """A job is ready. Whoever had none enters at the clock."""
+        """A job is ready. A run or tenant without ready jobs enters at the clock."""
         self.ready += 1
         if self.ready > 1:
             return
@@ -199,7 +198,7 @@ class RunAccount:
             return
         lane = tenant.lane
         lane.ready -= 1
-        # Exactly nothing when nobody is left, whatever the floats have added up to.
+        # Exactly zero without ready members, whatever rounding has left.
         lane.ready_weight = lane.ready_weight - tenant.weight if lane.ready else 0.0
 
     def serve(self, tokens: int, in_order: bool) -> None:
@@ -215,22 +214,6 @@ class RunAccount:
         self.ready -= 1
         if not self.ready:
             self._not_ready()
-
-    def serve_uncontended(self, tokens: int) -> None:
-        """A job goes that met nobody: the same as if it had entered and gone in turn."""
-        tenant = self.tenant
-        lane = tenant.lane
-        if self.virtual_time < tenant.virtual_clock:
-            self.virtual_time = tenant.virtual_clock
-            self.refund = 0.0
-        else:
-            tenant.virtual_clock = self.virtual_time
-        if tenant.virtual_time < lane.virtual_clock:
-            tenant.virtual_time = lane.virtual_clock
-            tenant.refund = 0.0
-        else:
-            lane.virtual_clock = tenant.virtual_time
-        self.charge(tokens)
 
     def charge(self, tokens: int) -> None:
         """Count tokens as served; fewer than none when an estimate was too high."""
@@ -261,7 +244,7 @@ def _charge(
     if member.ready:
         group.virtual_clock += tokens / group.ready_weight
     elif not group.ready and member.virtual_time > group.virtual_clock:
-        # Where nobody waits nobody is owed anything.
+        # Without waiting members no service is owed.
         group.virtual_clock = member.virtual_time
 
 

@@ -1,66 +1,70 @@
-"""A job's place in the scheduler."""
+"""A job's entry in the scheduler."""
 
 import enum
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import Final
 
-from inferry.domain.jobs import InferenceJob
+from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import ReleaseReason
+from inferry.domain.routes import BatchKey, RouteKey
+from inferry.scheduling.batching.prefix_key import PrefixKey
+from inferry.scheduling.batching.sibling_window import SiblingWindow
+from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.queues.fair_share import RunAccount
-
-if TYPE_CHECKING:
-    from inferry.scheduling.batching.packing import WorkerState
-    from inferry.scheduling.batching.prefix_groups import PrefixGroup
-    from inferry.scheduling.batching.sibling_window import SiblingWindow
-    from inferry.scheduling.queues.lane_queue import RouteQueue
 
 
 class QueueState(enum.Enum):
-    """Where a job is. It moves forward only, but for a promise that could not be kept; it is in one stage at a time."""
+    """Where a job is. It moves forward only, except from NOMINATED back to READY when its worker changes."""
 
     HELD = "held"
-    """Waiting for company, of its own accord."""
-    UNCONTENDED = "alone"
-    """Come when nobody else was ready, and in no row yet: the next tick sees whether it needs one."""
+    """Held for others to join its batch."""
     READY = "ready"
-    """Waiting for room."""
-    NOMINATED = "promised"
-    """Waiting for room that is being made for it, and counted on that worker already."""
+    """Waiting for capacity."""
+    NOMINATED = "nominated"
+    """Waiting for jobs that are being preempted for it. Counted on their worker already."""
     PLANNED = "planned"
-    """On a worker, and counted there until it ends."""
-    REMOVED = "gone"
+    """Sent to a worker, and counted there until it ends."""
+    REMOVED = "removed"
 
 
-# By name: looking a member up on its class is a noticeable part of what a job costs.
-HELD, UNCONTENDED, READY, NOMINATED, PLANNED, REMOVED = QueueState
-_IMMEDIATE = ReleaseReason.IMMEDIATE
+# Final names are static in compiled code: looking a member up on its class is a noticeable part of what a job costs.
+HELD: Final = QueueState.HELD
+READY: Final = QueueState.READY
+NOMINATED: Final = QueueState.NOMINATED
+PLANNED: Final = QueueState.PLANNED
+REMOVED: Final = QueueState.REMOVED
+_IMMEDIATE: Final = ReleaseReason.IMMEDIATE
+MAX_PREEMPTIONS = 3
+"""A job that was stopped this often runs to its end."""
 
 
 class BlockedHead:
-    """What is remembered of a job that stood first in its queue and found no room.
+    """What is remembered of the head of a queue that no worker accepted.
 
-    In round `tried_round` of planning no worker of its route had place for it in the part `fill` of its room, and
-    nothing but time can change that before a worker changes; time can at `retry_at`, where it lacked only pace.
-    `reserved_worker` is the worker that is kept for it; `backfilled_tokens` are the tokens of jobs that went before it
-    meanwhile.
+    In round `tried_round` of planning no worker of its route accepted it into the part `fill` of its capacity; None
+    where some workers were not tried. Only a worker that changes can accept it before `retry_at`, the time at which the
+    prefill rate of a worker allows it. `reserved_worker` is the name of the worker reserved for it. `backfilled_tokens`
+    counts the tokens of jobs that went before it meanwhile.
     """
 
     __slots__ = ("backfilled_tokens", "fill", "reserved_worker", "retry_at", "tried_round")
 
     def __init__(self) -> None:
-        self.tried_round = -1
+        self.tried_round: int | None = None
         self.fill = 0.0
         self.retry_at: float | None = None
-        self.reserved_worker: WorkerState | None = None
+        self.reserved_worker: str | None = None
         self.backfilled_tokens = 0
 
 
 class QueuedJob:
     """One attempt at a job, from its offer to its end.
 
-    `lane` is the job's, as a plain number. `due` is when something happens to a queued job by itself: the end of its
-    hold, then its deadline. `prefill_tokens` falls to zero when the prefill is over; `cold_tokens` is what it was when
-    the job came. `charged_tokens` is what of its prompt, `produced` what of its output its accounts have been charged.
-    `sibling_window` is the family it came with, where that is watched.
+    `queue_key` names its queue within the lane, `worker` the worker that counts it. `due` is the next time at which it
+    changes by itself: the end of its hold, then its deadline. `prefill_tokens` falls to zero at the first token;
+    `cold_tokens` is its value on arrival. `charged_tokens` and `produced` are the prompt and output tokens charged to
+    its accounts so far. `prefix_group` are the ready jobs of its queue that share its prefix, `sibling_window` those
+    that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers.
     """
 
     __slots__ = (
@@ -75,31 +79,58 @@ class QueuedJob:
         "prefill_tokens",
         "prefix_group",
         "produced",
-        "queue",
+        "queue_key",
         "reason",
+        "rules",
         "run",
         "sibling_window",
         "state",
+        "stays_in_groups",
         "worker",
     )
 
-    def __init__(self, job: InferenceJob, number: int, queue: "RouteQueue", run: RunAccount) -> None:
+    def __init__(
+        self, job: InferenceJob, number: int, rules: LaneRules, queue_key: RouteKey | BatchKey, run: RunAccount
+    ) -> None:
         self.job = job
         self.number = number
-        self.queue = queue
-        self.lane = queue.lane_queue.number
+        self.rules = rules
+        self.lane = rules.number
+        self.queue_key = queue_key
         self.run = run
         footprint = job.footprint
         prompt = footprint.prompt.expected
         uncached = prompt - footprint.cached.expected
         self.prefill_tokens = self.cold_tokens = uncached if uncached > 0 else 1
         self.kv_tokens = prompt + footprint.output.expected
-        self.state = HELD
-        self.reason = _IMMEDIATE
+        self.stays_in_groups = rules.borrow_groups and not _can_be_stopped(job)
+        self.state: QueueState = HELD
+        self.reason: ReleaseReason = _IMMEDIATE
         self.due: float | None = None
         self.prefix_group: PrefixGroup | None = None
         self.blocked: BlockedHead | None = None
         self.sibling_window: SiblingWindow | None = None
-        self.worker: WorkerState | None = None
+        self.worker: str | None = None
         self.charged_tokens = 0
         self.produced = 0
+
+
+def _can_be_stopped(job: InferenceJob) -> bool:
+    """Whether the job can be evicted at any time and go on later. A restart repeats what a stream has delivered."""
+    if job.resume is ResumeMode.NEVER or job.preemptions >= MAX_PREEMPTIONS:
+        return False
+    return job.resume is not ResumeMode.RESTART or not job.stream
+
+
+class PrefixGroup:
+    """The ready jobs of one queue that share tenant, template or run, and the beginning of the prompt.
+
+    `entries` also holds jobs that have left since; `size` counts those that have not.
+    """
+
+    __slots__ = ("entries", "key", "size")
+
+    def __init__(self, key: PrefixKey) -> None:
+        self.key = key
+        self.size = 0
+        self.entries: deque[QueuedJob] = deque()

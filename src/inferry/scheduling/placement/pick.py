@@ -1,0 +1,74 @@
+"""Pick a worker: scorers in order over the candidates that the filters left.
+
+A scorer only ranks workers that accept the job now, so preferring one delays no job.
+"""
+
+from collections.abc import Sequence
+
+from inferry.scheduling.placement.prefix_index import PrefixIndex
+from inferry.scheduling.placement.scorer import Candidates, Placement, PrefixMatch, Scorer
+from inferry.scheduling.queues.queued_job import QueuedJob
+from inferry.scheduling.worker_state import WorkerState
+
+
+class Picker:
+    """Places jobs, and remembers which prefixes went to which workers."""
+
+    __slots__ = ("_plain_scorers", "_prefix_index", "_scorers")
+
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
+        self._scorers = list(scorers)
+        self._plain_scorers = [scorer for scorer in scorers if not scorer.needs_affinity]
+        self._prefix_index = PrefixIndex()
+
+    def pick(self, entry: QueuedJob, candidates: Candidates) -> Placement | None:
+        """The placement by the first scorer that has one. Changes nothing."""
+        job, route = entry.job, candidates.route
+        match = None
+        scorers = self._plain_scorers
+        if job.prefix or job.session is not None:
+            if not route.tiers or (candidates.is_choice and route.is_full(entry.kv_tokens, candidates.fill)):
+                return None
+            if job.prefix:
+                match = self._match(entry)
+            scorers = self._scorers
+        for scorer in scorers:
+            placement = scorer.place(entry, match, candidates)
+            if placement is not None:
+                return placement
+        return None
+
+    def join(self, entry: QueuedJob, worker: WorkerState, fill: float, max_tokens: int) -> Placement | None:
+        """A place on the worker that has just accepted a sibling, for `max_tokens` of prefill at most."""
+        match = self._match(entry)
+        tokens = match.prefill_tokens if match is not None and worker in match.workers else entry.prefill_tokens
+        return Placement(worker, tokens) if tokens <= max_tokens and worker.accepts(entry, tokens, fill) else None
+
+    def sent(self, entry: QueuedJob, worker: WorkerState) -> None:
+        self._prefix_index.sent(entry.job.prefix, worker)
+
+    def cached_slices(self, entry: QueuedJob) -> int:
+        """How many slices of the job's prefix are cached on some worker."""
+        return self._prefix_index.find(entry.job.prefix)[0]
+
+    def forget(self, worker: WorkerState) -> None:
+        self._prefix_index.forget(worker)
+
+    def _match(self, entry: QueuedJob) -> PrefixMatch | None:
+        slices, workers = self._prefix_index.find(entry.job.prefix)
+        return PrefixMatch(slices, workers, _uncached_tokens(entry, slices)) if slices else None
+
+
+def _uncached_tokens(entry: QueuedJob, slices: int) -> int:
+    """The prompt tokens to compute where `slices` of the prefix are cached; never more than was expected.
+
+    A footprint that names cached tokens is better: it is corrected by what engines report, and slices differ in length.
+    """
+    job = entry.job
+    if job.footprint.cached.high > 0:
+        return entry.prefill_tokens
+    prompt = job.footprint.prompt.expected
+    tokens = prompt - prompt * slices // len(job.prefix)
+    if tokens > entry.prefill_tokens:
+        tokens = entry.prefill_tokens
+    return tokens if tokens > 0 else 1
