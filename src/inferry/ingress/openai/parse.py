@@ -123,15 +123,9 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
     step_named = None if step_id == job_id else step_id
     hint = int_header(headers, b"x-inferry-expected-output-tokens")
     tenant = caller.tenant.name
+    is_fixed = budget <= MIN_PREDICTED_TOKENS or wire.ignore_eos is True
     footprint, prefix = models.estimator.footprint(
-        tenant,
-        card.name,
-        body,
-        prompt,
-        budget,
-        is_output_fixed=budget <= MIN_PREDICTED_TOKENS or wire.ignore_eos is True,
-        template=template_id,
-        hint=hint,
+        tenant, card.name, body, prompt, budget, is_output_fixed=is_fixed, template=template_id, hint=hint
     )
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
