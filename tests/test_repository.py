@@ -40,7 +40,7 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {
     "src/inferry/scheduling/scheduler.py": 466,
 }
-LONG_FUNCTIONS = {}
+LONG_FUNCTIONS: dict[str, int] = {}
 """Exceptions with their lengths. Both lists may only shrink."""
 
 
