@@ -8,6 +8,7 @@ from benchmarks.wait_arrivals import Arrivals
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Tick
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.prediction.wait_model import FLOOR_S, NOTHING_AHEAD, WaitModel
@@ -39,7 +40,8 @@ class PredictingFrontend(GatewayFrontend):
 
     def __init__(self, lanes: dict[Lane, LanePolicy], capacity: Capacity) -> None:
         super().__init__(lanes, capacity)
-        self.waits = WaitModel()
+        self.depth = QueueDepth()
+        self.waits = WaitModel(self.depth)
         self.outcomes: list[Outcome] = []
         self._predictions: dict[str, WaitPrediction] = {}
 
@@ -50,6 +52,7 @@ class PredictingFrontend(GatewayFrontend):
         refused = self.refused
         super()._offer(call, job, now)
         if self.refused == refused:
+            self.depth.add(lane, prediction.prompt_tokens, prediction.output_tokens)
             waits.queued(prediction, now)
             self._predictions[job.job_id] = prediction
 
@@ -57,6 +60,7 @@ class PredictingFrontend(GatewayFrontend):
         for plan in tick.plans:
             for job in plan.jobs:
                 prediction = self._predictions.pop(job.job_id)
+                self.depth.remove(prediction.lane, prediction.prompt_tokens, prediction.output_tokens)
                 self.waits.sent(prediction, now)
                 if job.attempt == 1:
                     self.outcomes.append(Outcome(prediction, now - prediction.at))
@@ -65,6 +69,7 @@ class PredictingFrontend(GatewayFrontend):
     def cancel(self, call: Call, now: float) -> None:
         prediction = self._predictions.pop(call.job_id, None)
         if prediction is not None:
+            self.depth.remove(prediction.lane, prediction.prompt_tokens, prediction.output_tokens)
             self.waits.left(prediction, now)
         super().cancel(call, now)
 

@@ -30,6 +30,7 @@ from benchmarks.wait_arrivals import Arrivals, arrivals
 from benchmarks.wait_simulation import Outcome, evaluated_outcomes, full_load
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
+from inferry.domain.queue_depth import QueueDepth
 from inferry.prediction.wait_model import FLOOR_S, NOTHING_AHEAD, WaitModel
 from inferry.prediction.wait_prediction import WaitPrediction
 
@@ -110,7 +111,8 @@ def refusals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def costs() -> dict[str, float]:
     """Microseconds, fastest and median of seven loops: a prediction alone, and everything done for a job."""
-    model, now, number = WaitModel(), 0.0, 20_000
+    depth, now, number = QueueDepth(), 0.0, 20_000
+    model = WaitModel(depth)
     ahead = QueuedAhead(20, 20_000, 4000)
     waiting: list[WaitPrediction] = []
 
@@ -118,16 +120,20 @@ def costs() -> dict[str, float]:
         nonlocal now
         now += 0.01
         prediction = model.predict(Lane.P1, 1000, 200, ahead, now)
+        depth.add(Lane.P1, 1000, 200)
         model.queued(prediction, now)
         waiting.append(prediction)
         if len(waiting) > 20:
+            depth.remove(Lane.P1, 1000, 200)
             model.sent(waiting.pop(0), now)
 
     def at_once() -> None:
         nonlocal now
         now += 0.001
         prediction = model.predict(Lane.P1, 1000, 200, NOTHING_AHEAD, now)
+        depth.add(Lane.P1, 1000, 200)
         model.queued(prediction, now)
+        depth.remove(Lane.P1, 1000, 200)
         model.sent(prediction, now + 0.0001)
 
     one_job()

@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,18 +19,43 @@ from inferry.admission.queue_limiter import (
     NO_SLOT_RETRY_AFTER_S,
     QueueLimiter,
 )
+from inferry.domain.attempts import Attempt
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from support.builders import a_job, a_policy
 
 EACH_S = 0.5
 
 
-def a_door(queue_limit: int = 10, high_watermark: float = 0.8, **more: bool | int) -> QueueLimiter:
-    policy = replace(a_policy(queue_limit=queue_limit), high_watermark=high_watermark)
-    return QueueLimiter(dict.fromkeys(Lane, policy), **more)  # type: ignore[arg-type]
+class Queue:
+    """A limiter with the queue depth that it reads."""
+
+    def __init__(self, queue_limit: int, high_watermark: float, **more: Any) -> None:
+        policy = replace(a_policy(queue_limit=queue_limit), high_watermark=high_watermark)
+        self._depth = QueueDepth()
+        self._queued: dict[str, Attempt] = {}
+        self.limiter = QueueLimiter(dict.fromkeys(Lane, policy), self._depth, **more)
+        self.has_space, self.refusal = self.limiter.has_space, self.limiter.refusal
+        self.reserve_bytes, self.release_bytes = self.limiter.reserve_bytes, self.limiter.release_bytes
+        self.pending_retries = self.limiter.pending_retries
+
+    @property
+    def queued_bytes(self) -> int:
+        return self.limiter.queued_bytes
+
+    def joined(self, job: InferenceJob) -> None:
+        attempt = self._queued[job.job_id] = Attempt(job)
+        self._depth.queued(attempt, 0.0)
+
+    def left(self, job: InferenceJob) -> None:
+        self._depth.sent(self._queued.pop(job.job_id), 0.0)
+
+
+def a_door(queue_limit: int = 10, high_watermark: float = 0.8, **more: bool | int) -> Queue:
+    return Queue(queue_limit, high_watermark, **more)
 
 
 def a_call(prompt: str = "a", **fields: str) -> InferenceJob:
@@ -37,7 +63,7 @@ def a_call(prompt: str = "a", **fields: str) -> InferenceJob:
 
 
 def comes(
-    queue_limiter: QueueLimiter,
+    queue_limiter: Queue,
     job: InferenceJob,
     now: float = 0.0,
     seconds_per_job: float = EACH_S,
@@ -59,7 +85,7 @@ def comes(
     return None
 
 
-def filled(queue_limiter: QueueLimiter, jobs: int = 8) -> Iterator[InferenceJob]:
+def filled(queue_limiter: Queue, jobs: int = 8) -> Iterator[InferenceJob]:
     for number in range(jobs):
         job = a_call(f"filler {number}")
         assert comes(queue_limiter, job) is None

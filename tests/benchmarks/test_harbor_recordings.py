@@ -24,6 +24,7 @@ from benchmarks.harbor_simulator import PromptMemoryFrontend, simulate_seed
 from benchmarks.result_files import RESULTS
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from inferry.sim.harbor import harbor
 from support.builders import a_view
@@ -194,7 +195,7 @@ def test_controller_state_is_parsed_from_a_gateway_log() -> None:
 
 
 def test_the_log_of_this_gateway_can_be_read() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     tracker.update_view(replace(a_view(), controlled=True), now=0.0)
     (line,) = tracker.describe()
     assert len(beliefs([f"2026-01-01 00:00:00,000 DEBUG inferry.dispatch.loop: {line}"])) == 1

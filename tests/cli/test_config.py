@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import yaml
 
-from inferry.cli import wiring
+from inferry.cli import wiring, worker_wiring
 from inferry.cli.config.loader import dump, load, parse
 from inferry.cli.config.schema import Config, ConfigError, LaneConfig, ServerConfig
 from inferry.cli.config.workers import (
@@ -106,9 +106,9 @@ def test_secrets_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(worker, HttpWorkerConfig)
     monkeypatch.delenv("UPSTREAM_KEY", raising=False)
     with pytest.raises(ConfigError, match="the environment variable UPSTREAM_KEY is not set"):
-        wiring.http_worker(worker, SystemClock(), found.lane_policies())
+        worker_wiring.http_worker(worker, SystemClock(), found.lane_policies())
     monkeypatch.setenv("UPSTREAM_KEY", "sk-env")
-    made = wiring.http_worker(worker, SystemClock(), found.lane_policies())
+    made = worker_wiring.http_worker(worker, SystemClock(), found.lane_policies())
     assert made._keys.secrets == ("sk-env", "sk-plain")
 
 

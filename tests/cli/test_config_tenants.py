@@ -12,7 +12,7 @@ from inferry.cli.config.loader import dump, parse
 from inferry.cli.config.schema import ConfigError
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, exposure_error
 from inferry.cli.main import app
-from inferry.cli.wiring import http_worker
+from inferry.cli.worker_wiring import http_worker
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.routes import RouteKey

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
+from inferry.dispatch.cancel_sender import CancelSender
 from inferry.dispatch.pool import Pool
+from inferry.dispatch.task_set import TaskSet
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import ClientClosed
 from inferry.domain.jobs import InferenceJob
@@ -52,7 +54,7 @@ class Gatewayed:
         self.workers = workers
         self.clock = SystemClock()
         self.pool = Pool(workers, self.clock)
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=self.pool,
             recorder=Recorder(ListLedger()),
@@ -93,7 +95,7 @@ def test_no_queued_job_of_a_cancelled_run_takes_the_place_of_one_that_ran() -> N
             (worker,) = house.workers
             streams = [house.gateway.submit(house.job()) for _ in range(6)]
             await house.until(lambda: worker.running == 2)
-            report = await house.gateway.run_canceller.cancel_run("a", "run")
+            report = await house.gateway.cancel_run("a", "run")
             assert (report.queued, report.running, report.freed, report.unconfirmed) == (4, 2, 2, 0)
             await asyncio.gather(*map(read, streams))
             assert sum(len(plan.jobs) for plan in worker.plans) == 2
@@ -109,7 +111,7 @@ def test_freed_is_what_the_engine_confirmed_though_every_job_has_ended() -> None
             streams = [house.gateway.submit(job) for job in jobs]
             await house.until(lambda: worker.running == 4)
             worker.confirms = {jobs[0].job_id}
-            report = await house.gateway.run_canceller.cancel_run("a", "run")
+            report = await house.gateway.cancel_run("a", "run")
             await asyncio.gather(*map(read, streams))
             assert (report.running, report.freed, report.unconfirmed) == (4, 1, 3)
 
@@ -123,7 +125,7 @@ def test_what_is_confirmed_after_the_time_to_wait_is_unconfirmed() -> None:
             slow.proof.clear()
             streams = [house.gateway.submit(house.job()) for _ in range(4)]
             await house.until(lambda: slow.running == 2 and prompt.running == 2)
-            report = await house.gateway.run_canceller.cancel_run("a", "run", wait_s=0.05)
+            report = await house.gateway.cancel_run("a", "run", wait_s=0.05)
             await asyncio.gather(*map(read, streams))
             assert (report.running, report.freed, report.unconfirmed) == (4, 2, 2)
 
@@ -137,7 +139,7 @@ def test_the_report_comes_with_the_last_confirmation_and_not_with_the_end_of_the
             worker.proof.clear()
             stream = house.gateway.submit(house.job())
             await house.until(lambda: worker.running == 1)
-            cancelling = asyncio.create_task(house.gateway.run_canceller.cancel_run("a", "run", wait_s=1e6))
+            cancelling = asyncio.create_task(house.gateway.cancel_run("a", "run", wait_s=1e6))
             await read(stream)
             await asyncio.wait([cancelling], timeout=0.05)
             assert not cancelling.done()
@@ -159,7 +161,7 @@ def test_a_job_that_was_lost_on_a_worker_that_is_still_down_is_unconfirmed_where
             lost.dies_after = 0
             lost.gate.set()
             await house.until(lambda: other.running == 1)
-            report = await house.gateway.run_canceller.cancel_run("a", "run")
+            report = await house.gateway.cancel_run("a", "run")
             await read(stream)
             assert (report.queued, report.running, report.freed, report.unconfirmed) == (0, 1, 0, 1)
 
@@ -175,10 +177,37 @@ def test_an_execution_that_goes_on_for_another_run_is_neither_freed_nor_unconfir
             first = house.gateway.submit(greedy)
             other = house.gateway.submit(replace(greedy, job_id="other", run_id="other"))
             await house.until(lambda: worker.running == 1)
-            report = await house.gateway.run_canceller.cancel_run("a", "run", wait_s=0.0)
+            report = await house.gateway.cancel_run("a", "run", wait_s=0.0)
             assert (report.queued, report.running, report.freed, report.unconfirmed) == (1, 0, 0, 0)
             await read(first)
             house.gateway.cancel("other", ClientClosed("left"))
             await read(other)
+
+    run(scenario())
+
+
+def test_a_cancel_reaches_a_worker_after_the_plan_of_its_job() -> None:
+    async def scenario() -> None:
+        arrived: list[str] = []
+
+        class Recording(ScriptedWorker):
+            async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
+                arrived.extend(f"cancel {job_id}" for job_id in job_ids)
+                return frozenset(job_ids)
+
+        async def plan(job_id: str) -> None:
+            arrived.append(f"plan {job_id}")
+
+        worker, tasks = Recording(), TaskSet()
+        sender = CancelSender(lambda name: worker, tasks.spawn)
+        tasks.spawn(plan("a"))
+        sender.plan_sent("scripted")
+        first = sender.send("scripted", "a")
+        tasks.spawn(plan("b"))
+        sender.plan_sent("scripted")
+        second = sender.send("scripted", "b")
+        assert await first.confirmed == {"a"}
+        assert await second.confirmed == {"b"}
+        assert arrived == ["plan a", "cancel a", "plan b", "cancel b"]
 
     run(scenario())

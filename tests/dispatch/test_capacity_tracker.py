@@ -4,6 +4,7 @@ from inferry.dispatch.capacity import CapacityTracker
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import DEFAULT_LANES, Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, WorkerView
 from support.builders import a_job, a_view
@@ -39,7 +40,7 @@ def serve(tracker: CapacityTracker, seconds: float) -> float:
 
 
 def test_a_fixed_capacity_is_not_changed() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     view = a_view("w", sequences=64, kv_tokens=10_000)
     assert tracker.update_view(view, 0.0) is view
     serve(tracker, 2.0)
@@ -47,14 +48,14 @@ def test_a_fixed_capacity_is_not_changed() -> None:
 
 
 def test_a_controlled_capacity_stays_within_the_worker_limits() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     capacity = tracker.update_view(_view(), 0.0).capacity
     assert capacity.sequences == 64
     assert (capacity.kv_tokens or 0) <= 10_000
 
 
 def test_the_capacity_follows_observed_traffic() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     tracker.update_view(_view(), 0.0)
     now = serve(tracker, 5.0)
     attempt = send_job(tracker, now)
@@ -64,7 +65,7 @@ def test_the_capacity_follows_observed_traffic() -> None:
 
 
 def test_the_scheduler_is_notified_only_of_changed_capacities() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     tracker.update_view(_view(), 0.0)
     now = serve(tracker, 5.0)
     tracker.refresh(now + 2.0)
@@ -73,13 +74,13 @@ def test_the_scheduler_is_notified_only_of_changed_capacities() -> None:
 
 
 def test_changed_limits_are_applied() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     tracker.update_view(_view(), 0.0)
     assert tracker.update_view(_view(capacity=Capacity(sequences=7, kv_tokens=10_000)), 1.0).capacity.sequences == 7
 
 
 def test_jobs_sent_before_a_worker_was_controlled_are_not_counted() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     attempt = send_job(tracker, 0.0)
     tracker.update_view(_view(), 0.0)
     attempt.first_token(0.1)
@@ -89,7 +90,7 @@ def test_jobs_sent_before_a_worker_was_controlled_are_not_counted() -> None:
 
 
 def test_a_job_that_ends_before_its_first_token_leaves_no_state() -> None:
-    tracker = CapacityTracker(DEFAULT_LANES)
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     tracker.update_view(_view(), 0.0)
     for number in range(10):
         tracker.ended(send_job(tracker, float(number)), number + 0.5)

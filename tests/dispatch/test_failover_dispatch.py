@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch import loop as dispatch_loop
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
+from inferry.dispatch import lifecycle
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.errors import ClientClosed, InvalidRequest, NoWorker, WorkerLost
@@ -40,7 +40,7 @@ class House:
         self.clock = LoopClock()
         self.pool = Pool(workers, self.clock, health=HealthPolicy(no_worker_timeout_s=no_worker_timeout_s))
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
         )
 
@@ -240,7 +240,7 @@ def test_a_job_whose_whole_budget_was_written_when_its_worker_died_is_done() -> 
 
 
 def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_loop, "RETRY_DELAY_S", 60.0)
+    monkeypatch.setattr(lifecycle, "RETRY_DELAY_S", 60.0)
 
     async def scenario() -> None:
         async with a_house(1) as house:
@@ -259,7 +259,7 @@ def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.Mo
 
 
 def test_an_error_stands_when_no_worker_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_loop, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(lifecycle, "RETRY_DELAY_S", 0.0)
 
     async def scenario() -> None:
         async with a_house(1, no_worker_timeout_s=0.05) as house:

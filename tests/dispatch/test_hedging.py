@@ -39,8 +39,8 @@ def sent(at: float, tokens: int = 10, **fields: int) -> Attempt:
 def with_history(overdue: HedgePolicy, seconds: float = 0.1, count: int = MIN_HISTORY) -> None:
     for _ in range(count):
         attempt = sent(0.0)
-        overdue.sent("w", attempt)
-        overdue.first_token("w", attempt, seconds)
+        overdue.sent(attempt, 0.0)
+        overdue.first_token(attempt, seconds)
 
 
 # -- which they are --------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_a_first_token_is_overdue_after_several_times_what_the_history_says_and_
     overdue = HedgePolicy(1.0)
     with_history(overdue, 0.5)
     attempt = sent(100.0)
-    overdue.sent("w", attempt)
+    overdue.sent(attempt, 0.0)
     assert overdue.due(lambda _: 99.0, 100.0 + TTFT_FACTOR * 0.5 - 0.01) == []
     assert overdue.due(lambda _: 99.0, 100.0 + TTFT_FACTOR * 0.5 + 0.01) == [attempt]
 
@@ -59,7 +59,7 @@ def test_a_fast_worker_is_given_the_least_time_all_the_same() -> None:
     overdue = HedgePolicy(1.0)
     with_history(overdue, 0.001)
     attempt = sent(100.0)
-    overdue.sent("w", attempt)
+    overdue.sent(attempt, 0.0)
     assert overdue.due(lambda _: 99.0, 100.0 + MIN_TTFT_S - 0.01) == []
     assert overdue.due(lambda _: 99.0, 100.0 + MIN_TTFT_S + 0.01) == [attempt]
 
@@ -77,7 +77,7 @@ def test_a_longer_prompt_is_given_more_time() -> None:
 def test_nothing_is_overdue_where_the_worker_was_heard_since_or_is_not_watched_or_has_no_history() -> None:
     overdue = HedgePolicy(1.0)
     attempt = sent(100.0)
-    overdue.sent("w", attempt)
+    overdue.sent(attempt, 0.0)
     assert overdue.due(lambda _: 99.0, 200.0) == [], "no history"
     with_history(overdue)
     assert overdue.due(lambda _: 100.1, 200.0) == [], "heard since"
@@ -89,10 +89,10 @@ def test_what_has_its_first_token_or_its_end_is_no_longer_waited_for() -> None:
     overdue = HedgePolicy(1.0)
     with_history(overdue)
     first, second = sent(100.0), sent(100.0)
-    overdue.sent("w", first)
-    overdue.sent("w", second)
-    overdue.first_token("w", first, 100.1)
-    overdue.ended("w", second)
+    overdue.sent(first, 0.0)
+    overdue.sent(second, 0.0)
+    overdue.first_token(first, 100.1)
+    overdue.ended(second, 100.1)
     assert overdue.due(lambda _: 99.0, 200.0) == []
 
 
@@ -114,7 +114,7 @@ def test_never_more_than_the_share_of_all_calls_is_retried(wanted: list[bool], s
         if wants:
             retried += overdue.take_token()
         else:
-            overdue.sent("w", sent(0.0))
+            overdue.sent(sent(0.0), 0.0)
             calls += 1
         assert retried <= share * calls + 1e-6
 
@@ -137,10 +137,10 @@ def test_an_overdue_call_is_late_by_its_history_and_its_worker_silent_since(
     overdue = HedgePolicy(1.0)
     for seconds in history:
         one = sent(0.0)
-        overdue.sent("w", one)
-        overdue.first_token("w", one, seconds)
+        overdue.sent(one, 0.0)
+        overdue.first_token(one, seconds)
     attempt = sent(1000.0, tokens)
-    overdue.sent("w", attempt)
+    overdue.sent(attempt, 0.0)
     if overdue.due(lambda _: 1000.0 + heard_s, 1000.0 + waited_s):
         assert heard_s < 0
         assert waited_s >= MIN_TTFT_S

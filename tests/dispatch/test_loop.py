@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, QueueTimeout, WorkerLost
 from inferry.domain.jobs import InferenceJob
@@ -34,7 +34,7 @@ class House:
         self.clock = LoopClock()
         self.pool = Pool([worker], self.clock)
         self.metrics = Metrics(["m"], [worker.name])
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
         )
 

@@ -11,9 +11,12 @@ import pytest
 
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
-from inferry.domain.errors import ClientClosed, Draining, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.attempts import Attempt
+from inferry.domain.errors import ClientClosed, Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout
+from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
+from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.workers import Capacity, Phase
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy
@@ -65,15 +68,29 @@ async def until(condition: Callable[[], bool], at_most_s: float = 1000.0) -> Non
             await asyncio.sleep(0.01)
 
 
+def lose(pool: Pool, worker: str, job_id: str, error: GatewayError) -> None:
+    _end(pool, worker, Failed(job_id, error))
+
+
+def _end(pool: Pool, worker: str, end: End) -> None:
+    job = a_job(end.job_id)
+    attempt = Attempt(job)
+    attempt.sent(
+        BatchPlan(plan_id=1, worker=worker, jobs=(job,), reason=ReleaseReason.IMMEDIATE, formed_at=now()), now()
+    )
+    attempt.ended(end, now())
+    pool.ended(attempt, now())
+
+
 def test_lost_jobs_take_a_worker_out_before_the_call_returns() -> None:
     async def scenario() -> None:
         told: list[Phase] = []
         async with a_pool(Moody()) as pool:
             pool.on_view = lambda name: told.append(pool.view(name).phase)
-            pool.lost("w", "a", LOST)
-            pool.lost("w", "b", WorkerTimeout("silent"))
+            lose(pool, "w", "a", LOST)
+            lose(pool, "w", "b", WorkerTimeout("silent"))
             assert pool.view("w").phase is Phase.READY
-            pool.lost("w", "c", LOST)
+            lose(pool, "w", "c", LOST)
             assert pool.view("w").phase is Phase.DOWN
             assert told == [Phase.DOWN]
             assert not pool.serves("m")
@@ -87,10 +104,10 @@ def test_what_is_not_the_workers_fault_never_counts() -> None:
     async def scenario() -> None:
         async with a_pool(Moody()) as pool:
             for number in range(20):
-                pool.lost("w", f"job-{number}", ClientClosed("left"))
-                pool.lost("w", "one-and-the-same", LOST)
-                pool.lost("nobody", f"job-{number}", LOST)
-                pool.served("nobody")
+                lose(pool, "w", f"job-{number}", ClientClosed("left"))
+                lose(pool, "w", "one-and-the-same", LOST)
+                lose(pool, "nobody", f"job-{number}", LOST)
+                _end(pool, "nobody", Done("a", FinishReason.STOP, Usage()))
                 pool.refresh_worker("nobody")
             assert pool.view("w").phase is Phase.READY
 
@@ -104,7 +121,7 @@ def test_a_worker_that_passes_its_probe_regains_capacity_step_by_step() -> None:
             capacities: list[tuple[float, int | None]] = []
             fell_at = now()
             for job in "abc":
-                pool.lost("w", job, LOST)
+                lose(pool, "w", job, LOST)
             pool.on_view = lambda name: capacities.append(
                 (round(now() - fell_at, 1), pool.view(name).capacity.sequences)
             )
@@ -124,7 +141,7 @@ def test_a_worker_that_stays_ill_is_asked_less_and_less_often() -> None:
         async with a_pool(worker) as pool:
             worker.is_well = False
             for job in "abc":
-                pool.lost("w", job, LOST)
+                lose(pool, "w", job, LOST)
             await asyncio.sleep(50.0)
             times = worker.probed_at[1:]
             gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
@@ -212,7 +229,7 @@ def test_a_drained_worker_that_falls_and_recovers_is_still_drained() -> None:
         async with a_pool(Moody()) as pool:
             pool.drain("w")
             for job in "abc":
-                pool.lost("w", job, LOST)
+                lose(pool, "w", job, LOST)
             assert pool.view("w").phase is Phase.DOWN
             await asyncio.sleep(30.0)
             assert pool.view("w").phase is Phase.DRAINING
@@ -256,6 +273,8 @@ async def removed(jobs_end_at: float, grace_s: float) -> tuple[float, Moody]:
         pool.on_removed = gone.append
         start = now()
         pool.in_flight = lambda name: int(name == "w" and now() < start + jobs_end_at)
+        over = Done("a", FinishReason.STOP, Usage())
+        asyncio.get_running_loop().call_at(start + jobs_end_at, _end, pool, "w", over)
         removing = asyncio.create_task(pool.remove("w", grace_s))
         await asyncio.sleep(0.001)
         assert pool.view("w").phase is Phase.DRAINING
@@ -327,7 +346,7 @@ def test_a_fleet_of_ill_workers_keeps_to_the_law_of_its_breakers() -> None:
                 if not worker.is_well:
                     fallen += pool.view(worker.name).phase is Phase.READY
                     for job in range(3):
-                        pool.lost(worker.name, f"{now()}-{job}", LOST)
+                        lose(pool, worker.name, f"{now()}-{job}", LOST)
                     assert pool.view(worker.name).phase is Phase.DOWN
                 await asyncio.sleep(rng.expovariate(0.2))
                 for one in workers:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from admission.builders import a_caller
+from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
-from inferry.dispatch import loop as dispatch_loop
-from inferry.dispatch.gateway import Gateway
-from inferry.dispatch.loop import DispatchLoop
+from inferry.cli.gateway_wiring import make_gateway, make_loop
+from inferry.dispatch import lifecycle
+from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
@@ -19,10 +20,14 @@ from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
 from inferry.domain.tenants import Price
+from inferry.domain.values import replace
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.prediction.estimator import Estimator
+from inferry.prediction.wait_model import WaitModel
 from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job
 from support.loop_helpers import ListLedger, read, run
@@ -64,15 +69,20 @@ class House:
         self.clock = SystemClock()
         self.pool = Pool(self.workers, self.clock)
         self.metrics = Metrics(["m"], [worker.name for worker in self.workers])
-        self.done: list[str] = []
-        self.loop = DispatchLoop(
+        self.estimator = Estimator()
+        depth = QueueDepth()
+        self.loop = make_loop(
             scheduler=Scheduler(lanes),
             lanes=lanes,
             pool=self.pool,
             recorder=self.recorder,
             metrics=self.metrics,
             clock=self.clock,
-            on_done=lambda job, done: self.done.append(job.job_id),
+            depth=depth,
+            limiter=QueueLimiter(lanes, depth),
+            waits=WaitModel(depth),
+            estimator=self.estimator,
+            deadlines=Deadlines(None, self.clock.now),
             budget=budget,
         )
 
@@ -158,10 +168,11 @@ def test_only_what_one_attempt_wrote_alone_teaches_how_long_answers_are() -> Non
     async def scenario() -> None:
         async with a_house() as house:
             lose_one_word_each(house.workers, 1)
-            resumed, plain = house.job(), house.job()
+            resumed, plain = (replace(house.job(), token_budget=1000) for _ in range(2))
             await read(house.loop.submit(resumed))
+            assert house.estimator.output_accuracy.jobs == 0
             await read(house.loop.submit(plain))
-            assert house.done == [plain.job_id]
+            assert house.estimator.output_accuracy.jobs == 1
 
     run(scenario())
 
@@ -184,7 +195,7 @@ def test_a_job_that_is_lost_once_too_often_ends_with_the_error_after_all_that_wa
 def test_a_lost_job_without_another_worker_is_delayed_before_the_same_worker_retries_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch_loop, "RETRY_DELAY_S", 600.0)
+    monkeypatch.setattr(lifecycle, "RETRY_DELAY_S", 600.0)
 
     async def scenario() -> None:
         async with a_house(1) as house:
@@ -216,7 +227,7 @@ class Paid:
         self.clock = SystemClock()
         self.pool = Pool(self.workers, self.clock)
         self.gate = QuotaGate({"m": Price(input=1.0, output=2.0)})
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=self.pool,
             recorder=self.recorder,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.errors import RunCancelled, RunNotFound
 from inferry.domain.jobs import InferenceJob
@@ -43,7 +43,7 @@ class House:
         self.ledger = ListLedger()
         self.recorder = Recorder(self.ledger)
         self.clock = LoopClock()
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
             recorder=self.recorder,
@@ -86,7 +86,7 @@ def test_one_cancel_ends_what_is_queued_and_what_runs_in_the_whole_tree() -> Non
             jobs = [house.job(*runs[number % 3]) for number in range(12)]
             streams = [house.gateway.submit(job) for job in jobs]
             await house.until_running(4)
-            report = await house.gateway.run_canceller.cancel_run("a", "root")
+            report = await house.gateway.cancel_run("a", "root")
             assert (report.queued, report.running, report.freed, report.unconfirmed) == (8, 4, 4, 0)
             assert report.wasted_ms > 0
             ends = [end for _, end in await asyncio.gather(*map(read, streams))]
@@ -109,7 +109,7 @@ def test_other_runs_and_other_tenants_are_untouched() -> None:
             other = house.gateway.submit(house.job("other"))
             theirs = house.gateway.submit(replace(house.job("root"), tenant="b"))
             await house.until_running(4)
-            await house.gateway.run_canceller.cancel_run("a", "root")
+            await house.gateway.cancel_run("a", "root")
             house.worker.gate.set()
             ends = [end for _, end in await asyncio.gather(read(other), read(theirs))]
             assert all(isinstance(end, Done) for end in ends)
@@ -123,7 +123,7 @@ def test_what_comes_later_is_refused_new_sub_runs_too() -> None:
         async with a_house() as house:
             stream = house.gateway.submit(house.job("root"))
             await house.until_running(1)
-            await house.gateway.run_canceller.cancel_run("a", "root")
+            await house.gateway.cancel_run("a", "root")
             await read(stream)
             for late in (house.job("root"), house.job("new", "root")):
                 with pytest.raises(RunCancelled, match="root"):
@@ -138,10 +138,10 @@ def test_a_worker_that_does_not_confirm_is_reported_and_not_waited_for_beyond_th
             stream = house.gateway.submit(house.job("root"))
             await house.until_running(1)
             house.worker.is_deaf = True
-            report = await house.gateway.run_canceller.cancel_run("a", "root", wait_s=0.02)
+            report = await house.gateway.cancel_run("a", "root", wait_s=0.02)
             assert (report.running, report.freed, report.unconfirmed) == (1, 0, 1)
             house.worker.is_deaf = False
-            again = await house.gateway.run_canceller.cancel_run("a", "root")
+            again = await house.gateway.cancel_run("a", "root")
             assert (again.running, again.freed, again.unconfirmed) == (1, 1, 0), "a second cancel tries again"
             await read(stream)
 
@@ -154,7 +154,7 @@ def test_a_job_whose_worker_is_lost_after_the_cancel_is_not_tried_again() -> Non
             stream = house.gateway.submit(house.job("root"))
             await house.until_running(1)
             house.worker.is_deaf = True
-            await house.gateway.run_canceller.cancel_run("a", "root", wait_s=0.0)
+            await house.gateway.cancel_run("a", "root", wait_s=0.0)
             house.worker.dies_after = 0
             house.worker.gate.set()
             _, end = await read(stream)
@@ -169,8 +169,8 @@ def test_a_run_that_nobody_knows_is_not_found_and_one_known_elsewhere_gets_a_tom
     async def scenario() -> None:
         async with a_house() as house:
             with pytest.raises(RunNotFound):
-                await house.gateway.run_canceller.cancel_run("a", "nobody")
-            report = await house.gateway.run_canceller.cancel_run("a", "yesterday", is_known=True)
+                await house.gateway.cancel_run("a", "nobody")
+            report = await house.gateway.cancel_run("a", "yesterday", is_known=True)
             assert (report.queued, report.running) == (0, 0)
             with pytest.raises(RunCancelled):
                 house.gateway.submit(house.job("yesterday"))
@@ -184,7 +184,7 @@ def test_a_call_without_a_run_can_be_cancelled_by_its_own_id() -> None:
             job = house.job("nameless")
             stream = house.gateway.submit(replace(job, run_id=job.job_id))
             await house.until_running(1)
-            report = await house.gateway.run_canceller.cancel_run("a", job.job_id)
+            report = await house.gateway.cancel_run("a", job.job_id)
             assert (report.running, report.freed) == (1, 1)
             await read(stream)
 
@@ -198,12 +198,12 @@ def test_a_cancel_that_comes_between_a_plan_and_its_run_is_not_lost() -> None:
             second = [house.gateway.submit(house.job("two")) for _ in range(2)]
             await house.until_running(2)
             loop = asyncio.get_running_loop()
-            control = house.gateway.run_canceller
+            control = house.gateway
             await control.cancel_run("a", "one", wait_s=0.0)
             async with asyncio.timeout(120):
                 while all(stream.attempt.plan is None for stream in second):
                     # Every turn a cancel is on its way to the worker, also in the one in which the plan is made.
-                    loop.call_soon(house.gateway.cancel_execution, first[0].attempt.job.job_id, None)
+                    loop.call_soon(house.gateway._loop.cancel, first[0].attempt.job.job_id, None)
                     await asyncio.sleep(0)
             report = await control.cancel_run("a", "two", wait_s=5.0)
             assert (report.queued + report.running, report.unconfirmed) == (2, 0)

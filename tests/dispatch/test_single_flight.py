@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
+from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.singleflight.request_key import RequestKey, digest
 from inferry.dispatch.singleflight.single_flight import SingleFlight
@@ -94,13 +95,13 @@ class GatewayHarness:
         self.recorder = Recorder(self.ledger)
         self.clock = LoopClock()
         self.metrics = Metrics(["m"], ["puppet"])
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
             recorder=self.recorder,
             metrics=self.metrics,
             clock=self.clock,
-            single_flight=single_flight,
+            sharing=single_flight,
         )
 
     def job(self, sampling: Sampling = GREEDY, **fields: Any) -> InferenceJob:
@@ -342,7 +343,7 @@ def test_a_cancelled_run_that_shares_with_itself_is_gone_whole() -> None:
             sub = harness.same_call(first, run_id="sub", parent_run="cancelled")
             streams = [harness.gateway.submit(job) for job in (first, sub, harness.same_call(first))]
             await harness.worker.says(first, "one")
-            report = await harness.gateway.run_canceller.cancel_run("a", "cancelled")
+            report = await harness.gateway.cancel_run("a", "cancelled")
             assert (report.running, report.freed, report.unconfirmed) == (1, 1, 0)
             for stream in streams:
                 _, end = await read(stream)
@@ -350,7 +351,7 @@ def test_a_cancelled_run_that_shares_with_itself_is_gone_whole() -> None:
                 assert isinstance(end.error, RunCancelled)
             assert harness.worker.cancelled == [first.job_id]
             assert {row.error_code for row in harness.rows().values()} == {"run_cancelled"}
-            assert len(harness.gateway.admission_control) == 0
+            assert harness.gateway.in_flight == 0
 
     run(scenario())
 
@@ -407,7 +408,7 @@ def test_a_follower_that_is_refused_an_execution_of_its_own_gets_what_there_is()
             follower = harness.same_call(first)
             stream = harness.gateway.submit(follower)
             await harness.worker.says(first, "cut")
-            harness.gateway.fleet.serves = lambda model: False  # type: ignore[method-assign]
+            harness.gateway._pool.serves = lambda model: False  # type: ignore[method-assign]
             stopped = RunBudgetExhausted("used up")
             end = Done(first.job_id, FinishReason.LENGTH, Usage(50, 0, 1), stopped=stopped)
             await harness.worker.ends(first, end)
@@ -639,7 +640,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.demux = Demux()
-        self.flights = SingleFlight(Sharing(), self, SystemClock())
+        self.flights = SingleFlight(Sharing(), self, SystemClock(), Deadlines(None, SystemClock().now))
         self.cancelled: list[str] = []
         self.accounts: list[str] = []
         self.tickets = 0
@@ -730,8 +731,7 @@ def test_whatever_the_order_everybody_who_stays_has_the_answer_and_what_nobody_w
                 assert len(stage.demux) == 1
             elif act == "leaves" and value < len(present):
                 job_id = list(present)[value]
-                if not stage.flights.leave(job_id, None) and leader is not None:
-                    stage.cancelled.append(leader)
+                stage.flights.cancel(job_id, None)
                 del present[job_id]
             elif stream is None or leader is None:
                 continue
@@ -766,7 +766,7 @@ def test_whatever_the_order_everybody_who_stays_has_the_answer_and_what_nobody_w
             assert job_id in torn or heard[job_id][1] == "".join(said[leader])
         assert (stage.tickets, len(stage.demux), len(stage.flights), stage.flights.bytes_held) == (0, 0, 0, 0)
         assert not stage.flights._subscribers
-        assert not stage.flights._by_prompt
+        assert not stage.flights._executions._by_prompt
         assert len(stage.accounts) == len(set(stage.accounts))
 
     asyncio.run(scenario())

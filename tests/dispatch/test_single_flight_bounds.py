@@ -2,6 +2,7 @@
 
 import asyncio
 
+from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.singleflight.request_key import digest
 from inferry.dispatch.singleflight.response_cache import ResponseCache
 from inferry.dispatch.singleflight.single_flight import SingleFlight
@@ -9,7 +10,7 @@ from inferry.dispatch.values import CachedResponse, Sharing
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import SystemClock
-from inferry.domain.errors import GatewayError, QueueTimeout, RunBudgetExhausted, RunCancelled
+from inferry.domain.errors import DeadlineExceeded, GatewayError, QueueTimeout, RunBudgetExhausted, RunCancelled
 from inferry.domain.jobs import InferenceJob, RepeatPolicy, ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.ledger import LedgerEntry
@@ -33,7 +34,12 @@ class Stage:
     def __init__(self, **single_flight: float) -> None:
         self.clock = SystemClock()
         self.demux = Demux()
-        self.flights = SingleFlight(Sharing(**single_flight), self, self.clock)  # type: ignore[arg-type]
+        self.flights = SingleFlight(
+            Sharing(**single_flight),  # type: ignore[arg-type]
+            self,
+            self.clock,
+            Deadlines(None, self.clock.now),
+        )
         self.cancelled: list[tuple[str, GatewayError | None]] = []
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
@@ -114,10 +120,12 @@ def test_who_asks_not_to_linger_does_not_whatever_the_default_is() -> None:
         stage = Stage(linger_s=60.0)
         job = stage.job(repeat=RepeatPolicy("run step", linger_s=0.0))
         stage.submit(job)
-        assert not stage.flights.leave(job.job_id, None), "its execution is to be cancelled"
-        linger_timer = stage.job(repeat=RepeatPolicy("run other"))
-        stage.submit(linger_timer)
-        assert stage.flights.leave(linger_timer.job_id, None), "and that of others is not"
+        stage.flights.cancel(job.job_id, None)
+        assert stage.cancelled == [(job.job_id, None)]
+        lingering = stage.job(repeat=RepeatPolicy("run other"))
+        stage.submit(lingering)
+        stage.flights.cancel(lingering.job_id, None)
+        assert len(stage.cancelled) == 1, "the default lingers"
         stage.flights.close()
 
     run(scenario())
@@ -129,7 +137,8 @@ def test_a_call_that_is_cancelled_for_a_reason_does_not_linger() -> None:
         job = stage.job(repeat=RepeatPolicy("run step"))
         stage.submit(job)
         stage.runs(job, "one")
-        assert not stage.flights.leave(job.job_id, RunCancelled("it was"))
+        stage.flights.cancel(job.job_id, RunCancelled("it was"))
+        assert [job_id for job_id, _ in stage.cancelled] == [job.job_id]
         stage.flights.close()
 
     run(scenario())
@@ -169,7 +178,7 @@ def test_an_answer_that_two_workers_wrote_is_replayed_as_one_that_two_wrote() ->
     run(scenario())
 
 
-def test_a_follower_whose_deadline_comes_while_the_job_waits_to_go_on_has_begun_to_read() -> None:
+def test_the_deadline_of_a_follower_that_has_begun_to_read_is_no_queue_timeout() -> None:
     async def scenario() -> None:
         stage = Stage()
         leader, other = stage.job(SEED_0, body=b'{"a":1}'), stage.job(SEED_0, body=b'{"b":2}')
@@ -187,7 +196,8 @@ def test_a_follower_whose_deadline_comes_while_the_job_waits_to_go_on_has_begun_
                     await asyncio.sleep(0)
             await run_pending()
             ends.append(reader.take_nowait()[1])
-        assert ends[0] is None
+        assert isinstance(ends[0], Failed)
+        assert isinstance(ends[0].error, DeadlineExceeded)
         assert isinstance(ends[1], Failed)
         assert isinstance(ends[1].error, QueueTimeout)
         stage.flights.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import ManualClock
 from inferry.domain.errors import DeadlineInfeasible, QueueFull
@@ -38,7 +38,7 @@ class OneAtATime:
         self.clock = ManualClock(100.0)
         self.worker = ScriptedWorker(words=("done",), capacity=Capacity(sequences=1), clock=self.clock)
         self.worker.gate.clear()
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=lanes,
             pool=Pool([self.worker], self.clock),
             recorder=Recorder(NoLedger()),
@@ -173,8 +173,8 @@ def test_what_was_cancelled_in_the_queue_is_waited_for_no_more() -> None:
             await run_pending()
             stayed = house.submit()
             after = stayed.attempt.predicted
-            loop, each = house.gateway._loop, len(stayed.attempt.job.payload.body)
-            assert loop.queue_limiter.queued_bytes == loop._scheduler.queued * each, "the door counts what is queued"
+            limiter, each = house.gateway._queue_limiter, len(stayed.attempt.job.payload.body)
+            assert limiter.queued_bytes == house.gateway._loop._scheduler.queued * each, "queued bytes"
             assert before is not None
             assert after is not None
             assert after.p50_s < before.p50_s / 3
@@ -186,10 +186,10 @@ def test_how_well_waits_were_predicted_can_be_read() -> None:
     async def scenario() -> None:
         async with one_at_a_time() as house:
             await house.measured(backlog=20)
-            record = house.gateway.wait_coverage(Lane.P0)
+            record = house.gateway._loop._queue_admission._waits.coverage(Lane.P0)
             assert record.jobs > 10
             assert 0 <= record.covered <= 1
-            assert house.gateway.wait_coverage(Lane.P2).jobs == 0
+            assert house.gateway._loop._queue_admission._waits.coverage(Lane.P2).jobs == 0
 
     run(scenario())
 
@@ -201,14 +201,14 @@ def test_output_is_predicted_from_what_calls_like_it_have_written_and_the_error_
         async with one_at_a_time() as house:
             errors = []
             for _ in range(40):
-                said = house.gateway.predict_output("a", "m", 50, 400, "template", None)
+                said = house.gateway.models.estimator.output("a", "m", 50, 400, "template", None)
                 job: InferenceJob = a_job(at=house.clock.now(), lane=Lane.P0, template_id="template", output=400)
                 footprint = replace(job.footprint, output=Estimate(said.low, said.expected, said.high))
                 house.gateway.submit(replace(job, footprint=footprint))
                 await run_pending()
                 await house.one_goes(0.1)
-                errors.append(house.gateway.output_accuracy.mean_abs_log_error)
-            assert house.gateway.output_accuracy.jobs == 40
+                errors.append(house.gateway.models.estimator.output_accuracy.mean_abs_log_error)
+            assert house.gateway.models.estimator.output_accuracy.jobs == 40
             assert errors[39] < errors[9] < errors[0]
             assert said.expected <= 3
 

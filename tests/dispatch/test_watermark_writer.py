@@ -11,8 +11,8 @@ import pytest
 from admission.builders import a_caller
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch import loop as loop_module
-from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.clock import SystemClock
@@ -69,7 +69,7 @@ class House:
         self.recorder = Recorder(ListLedger())
         gate = QuotaGate({}, watermarks=WatermarkTracker())
         self.keeper = WatermarkWriter(gate, disk, self.recorder, self.clock, sweep_s=sweep_s, idle_s=idle_s)
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([self.worker], self.clock),
             recorder=self.recorder,
@@ -148,7 +148,7 @@ def test_a_call_whose_watermark_cannot_be_written_fails_and_is_retryable(monkeyp
             _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
             assert isinstance(end, Failed)
             assert (end.error.status, end.error.code, end.error.retryable) == (503, "ledger_unavailable", True)
-            assert house.gateway.admission_control.gate.report("a")[0].leased_tokens == 0
+            assert house.gateway._admission.gate.report("a")[0].leased_tokens == 0
             disk.works.set()
             _, end = await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
             assert isinstance(end, Done)
@@ -191,7 +191,7 @@ def test_a_replaced_database_gets_every_watermark_again() -> None:
         disk = Disk()
         async with a_house(disk) as house:
             await read(house.gateway.submit(a_job(at=house.clock.now(), tenant="a"), LIMITED))
-            spent = house.gateway.admission_control.gate.report("a")[0].spent_tokens
+            spent = house.gateway._admission.gate.report("a")[0].spent_tokens
             assert spent > 0
             disk.watermarks.clear()
             house.keeper.rewrite_all()

@@ -81,7 +81,7 @@ def test_a_stream_of_an_exhausted_run_ends_cleanly_with_a_reason(tmp_path: Path)
             return await asyncio.gather(*(streamed(gateway.url, call(1000), "r") for _ in range(2)))
 
         answers = asyncio.run(both())
-        spent = gateway.service.gateway.admission_control.gate.run_report("acme", "r")
+        spent = gateway.service.gate.run_report("acme", "r")
     words = 0
     for status, events, is_whole in answers:
         assert status == 200
@@ -125,7 +125,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
     ceiling = 1500
     config = {"tenants": {"acme": {"run_token_ceiling": ceiling}}}
     with Serving(tmp_path, None, config) as gateway:
-        gate = gateway.service.gateway.admission_control.gate
+        gate = gateway.service.gate
         dice = random.Random(5)
         plans = [(dice.randint(5, 120), dice.random() < 0.2) for _ in range(64)]
 
@@ -148,7 +148,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
 
         async def until_over() -> Any:
             async with asyncio.timeout(120):
-                while len(gateway.service.gateway.admission_control):
+                while gateway.service.gateway.in_flight:
                     await asyncio.sleep(0.02)
             return gate.run_report("acme", "root")
 
@@ -184,7 +184,7 @@ def test_a_ceiling_that_comes_while_it_runs_counts_what_was_spent_before(tmp_pat
 
         gateway.run(set_ceiling())
         gateway.run(until_refused())
-        spent = gateway.service.gateway.admission_control.gate.report("late")
+        spent = gateway.service.gate.report("late")
     day = next(line for line in spent if line.kind == "day")
     assert day.spent_tokens >= 590
     assert day.leased_tokens == 0

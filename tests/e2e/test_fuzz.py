@@ -138,13 +138,13 @@ def test_malformed_bytes_affect_no_other_client(tmp_path: Path, caplog: pytest.L
 
         async def until_over() -> None:
             async with asyncio.timeout(120):
-                while len(gateway.service.gateway.admission_control):
+                while gateway.service.gateway.in_flight:
                     await asyncio.sleep(0.01)
 
         gateway.run(until_over())
         for name in ("inferry_open_streams", "inferry_jobs_in_flight", "inferry_queue_depth"):
             assert gateway.metric(name) == 0, name
-        assert all(line.leased_tokens == 0 for line in gateway.service.gateway.admission_control.gate.report("acme"))
+        assert all(line.leased_tokens == 0 for line in gateway.service.gate.report("acme"))
         assert gateway.call("GET", "/v1/runs/theirs", headers=bearer(other)).json["status"] == "idle"
         assert gateway.call("POST", CHAT, CALL, bearer(other)).status == 200
     assert [record.getMessage() for record in caplog.records] == []

@@ -188,7 +188,7 @@ def test_no_admitted_call_is_lost(tmp_path: Path) -> None:
 def until(gateway: ScriptedGateway, *, in_flight: int) -> None:
     async def wait() -> None:
         async with asyncio.timeout(120):
-            while len(gateway.service.gateway.admission_control) < in_flight:
+            while gateway.service.gateway.in_flight < in_flight:
                 await asyncio.sleep(0.005)
 
     gateway.run(wait())

@@ -89,14 +89,14 @@ def test_running_and_queued_calls_of_a_revoked_key_end_and_others_continue(gatew
     kept = Client(gateway, other)
     until(lambda: gateway.worker.running == 2)
     queued = [Client(gateway, key, stream=stream) for stream in (True, False)]
-    until(lambda: len(gateway.service.gateway.admission_control) == 4)
+    until(lambda: gateway.service.gateway.in_flight == 4)
     assert gateway.as_admin("DELETE", f"/admin/keys/{id_of(key)}").status == 200
     assert error_of(running.result()) == (200, "invalid_api_key")
     assert b"one" in running.result().body
     assert [error_of(one.result()) for one in queued] == [(401, "invalid_api_key")] * 2
     until(lambda: gateway.worker.running == 1)
     assert kept.answer is None
-    assert len(gateway.service.gateway.admission_control) == 1
+    assert gateway.service.gateway.in_flight == 1
 
 
 def test_calls_end_when_another_process_revokes_their_key(gateway: Talking) -> None:
@@ -141,10 +141,10 @@ def test_what_was_delivered_to_a_revoked_key_is_charged_and_in_the_ledger(gatewa
     key = gateway.key("acme")
     running = Client(gateway, key)
     until(lambda: gateway.worker.running == 1)
-    until(lambda: bool(gateway.service.gateway.admission_control.gate.report("acme")))
+    until(lambda: bool(gateway.service.gate.report("acme")))
     gateway.as_admin("DELETE", f"/admin/keys/{id_of(key)}")
     running.result()
-    (line,) = gateway.service.gateway.admission_control.gate.report("acme")
+    (line,) = gateway.service.gate.report("acme")
     assert line.spent_tokens > 0
     assert line.leased_tokens == 0
     gateway.stop()

@@ -86,7 +86,7 @@ def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> N
             timeout=3500 if EXAMPLES else 850,
         )
         assert found.returncode == 0, found.stdout[-20_000:] + found.stderr[-2000:]
-        while len(gateway.service.gateway.admission_control) or gateway.metric("inferry_open_streams"):
+        while gateway.service.gateway.in_flight or gateway.metric("inferry_open_streams"):
             time.sleep(0.01)  # the last client has its answer a moment before it is written off
         gateway.as_admin("POST", "/admin/workers/scripted/readmit")
         last = gateway.key("last")

@@ -392,8 +392,8 @@ def test_sizes_learned_of_one_tenants_template_are_not_used_for_another(env: Hou
     gateway = env.service.gateway
     for _ in range(20):
         env.ask(env.globex, {**THEIRS, "temperature": 1}, x_inferry_template_id="support")
-    gateway._ratios._ratios[("m", None)] = 0.25
-    theirs, mine = (gateway.estimate_prompt(tenant, "m", "support", 1000) for tenant in ("globex", "acme"))
+    gateway.models.estimator._ratios._ratios[("m", None)] = 0.25
+    theirs, mine = (gateway.models.estimator.prompt(tenant, "m", "support", 1000) for tenant in ("globex", "acme"))
     assert theirs.expected != mine.expected == 250
 
 
@@ -526,7 +526,7 @@ def test_a_stream_that_is_read_slowly_is_read_by_its_own_client_alone(env: House
 
     async def nobody_left() -> None:
         async with asyncio.timeout(120):
-            while len(env.service.gateway.admission_control):
+            while env.service.gateway.in_flight:
                 await asyncio.sleep(0.01)
 
     env.run(nobody_left())

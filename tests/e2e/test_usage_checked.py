@@ -52,8 +52,8 @@ def metric(gateway: HttpGateway, name: str) -> float:
 
 async def learned(running: HttpGateway) -> tuple[Any, Any]:
     """What the predictors know. On the event loop: they learn after the answer was written, in the same callback."""
-    gateway: Any = running.service.gateway
-    return gateway.estimate_prompt("acme", "m", None, 1000), gateway.output_accuracy
+    estimator: Any = running.service.gateway.models.estimator
+    return estimator.prompt("acme", "m", None, 1000), estimator.output_accuracy
 
 
 def test_a_usage_that_cannot_be_true_is_neither_billed_nor_learned_nor_shown(

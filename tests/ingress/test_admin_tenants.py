@@ -30,16 +30,10 @@ class _View:
     isolation = "own"
 
 
-class _Fleet:
-    """No worker is drained here."""
-
-    drain = readmit = staticmethod(lambda name: None)
-
-
 class _Gateway:
     """A gateway with one worker, kept for the tenant `own`."""
 
-    fleet = _Fleet()
+    drain_worker = readmit_worker = staticmethod(lambda name: None)
 
     def views(self) -> list[_View]:
         return [_View()]

@@ -23,7 +23,7 @@ CODES = {
     500: {"internal_error"},
     502: {"worker_lost"},
     503: {"no_worker", "draining", "ledger_unavailable", "preempted"},
-    504: {"worker_timeout"},
+    504: {"deadline_exceeded", "request_timeout", "worker_timeout"},
 }
 TYPES = {
     401: "authentication_error",

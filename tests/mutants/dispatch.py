@@ -17,10 +17,11 @@ _PREFIXES = (
     "tests/prediction/test_prefix_hits.py",
     "tests/prediction/test_token_ratio.py",
 )
+_DEADLINES = ("tests/dispatch/test_deadlines.py",)
 _POOL = ("tests/dispatch/test_memory_bounds.py", "tests/dispatch/test_pool.py")
 
 GROUP = MutantGroup(
-    tests=(*_HEALTH, *_AGAIN, *_REPLAYS, *_PREFIXES, *_FLIGHTS, *_POOL, "tests/dispatch/test_loop.py"),
+    tests=(*_HEALTH, *_AGAIN, *_REPLAYS, *_PREFIXES, *_FLIGHTS, *_POOL, *_DEADLINES, "tests/dispatch/test_loop.py"),
     mutants=(
         Mutant(
             "a worker that generates once has never failed",
@@ -217,24 +218,52 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "what a lost attempt was granted is lost with it",
-            "dispatch/loop.py",
+            "dispatch/lifecycle.py",
             "        attempt.grant(lost.granted)\n",
             "",
             _AGAIN,
         ),
         Mutant(
             "a promise that was broken is kept by another attempt",
-            "dispatch/loop.py",
+            "dispatch/lifecycle.py",
             "        attempt.slo_attained = lost.slo_attained\n",
             "",
             _AGAIN,
         ),
         Mutant(
             "what goes on teaches how long answers are",
-            "dispatch/loop.py",
-            "self._on_done is not None and attempt.is_representative and end.stopped is None",
-            "self._on_done is not None and end.stopped is None",
+            "prediction/estimator.py",
+            "end.stopped is not None or not attempt.is_representative",
+            "end.stopped is not None",
             _AGAIN,
+        ),
+        Mutant(
+            "the later of deadline and request timeout ends a call",
+            "dispatch/deadlines.py",
+            "deadline is not None and (at is None or deadline <= at)",
+            "deadline is not None and (at is None or deadline >= at)",
+            _DEADLINES,
+        ),
+        Mutant(
+            "a retry ends the deadline of its job",
+            "dispatch/deadlines.py",
+            "if self._timers and attempt.resumed is None:",
+            "if self._timers:",
+            _DEADLINES,
+        ),
+        Mutant(
+            "a deadline ends no running call",
+            "dispatch/deadlines.py",
+            "        if attempt.job.deadline is not None and (expiry",
+            "        if False and (expiry",
+            _DEADLINES,
+        ),
+        Mutant(
+            "a cancel may arrive before its plan",
+            "dispatch/cancel_sender.py",
+            "            self._pending.pop(worker, None)\n",
+            "            pass\n",
+            ("tests/dispatch/test_cancel_sender.py",),
         ),
         Mutant(
             "calls with seed 0 have no seed",
@@ -266,9 +295,9 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "what a budget cut short answers others",
-            "dispatch/singleflight/single_flight.py",
-            "if self._sharing.identical and is_deterministic(job) and executed.payload.output_cap is None:",
-            "if self._sharing.identical and is_deterministic(job):",
+            "dispatch/singleflight/execution_index.py",
+            "if self._shares_identical and is_deterministic(job) and executed.payload.output_cap is None:",
+            "if self._shares_identical and is_deterministic(job):",
             _FLIGHTS,
         ),
         Mutant(
@@ -286,10 +315,10 @@ GROUP = MutantGroup(
             _FLIGHTS,
         ),
         Mutant(
-            "a follower that has read a part expires when the job is resumed",
+            "a follower that has read a part expires as if it were queued",
             "dispatch/singleflight/single_flight.py",
-            "if attempt.sent_at is None and attempt.job.resume_point is None:",
-            "if attempt.sent_at is None:",
+            "is_queued = attempt.sent_at is None and attempt.job.resume_point is None",
+            "is_queued = attempt.sent_at is None",
             _FLIGHTS,
         ),
         Mutant(
@@ -301,7 +330,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a follower waited since before it came",
-            "dispatch/singleflight/single_flight.py",
+            "dispatch/singleflight/execution.py",
             "None if shared_attempt.sent_at is None else max(shared_attempt.sent_at, arrived_at)",
             "shared_attempt.sent_at",
             _FLIGHTS,
@@ -386,8 +415,8 @@ GROUP = MutantGroup(
         Mutant(
             "jobs that time out are not lost",
             "dispatch/pool.py",
-            "isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable)",
-            "isinstance(error, WorkerLost | WorkerUnreachable)",
+            "isinstance(end.error, WorkerLost | WorkerTimeout | WorkerUnreachable)",
+            "isinstance(end.error, WorkerLost | WorkerUnreachable)",
             _POOL,
         ),
         Mutant(

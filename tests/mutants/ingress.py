@@ -196,8 +196,8 @@ GROUP = MutantGroup(
         Mutant(
             "who does not want to wait waits as its lane does",
             "ingress/openai/parse.py",
-            "(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms)",
-            "(max_wait_ms or gateway.lanes[lane].max_wait_ms)",
+            "(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms)",
+            "(max_wait_ms or models.max_wait_ms(lane))",
             _PARSE,
         ),
         Mutant(

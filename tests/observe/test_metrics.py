@@ -54,13 +54,29 @@ def a_plan(*jobs: InferenceJob, worker: str = "gpu-a", reason: ReleaseReason = R
     return BatchPlan(plan_id=1, worker=worker, jobs=jobs, reason=reason, formed_at=100.0)
 
 
-def an_attempt(job: InferenceJob, end: End, *, attained: bool = True) -> Attempt:
+def an_attempt(job: InferenceJob, end: End, *, attained: bool | None = None, output_tokens: int = 0) -> Attempt:
+    """One that was sent, had its first token a quarter of a second later, and has ended."""
     attempt = Attempt(job)
     attempt.sent(a_plan(job), 100.5)
     attempt.first_token(100.75)
     attempt.slo_attained = attained
+    attempt.output_tokens = output_tokens
     attempt.ended(end, 101.0)
+    attempt.ledger_entry = attempt.entry(123.0)
     return attempt
+
+
+def send(metrics: Metrics, plan: BatchPlan, now: float) -> None:
+    for job in plan.jobs:
+        attempt = Attempt(job)
+        attempt.sent(plan, now)
+        metrics.sent(attempt, now)
+
+
+def produce(metrics: Metrics, lane: Lane, itl_s: float) -> None:
+    attempt = Attempt(a_job(lane))
+    attempt.last_token_at = 0.0
+    metrics.produced(attempt, itl_s)
 
 
 def done(usage: Usage = NO_USAGE) -> Done:
@@ -141,7 +157,7 @@ def test_the_exposition_reads_the_same_as_prometheus_client_would_write_it(metri
     for lane in Lane:
         for _ in range(500):
             itl_s = dice.choice([*spec.buckets, dice.expovariate(20)])
-            metrics.inter_token_latency(lane, itl_s)
+            produce(metrics, lane, itl_s)
             reference.labels(lane.name).observe(itl_s)
     found = samples(metrics)
     for family in registry.collect():
@@ -155,8 +171,9 @@ def test_the_exposition_reads_the_same_as_prometheus_client_would_write_it(metri
 
 
 def test_a_plan_tells_waits_size_and_reason(metrics: Metrics) -> None:
-    jobs = [a_job(Lane.P0, arrived_at=99.5), a_job(Lane.P0, arrived_at=99.0), a_job(Lane.P2, arrived_at=90.0)]
-    metrics.planned(a_plan(*jobs, reason=ReleaseReason.WINDOW), 100.0)
+    arrivals = [(Lane.P0, 99.5), (Lane.P0, 99.0), (Lane.P2, 90.0)]
+    jobs = [replace(a_job(lane, arrived_at=at), job_id=f"job-{at}") for lane, at in arrivals]
+    send(metrics, a_plan(*jobs, reason=ReleaseReason.WINDOW), 100.0)
     assert value(metrics, "queue_wait_seconds_sum", lane="P0") == 1.5
     assert value(metrics, "queue_wait_seconds_count", lane="P0") == 2
     assert value(metrics, "queue_wait_seconds_bucket", lane="P0", le="0.5") == 1
@@ -167,13 +184,13 @@ def test_a_plan_tells_waits_size_and_reason(metrics: Metrics) -> None:
 
 
 def test_the_first_token_is_counted_from_arrival(metrics: Metrics) -> None:
-    metrics.first_token(an_attempt(a_job(Lane.P1, "large"), done()))
+    metrics.first_token(an_attempt(a_job(Lane.P1, "large"), done()), 100.75)
     assert value(metrics, "time_to_first_token_seconds_sum", lane="P1", model="large") == 0.75
     assert value(metrics, "time_to_first_token_seconds_count", lane="P1", model="tiny") == 0
 
 
 def test_an_end_counts_outcome_and_tokens(metrics: Metrics) -> None:
-    metrics.ended(an_attempt(a_job(), done(Usage(100, 60, 7))))
+    metrics.ended(an_attempt(a_job(), done(Usage(100, 60, 7))), 101.0)
     assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome="done") == 1
     for kind, count in (("prompt", 100), ("cached", 60), ("output", 7)):
         assert value(metrics, "tokens_total", kind=kind, model="tiny", lane="P0") == count
@@ -190,7 +207,7 @@ def test_an_end_counts_outcome_and_tokens(metrics: Metrics) -> None:
 def test_a_failure_counts_its_code_and_no_slo_attempt(
     metrics: Metrics, error: GatewayError, outcome: str, code: str
 ) -> None:
-    metrics.ended(an_attempt(a_job(), Failed("job-1", error)), has_slo=True)
+    metrics.ended(an_attempt(a_job(), Failed("job-1", error), attained=True), 101.0)
     assert value(metrics, "jobs_total", lane="P0", model="tiny", outcome=outcome) == 1
     assert value(metrics, "errors_total", code=code) == 1
     assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 0
@@ -198,19 +215,17 @@ def test_a_failure_counts_its_code_and_no_slo_attempt(
 
 
 def test_the_metrics_count_what_the_ledger_keeps(metrics: Metrics) -> None:
-    attempt = an_attempt(a_job(), Failed("job-1", WorkerLost("gone"), Usage(50, 0, 0)))
-    attempt.output_tokens = 9  # delivered before the worker was lost
-    metrics.ended(attempt)
-    metrics.ended(attempt, entry=attempt.entry(123.0))
-    assert value(metrics, "tokens_total", kind="output", model="tiny", lane="P0") == 18
-    assert value(metrics, "errors_total", code="worker_lost") == 2
+    lost = Failed("job-1", WorkerLost("gone"), Usage(50, 0, 0))
+    metrics.ended(an_attempt(a_job(), lost, output_tokens=9), 101.0)
+    assert value(metrics, "tokens_total", kind="output", model="tiny", lane="P0") == 9
+    assert value(metrics, "errors_total", code="worker_lost") == 1
 
 
 def test_slo_attempts_count_only_in_lanes_with_targets(metrics: Metrics) -> None:
-    metrics.ended(an_attempt(a_job(), done(), attained=True), has_slo=True)
-    metrics.ended(an_attempt(a_job(), done(), attained=False), has_slo=True)
-    metrics.ended(an_attempt(a_job(), done(), attained=False), has_slo=True)
-    metrics.ended(an_attempt(a_job(Lane.P2), done()), has_slo=False)
+    metrics.ended(an_attempt(a_job(), done(), attained=True), 101.0)
+    metrics.ended(an_attempt(a_job(), done(), attained=False), 101.0)
+    metrics.ended(an_attempt(a_job(), done(), attained=False), 101.0)
+    metrics.ended(an_attempt(a_job(Lane.P2), done()), 101.0)
     assert value(metrics, "slo_attainment_total", lane="P0", attained="true") == 1
     assert value(metrics, "slo_attainment_total", lane="P0", attained="false") == 2
     assert value(metrics, "slo_attainment_total", lane="P2", attained="true") == 0
@@ -218,8 +233,8 @@ def test_slo_attempts_count_only_in_lanes_with_targets(metrics: Metrics) -> None
 
 def test_jobs_in_flight_are_those_offered_and_not_ended(metrics: Metrics) -> None:
     for _ in range(3):
-        metrics.offered(a_job())
-    metrics.ended(an_attempt(a_job(), done()))
+        metrics.queued(Attempt(a_job()), 100.0)
+    metrics.ended(an_attempt(a_job(), done()), 101.0)
     assert value(metrics, "jobs_in_flight") == 2
 
 
@@ -283,11 +298,11 @@ def test_labels_stay_bounded_whatever_clients_and_workers_call_themselves(metric
         for lane in Lane:
             job = a_job(lane, model)
             attempt = an_attempt(job, done(Usage(1, 1, 1)))
-            metrics.offered(job)
-            metrics.planned(a_plan(job, worker=worker), 101.0)
-            metrics.first_token(attempt)
-            metrics.inter_token_latency(lane, 0.01)
-            metrics.ended(attempt, has_slo=True)
+            metrics.queued(attempt, 100.0)
+            send(metrics, a_plan(job, worker=worker), 101.0)
+            metrics.first_token(attempt, 100.75)
+            produce(metrics, lane, 0.01)
+            metrics.ended(attempt, 101.0)
         metrics.refused(code)
         views = [a_view(worker, kv_capacity=1), a_view(f"{worker}-2", kv_capacity=1)]
         metrics.watch(dict, lambda: views)
@@ -307,8 +322,8 @@ def test_labels_stay_bounded_whatever_clients_and_workers_call_themselves(metric
 def test_odd_names_in_the_configuration_survive_the_exposition() -> None:
     odd = 'org/mo"del\\v1\nß'
     metrics = Metrics([odd], [odd])
-    metrics.ended(an_attempt(a_job(model=odd), done()))
-    metrics.planned(a_plan(a_job(), worker=odd), 101.0)
+    metrics.ended(an_attempt(a_job(model=odd), done()), 101.0)
+    send(metrics, a_plan(a_job(), worker=odd), 101.0)
     assert value(metrics, "jobs_total", lane="P0", model=odd, outcome="done") == 1
     assert value(metrics, "batch_size_count", worker=odd) == 1
 
@@ -358,8 +373,8 @@ def test_no_prompt_can_reach_the_exposition(metrics: Metrics) -> None:
     fields: dict[str, Any] = {"api": "chat", "sampling": Sampling()}
     canary = replace(a_job(), payload=Payload(body=b"canary-7f3a", **fields))
     attempt = an_attempt(canary, done())
-    metrics.offered(canary)
-    metrics.planned(a_plan(canary), 101.0)
-    metrics.first_token(attempt)
-    metrics.ended(attempt)
+    metrics.queued(attempt, 100.0)
+    send(metrics, a_plan(canary), 101.0)
+    metrics.first_token(attempt, 100.75)
+    metrics.ended(attempt, 101.0)
     assert b"canary" not in metrics.render()[0]

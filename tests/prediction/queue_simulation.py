@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
-from inferry.prediction.wait_model import FLOOR_S, WaitModel
+from inferry.prediction.wait_model import FLOOR_S
 from inferry.prediction.wait_prediction import WaitPrediction
+from support.wait_models import DrivenWaitModel
 
 
 class Arrival(Struct, frozen=True):
@@ -98,7 +99,7 @@ def bursts(rng: random.Random, every_s: float, size: int, until: float) -> Itera
 
 def simulate(arrivals: Iterator[Arrival], service: ServiceTime, slots: Slots) -> list[Outcome]:
     """Offer every arrival to a queue with so many slots, telling the model what the gateway would."""
-    model = WaitModel()
+    model = DrivenWaitModel()
     waiting: list[deque[tuple[Arrival, WaitPrediction]]] = [deque() for _ in Lane]
     ends: list[float] = []
     outcomes: list[Outcome] = []

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
+from inferry.domain.queue_depth import QueueDepth
 from inferry.prediction.calibration import MAX_CORRECTION, ConformalCorrection, ErrorHistogram
 from inferry.prediction.drain_rates import DrainRates
-from inferry.prediction.wait_model import MAX_RETRY_S, MIN_RETRY_S, WaitModel, _monotone_bounds, deadline_refusal
+from inferry.prediction.wait_model import MAX_RETRY_S, MIN_RETRY_S, _monotone_bounds, deadline_refusal
 from inferry.prediction.wait_prediction import WaitPrediction
 from prediction.queue_simulation import coverage
 from prediction.scenarios import SCENARIOS
 from support.builders import a_job
+from support.wait_models import DrivenWaitModel
 
 # Not the seeds that the model was made on.
 SEEDS = range(100, 105)
@@ -27,9 +29,9 @@ def ahead(jobs: int) -> QueuedAhead:
     return QueuedAhead(jobs, jobs * 100, jobs * 100)
 
 
-def a_model(per_s: float = 10.0, lane: Lane = Lane.P1, seconds: float = 60.0) -> WaitModel:
+def a_model(per_s: float = 10.0, lane: Lane = Lane.P1, seconds: float = 60.0) -> DrivenWaitModel:
     """One that has seen a backlog of `lane` go at this rate, each job after five seconds of waiting."""
-    model = WaitModel()
+    model = DrivenWaitModel()
     waiting: list[WaitPrediction] = []
 
     def comes(now: float) -> None:
@@ -72,10 +74,10 @@ def test_the_median_is_one_and_the_p90_is_no_mere_upper_bound(name: str) -> None
 
 
 def test_nothing_is_predicted_before_anything_was_measured() -> None:
-    model = WaitModel()
+    model = DrivenWaitModel()
     prediction = model.predict(Lane.P1, 100, 100, ahead(500), 0.0)
     assert prediction.p90_s < 0.05
-    assert deadline_refusal(model, a_job(deadline=1.0), prediction, 0.0) is None
+    assert deadline_refusal(model.model, a_job(deadline=1.0), prediction, 0.0) is None
 
 
 def test_the_wait_is_what_is_ahead_over_the_rate() -> None:
@@ -86,7 +88,7 @@ def test_the_wait_is_what_is_ahead_over_the_rate() -> None:
 
 def test_what_arrives_above_is_waited_for_too() -> None:
     """Ten a second are sent. While six of those come for P0, a P2 job sees its queue go at four a second."""
-    quiet, busy = WaitModel(), WaitModel()
+    quiet, busy = DrivenWaitModel(), DrivenWaitModel()
     for model, live_every in ((quiet, None), (busy, 10)):
         waiting: list[WaitPrediction] = []
         for number in range(1200):
@@ -105,7 +107,7 @@ def test_what_arrives_above_is_waited_for_too() -> None:
 
 def test_a_lane_with_a_share_has_a_finite_predicted_wait() -> None:
     """More comes for P0 than can be sent; P2 gets one in twenty."""
-    model = WaitModel()
+    model = DrivenWaitModel()
     live: list[WaitPrediction] = []
     batch = [model.predict(Lane.P2, 100, 100, QueuedAhead(), 0.0) for _ in range(100)]
     for prediction in batch:
@@ -122,22 +124,25 @@ def test_a_lane_with_a_share_has_a_finite_predicted_wait() -> None:
 
 
 def test_a_job_waits_for_its_share_or_for_everybody_above_whichever_comes_first() -> None:
-    drain = DrainRates()
+    depth = QueueDepth()
+    drain = DrainRates(depth)
     for number in range(400):
         now = number / 10
         lane = Lane.P2 if number % 4 == 3 else Lane.P1
+        depth.add(lane, 100, 100)
         drain.joined(lane, 100, 100, now)
         if number >= 20:
+            depth.remove(lane, 100, 100)
             drain.sent(lane, 100, 100, 2.0, now + 0.01)
         drain.update(now + 0.01)
-    assert drain.queued_above[Lane.P2] == [15, 1500, 1500]
-    assert drain.queued_above[Lane.P1] == [0, 0, 0]
+    assert depth.above[Lane.P2] == [15, 1500, 1500]
+    assert depth.above[Lane.P1] == [0, 0, 0]
     everybody, own = drain.seconds[Lane.P2][1][0], drain.lane_seconds[Lane.P2][1][0]
     assert own == pytest.approx(0.4, rel=0.1), "2.5 batch jobs go a second"
     assert everybody == pytest.approx(0.4, rel=0.2), "ten go, and 7.5 come above"
     for _ in range(15):
-        drain.left(Lane.P1, 100, 100, 40.0)
-    assert drain.queued_above[Lane.P2] == [0, 0, 0]
+        depth.remove(Lane.P1, 100, 100)
+    assert depth.above[Lane.P2] == [0, 0, 0]
 
 
 def test_where_two_horizons_meet_they_meet_closer_to_the_one_that_has_seen_more() -> None:
@@ -153,17 +158,21 @@ def test_where_two_horizons_meet_they_meet_closer_to_the_one_that_has_seen_more(
 
 
 def test_jobs_that_nobody_holds_up_say_nothing_about_capacity() -> None:
-    drain = DrainRates()
+    depth = QueueDepth()
+    drain = DrainRates(depth)
     for number in range(100):
+        depth.add(Lane.P1, 100, 100)
         drain.joined(Lane.P1, 100, 100, number * 1.0)
+        depth.remove(Lane.P1, 100, 100)
         drain.sent(Lane.P1, 100, 100, 0.001, number + 0.001)
         drain.update(number + 0.001)
     assert drain.seconds[Lane.P1] == [(0.0, 0.0, 0.0)] * 3
+    depth.add(Lane.P1, 100, 50)
     drain.joined(Lane.P1, 100, 50, 100.0)
+    depth.remove(Lane.P1, 100, 50)
     drain.sent(Lane.P1, 100, 50, 0.5, 100.5)
     drain.update(100.5)
     assert drain.seconds[Lane.P1][0] == pytest.approx((0.5, 0.005, 0.01), rel=0.15)
-    assert drain.waiting(Lane.P2) == 0
 
 
 def test_the_currency_that_predicts_is_the_one_that_counts() -> None:
@@ -212,7 +221,7 @@ def test_a_job_that_leaves_the_queue_teaches_nothing(leaves: bool) -> None:
 def test_predictions_are_never_negative_ordered_and_grow_with_what_is_ahead(
     steps: list[tuple[Lane, float, float, int]], queue: int, longer: int
 ) -> None:
-    model = WaitModel()
+    model = DrivenWaitModel()
     now = 0.0
     open_jobs: list[WaitPrediction] = []
     for lane, gap, patience, before in steps:
@@ -245,7 +254,7 @@ def test_a_refused_job_is_sent_away_for_as_long_as_the_backlog_takes() -> None:
 def test_a_job_that_would_expire_in_the_queue_is_refused_with_the_reason_and_a_time() -> None:
     model = a_model()
     prediction = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
-    refusal = deadline_refusal(model, a_job(deadline=62.0), prediction, 60.0)
+    refusal = deadline_refusal(model.model, a_job(deadline=62.0), prediction, 60.0)
     assert isinstance(refusal, DeadlineInfeasible)
     assert (refusal.status, refusal.code, refusal.retryable) == (408, "deadline_infeasible", True)
     assert refusal.retry_after_s == model.retry_after(prediction, 2.0)
@@ -256,9 +265,9 @@ def test_a_job_that_would_expire_in_the_queue_is_refused_with_the_reason_and_a_t
 def test_a_job_that_may_make_it_or_has_no_deadline_is_let_in() -> None:
     model = a_model()
     prediction = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
-    assert deadline_refusal(model, a_job(deadline=60.0 + prediction.p10_s + 0.01), prediction, 60.0) is None
+    assert deadline_refusal(model.model, a_job(deadline=60.0 + prediction.p10_s + 0.01), prediction, 60.0) is None
     assert prediction.p10_s < prediction.p50_s
-    assert deadline_refusal(model, a_job(deadline=None), prediction, 60.0) is None
+    assert deadline_refusal(model.model, a_job(deadline=None), prediction, 60.0) is None
 
 
 def test_a_backlog_that_goes_in_one_piece_moves_a_correction_by_a_bounded_amount() -> None:

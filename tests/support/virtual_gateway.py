@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.values import HealthPolicy
 from inferry.domain.jobs import InferenceJob
@@ -68,7 +68,7 @@ class VirtualGateway:
         self.recorder = Recorder(ListLedger())
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
         self.metrics.watch(health=self.pool.health)
-        self.gateway = Gateway(
+        self.gateway = make_gateway(
             lanes=DEFAULT_LANES, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
         )
 
@@ -107,7 +107,5 @@ async def a_virtual_gateway(*workers: ScriptedWorker, **health: Any) -> AsyncIte
                 worker.thaw()
         await env.pool.close()
         await env.gateway._loop.close()
-        env.gateway._single_flight.close()
-        if env.gateway._cleanup_timer is not None:
-            env.gateway._cleanup_timer.cancel()
+        env.gateway.stop_timers()
         env.recorder.close()

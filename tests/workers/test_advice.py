@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from inferry.cli import wiring
+from inferry.cli import worker_wiring
 from inferry.cli.config.loader import parse
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.workers.openai_http.advice import EngineFacts, advice
@@ -68,10 +68,10 @@ def test_what_is_as_it_should_be_is_not_mentioned(facts: dict[str, Any]) -> None
 
 def test_the_configuration_alone_gives_advice() -> None:
     vllm = {"kind": "vllm", "name": "gpu-a", "url": "http://h:1", "chunk_tokens": 16_384}
-    assert [one.split(":")[0] for one in wiring.advise(parse({"workers": [vllm]}))] == ["worker gpu-a"]
+    assert [one.split(":")[0] for one in worker_wiring.advise(parse({"workers": [vllm]}))] == ["worker gpu-a"]
     quiet = {"lanes": {"P0": {"ttft_ms": None, "itl_ms": None}, "P1": {"ttft_ms": None, "itl_ms": None}}}
-    assert wiring.advise(parse({"workers": [vllm], **quiet})) == []
-    assert wiring.advise(parse({})) == []
+    assert worker_wiring.advise(parse({"workers": [vllm], **quiet})) == []
+    assert worker_wiring.advise(parse({})) == []
 
 
 def test_live_engines_are_asked() -> None:
@@ -80,7 +80,7 @@ def test_live_engines_are_asked() -> None:
             up.accepts_priorities = False
             worker = {"kind": "vllm", "name": "gpu-a", "url": up.url, "kv_tokens": 99_999}
             config = parse({"workers": [worker, {**worker, "name": "gone", "url": "http://127.0.0.1:9"}]})
-            sentences = await wiring.query_engines(config)
+            sentences = await worker_wiring.query_engines(config)
             assert "set kv_tokens: 16000" in sentences[0]
             assert "--scheduling-policy priority" in sentences[1]
             assert sentences[2].startswith("worker gone: the server cannot be reached")

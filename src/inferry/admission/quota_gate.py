@@ -1,14 +1,13 @@
-"""The gate: may a job come in, how much may it write, and what did it cost in the end.
+"""The quota gate: whether a job is admitted, how much it may write, and what it cost in the end.
 
-One gate serves one gateway and has one owner, who calls `admit` once for every job, `renew` while it writes, and
-`settle` once at its end, however it ends. All of a job's quotas and accounts are looked at before anything is taken
-from any, so a refusal leaves no trace. Nothing here looks at a clock: `now` is the gateway's, `wall` is Unix time.
+One gate serves one gateway and has one owner, which calls `admit` once for every job, `renew` while it writes, and
+`settle` once at its end. All quotas and accounts of a job are evaluated before anything is taken from any
+(`evaluation`), so a refusal leaves no trace. Time is an argument: `now` is the gateway's clock, `wall` is Unix time.
 
 Callers without any limit share one permit per model, and nothing is counted for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from inferry.admission.account_restorer import AccountRestorer
 from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
@@ -22,6 +21,7 @@ from inferry.admission.budgets import (
     headroom,
     lease_size,
 )
+from inferry.admission.evaluation import apply_run_ceilings, evaluate, find_accounts, has_limits
 from inferry.admission.permits import Permit
 from inferry.admission.rate_limit_status import rate_limit_status
 from inferry.admission.refusals import Refusal
@@ -38,19 +38,13 @@ LEASE_TOKENS = 256
 MAX_OWNERS = 10_000
 MAX_RUNS = 100_000
 RUN_IDLE_TIMEOUT_S = 86_400.0
-"""A run that nobody has called for so long is taken to be over: its account is forgotten."""
-
-_counted = attrgetter(
-    "requests_per_minute", "tokens_per_minute", "max_concurrent", "run_token_ceiling", "run_money_ceiling",
-    "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
-)  # fmt: skip
-_NOTHING_COUNTED = _counted(Limits())
+"""A run without calls for this long is considered over: its account is forgotten."""
 
 
 class QuotaGate:
-    """Quotas and budgets of everybody. `refused` counts refusals by the name of the limit, `shadow_refused` those of
+    """Quotas and budgets of all tenants. `refused` counts refusals by the name of the limit, `shadow_refused` those of
     tenants whose limits are only reported. `overrun_tokens` and `overrun_nanos` are what engines used beyond every
-    lease where no room was left to charge it."""
+    lease and no account had room for."""
 
     def __init__(
         self,
@@ -81,10 +75,10 @@ class QuotaGate:
         self._unlimited_permits = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
         self._unlimited_default_permit = Permit(self._default_tariff)
 
-    # -- a job's way -------------------------------------------------------------------------------------------------
+    # -- jobs --------------------------------------------------------------------------------------------------------
 
     def admit(self, job: InferenceJob, caller: Caller, lineage: Sequence[str], now: float, wall: float) -> Permit:
-        """Let the job in. `lineage` is its run, that run's parent, and so on up to the root.
+        """Admit the job. `lineage` is its run, that run's parent, and so on up to the root.
 
         Raises RateLimited, TenantConcurrency, RunBudgetExhausted or TenantBudgetExhausted.
         """
@@ -109,8 +103,8 @@ class QuotaGate:
             if owner.limits is not key.limits:
                 owner.set_limits(key.limits, now)
             permit.key = owner
-        self._find_accounts(permit, tenant.name, lineage or (job.run_id,))
-        refusal = self._evaluate(permit, job, now)
+        find_accounts(permit, self._runs, self._calendar, tenant.name, lineage or (job.run_id,))
+        refusal = evaluate(permit, job, self.lease_tokens, now)
         if tenant.shadow:
             self._admit_in_shadow(permit, refusal, now)
         elif refusal is not None:
@@ -118,7 +112,7 @@ class QuotaGate:
             raise refusal.error()
         else:
             if len(permit.runs) == 1 and job.run_id == job.job_id:
-                # A call that names no run is one of its own: after a crash it is not called again.
+                # A call that names no run is a run of its own, which is not called again after a crash.
                 permit.runs[0].token_threshold = permit.runs[0].nano_threshold = NO_THRESHOLD
             for account in permit.leased_accounts:
                 account.committed_tokens += permit.leased_tokens
@@ -130,24 +124,24 @@ class QuotaGate:
                     self._request_watermark(permit, account)
             self._commit(permit, now, charges_quotas=True)
         if permit.runs and job.run_id == job.job_id:
-            permit.runs[0].is_ended = True  # a call that names no run is one of its own, and no other will name it
+            permit.runs[0].is_ended = True  # no other call will name this run
         return permit
 
     def renew(self, permit: Permit, written: int) -> int:
-        """A job has written so much: lease it a further piece, and say how much it may write in all from now on.
+        """Extend the lease of a job that has written `written` tokens; returns how many it may write in total.
 
-        What it gets is a small part of what is left, so that calls side by side share the rest.
+        The extension is a small part of what is left, so that concurrent calls share the rest.
         """
         leased_accounts, granted_tokens = permit.leased_accounts, permit.granted_tokens
         if not leased_accounts or permit.is_settled:
             return granted_tokens
-        # An engine may go beyond what a client asked for by a little; beyond what is left of a budget nobody goes.
+        # An engine may slightly exceed what the client asked for, but never what is left of a budget.
         max_output = permit.max_output if permit.is_capped or written < permit.max_output else written
         wanted = max_output - granted_tokens
         if wanted <= 0:
             return granted_tokens
         overrun = min(written - granted_tokens, wanted)
-        _apply_run_ceilings(permit)
+        apply_run_ceilings(permit)
         left, account, in_money = headroom(leased_accounts, permit.tariff)
         if left < wanted:
             permit.binding_account, permit.bound_in_money = account, in_money
@@ -167,7 +161,7 @@ class QuotaGate:
             if account.committed_tokens > account.token_threshold or account.committed_nanos > account.nano_threshold:
                 uses_watermarks = False
         if not uses_watermarks:
-            assert self.watermarks is not None, "without marks there are no alarms"
+            assert self.watermarks is not None, "thresholds exist only with watermarks"
             granted, nanos = self.watermarks.trim_to_watermarks(permit, granted, nanos)
         permit.leased_tokens += granted
         permit.leased_nanos += nanos
@@ -175,10 +169,10 @@ class QuotaGate:
         return granted_tokens
 
     def settle(self, permit: Permit, usage: Usage | None, now: float, wall: float) -> int | None:
-        """The job is over, and used so much in all: charge that and give the rest back. None: it never ran.
+        """Charge an ended job and return the rest of its lease. `usage` is None for a job that never ran.
 
-        Returns what it cost, in billionths; None where the model has no price. It is charged to the day and month in
-        which it was leased, whatever `wall` says now. A second time changes nothing.
+        Returns the cost in billionths; None where the model has no price. The job is charged to the day and month in
+        which it was leased, whatever `wall` is now. A second call changes nothing.
         """
         tariff = permit.tariff
         if usage is None:
@@ -189,7 +183,7 @@ class QuotaGate:
             tokens = usage.prompt_tokens + usage.output_tokens
         tenant, key = permit.tenant, permit.key
         if tenant is None:
-            return cost  # it is everybody's, and nothing is counted
+            return cost  # the shared permit: nothing is counted
         if permit.is_settled:
             return permit.cost_nanos
         permit.is_settled = True
@@ -222,19 +216,19 @@ class QuotaGate:
         return cost
 
     def exhausted_error(self, permit: Permit) -> GatewayError:
-        """Why the job gets no more."""
+        """The error of a job that gets no further lease."""
         if permit.is_watermark_blocked:
             return LedgerUnavailable("the budget watermark could not be written to the ledger")
         account, in_money = permit.binding_account, permit.bound_in_money
         if account is None:
             _, account, in_money = headroom(permit.leased_accounts, permit.tariff)
-        assert account is not None, "who holds no leases is never stopped"
+        assert account is not None, "a job without leases is never stopped"
         return Refusal(account=account, in_money=in_money).error()
 
-    # -- what people ask ---------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------------
 
     def rate_limit_status(self, caller: Caller, now: float) -> RateLimitStatus | None:
-        """What is left of the requests and tokens per minute; None where neither is limited. Changes nothing."""
+        """The remaining requests and tokens per minute; None where neither is limited."""
         limited = [(caller.tenant.limits, self._tenants.get(caller.tenant.name))]
         if caller.key is not None:
             limited.append((caller.key.limits, self._keys.get(caller.key.key_id)))
@@ -252,12 +246,12 @@ class QuotaGate:
         ]
 
     def run_report(self, tenant: str, run_id: str) -> AccountReport | None:
-        """What a run and all below it spent and hold; None where it has no ceiling, or nobody has heard of it."""
+        """What a run and its sub-runs have spent and leased; None for a run without a ceiling or not known."""
         account = self._runs.find(tenant, run_id)
         return None if account is None else account_report(account, run_id=run_id)
 
     def unpriced_models(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
-        """The models that have no price per token while somebody's money has a ceiling: they cost it nothing."""
+        """The models without a price per token while some limit is in money: they cost nothing against it."""
         if all(
             one.run_money_ceiling is None and one.day_money_ceiling is None and one.month_money_ceiling is None
             for one in limits
@@ -267,33 +261,33 @@ class QuotaGate:
 
     @property
     def owner_count(self) -> int:
-        """Of how many tenants and keys books are kept."""
+        """Tenants and keys with accounts."""
         return len(self._tenants) + len(self._keys)
 
     @property
     def accounts(self) -> int:
-        """How many runs have accounts."""
+        """Runs with accounts."""
         return len(self._runs)
 
-    # -- what is kept ------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def end_run(self, tenant: str, run_id: str) -> None:
-        """Forget the account of a run that is over, once the last of its jobs is."""
+        """Forget the account of a finished run, once its last job has ended."""
         self._runs.end(tenant, run_id)
 
     def forget_idle(self, now: float, limit: int = 1000) -> int:
-        """Forget accounts of runs that nobody has used for long; returns how many."""
+        """Forget accounts of idle runs; returns how many."""
         return self._runs.forget_idle(now, limit)
 
     def restore(self, spent: Iterable[Spending], now: float = 0.0) -> None:
-        """What the ledger says was spent. What is counted already is not counted again, so it may come at any time."""
+        """Count the ledger's spending. Spending that is counted already is not counted again."""
         for one in spent:
             self._account_restorer.restore_spending(one, now)
 
     def restore_watermarks(self, watermarks: Iterable[Watermark], now: float, wall: float) -> int:
-        """What a process that was killed may have used at most counts as spent. Returns how many accounts that was.
+        """Count as spent what a killed process may have used at most; returns the number of accounts.
 
-        Comes after `restore`, which says what the ledger has.
+        Call it after `restore`.
         """
         counted = 0
         if self.watermarks is None:
@@ -308,20 +302,20 @@ class QuotaGate:
         return counted
 
     def rewrite_watermarks(self) -> None:
-        """The database is another one: it is to have the marks of all accounts."""
+        """Write the watermarks of all accounts again, to a database that was replaced."""
         if self.watermarks is not None:
             self.watermarks.rewrite_all(self._account_restorer.all_accounts())
 
     def _request_watermark(self, permit: Permit, account: Account) -> None:
-        """The account's mark is to be raised, and the job waits for it where it does not cover what was taken."""
-        assert self.watermarks is not None, "without marks there are no alarms"
+        """Request a higher watermark for the account; the job waits for the batch that writes it."""
+        assert self.watermarks is not None, "thresholds exist only with watermarks"
         watermark_batch = self.watermarks.request_raise(account)
         if watermark_batch > permit.watermark_batch:
             permit.watermark_batch = watermark_batch
 
     def _charge_overrun(self, permit: Permit, tokens: int, nanos: int) -> None:
-        """The job used more than it had leased: charge as far as there is room, and count the rest."""
-        _apply_run_ceilings(permit)
+        """Charge a job that used more than it had leased, as far as accounts allow; count the rest as overrun."""
+        apply_run_ceilings(permit)
         unpaid = [
             account.charge(tokens, nanos, permit.leased_tokens, permit.leased_nanos)
             for account in permit.leased_accounts
@@ -334,74 +328,8 @@ class QuotaGate:
 
     # -- parts of admitting ------------------------------------------------------------------------------------------
 
-    def _find_accounts(self, permit: Permit, tenant: str, lineage: Sequence[str]) -> None:
-        """The accounts the job is held to, and those it only charges."""
-        owner, key, leased_accounts = permit.tenant, permit.key, permit.leased_accounts
-        assert owner is not None
-        calendar = self._calendar
-        if owner.limits_runs or (key is not None and key.limits_runs):
-            get_or_new = self._runs.get_or_new
-            if len(lineage) > 1:
-                permit.runs = [get_or_new(tenant, run_id) for run_id in lineage]
-                permit.charge_only_accounts = permit.runs[:-1]
-            else:
-                permit.runs = [get_or_new(tenant, lineage[0])]
-            permit.root = permit.runs[-1]
-            leased_accounts.append(permit.root)
-            _apply_run_ceilings(permit)
-        if (account := owner.day_account(calendar)) is not None:
-            leased_accounts.append(account)
-        if (account := owner.month_account(calendar)) is not None:
-            leased_accounts.append(account)
-        if key is not None:
-            if (account := key.day_account(calendar)) is not None:
-                leased_accounts.append(account)
-            if (account := key.month_account(calendar)) is not None:
-                leased_accounts.append(account)
-
-    def _evaluate(self, permit: Permit, job: InferenceJob, now: float) -> Refusal | None:
-        """Why the job may not come in, or what it is to lease and reserve. Takes nothing."""
-        payload, prompt = job.payload, job.footprint.prompt
-        choices, cap = payload.choices, job.token_budget
-        limit = payload.output_limit
-        is_explicit_limit = limit is None or limit <= cap * choices
-        if permit.leased_accounts:
-            tariff = permit.tariff
-            prompt_nanos = tariff.prompt(prompt.high)
-            left, account, in_money = headroom(permit.leased_accounts, tariff, prompt.high, prompt_nanos)
-            min_output = choices if cap else 0  # who shares another's answer writes nothing
-            if left < min_output:
-                assert account is not None
-                return Refusal(account=account, in_money=in_money)
-            max_output = cap * choices if limit is None or is_explicit_limit or not cap else limit
-            if left < cap * choices:
-                cap = left // choices
-                max_output = cap * choices
-                permit.is_capped = True
-                permit.binding_account, permit.bound_in_money = account, in_money
-            granted = lease_size(left, self.lease_tokens if self.lease_tokens < max_output else max_output)
-            if granted < min_output:
-                granted = min_output
-            permit.granted_tokens = granted
-            permit.max_output = max_output
-            permit.leased_tokens = prompt.high + granted
-            permit.leased_nanos = prompt_nanos + tariff.output(granted)
-        permit.output_cap = cap
-        if not is_explicit_limit and not permit.is_capped:
-            cap = min(cap, job.footprint.output.high)
-        permit.reserved = reserved = prompt.expected + cap * choices
-        tenant, key = permit.tenant, permit.key
-        assert tenant is not None
-        wait = tenant.quotas.wait(reserved, now)
-        owner = tenant
-        if key is not None:
-            other = key.quotas.wait(reserved, now)
-            if other is not None and (wait is None or other > wait):
-                wait, owner = other, key
-        return None if wait is None else Refusal(wait_s=wait[0], quota=wait[1], owner=owner)
-
     def _commit(self, permit: Permit, now: float, *, charges_quotas: bool) -> None:
-        """Count the job in, and take from its buckets what was looked at."""
+        """Count the job, and take from its buckets what was evaluated."""
         if permit.runs:
             self._commit_runs(permit.runs, now)
         for owner in (permit.tenant, permit.key):
@@ -418,19 +346,19 @@ class QuotaGate:
                     permit.tokens.append(quotas.tokens)
 
     def _commit_runs(self, runs: list[Account], now: float) -> None:
-        """Count the job in the accounts of its run and of all above it."""
+        """Count the job in the accounts of its run and of all its ancestors."""
         for account in runs:
             self._runs.set_limits(account, now)
         for level in range(len(runs) - 1, 0, -1):
             child, account = runs[level - 1], runs[level]
             if child.parent is not account:
-                # It got a parent only now: what it spent by itself is part of what all above have spent from here on.
+                # It got a parent only now: its own spending counts for all ancestors from here on.
                 child.parent = account
                 for one in runs[level:]:
                     self.overrun_tokens += one.charge(child.spent_tokens, child.spent_nanos, 0, 0)[0]
 
     def _admit_in_shadow(self, permit: Permit, refusal: Refusal | None, now: float) -> None:
-        """A tenant whose limits are only reported. Who would have been refused takes nothing from those who come."""
+        """Admit a job of a tenant whose limits are only reported. A job that would have been refused takes no quota."""
         if refusal is not None:
             self.shadow_refused[refusal.limit] = self.shadow_refused.get(refusal.limit, 0) + 1
         permit.charge_only_accounts = permit.charge_only_accounts + permit.leased_accounts
@@ -442,30 +370,11 @@ class QuotaGate:
         self._commit(permit, now, charges_quotas=refusal is None)
 
 
-def has_limits(limits: Limits) -> bool:
-    """Whether there is anything to count for whoever has them."""
-    return _counted(limits) != _NOTHING_COUNTED
-
-
-def _apply_run_ceilings(permit: Permit) -> None:
-    """Several keys may have calls in one run: each is held to its own, as they are now."""
-    root, tenant, key = permit.root, permit.tenant, permit.key
-    if root is None or tenant is None:
-        return
-    tokens, nanos = tenant.run_tokens, tenant.run_nanos
-    if key is not None:
-        if key.run_tokens < tokens:
-            tokens = key.run_tokens
-        if key.run_nanos < nanos:
-            nanos = key.run_nanos
-    root.set_ceilings(tokens, nanos)
-
-
 def _charge_ancestors(runs: list[Account], tokens: int, nanos: int) -> None:
-    """The run became part of another one while the job was in flight."""
+    """Charge the ancestors of a run that got its parent while the job was in flight."""
     seen = list(runs)
     ancestor = runs[-1].parent
-    while ancestor is not None and ancestor not in seen:  # who is forgotten and comes again may make a circle
+    while ancestor is not None and ancestor not in seen:  # a run forgotten and created again may form a cycle
         ancestor.charge(tokens, nanos, 0, 0)
         seen.append(ancestor)
         ancestor = ancestor.parent

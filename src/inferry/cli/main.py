@@ -107,7 +107,7 @@ def check_config(
     ] = (False),
 ) -> None:
     """Validate a configuration and print it with defaults, and what prevents its SLO targets from being met."""
-    from inferry.cli import wiring
+    from inferry.cli import worker_wiring
 
     config = _load(config_file)
     typer.echo(dump(config), nl=False)
@@ -115,7 +115,7 @@ def check_config(
     if query and missing:
         _fail("; ".join(missing))
     try:
-        for message in asyncio.run(wiring.query_engines(config)) if query else wiring.advise(config):
+        for message in asyncio.run(worker_wiring.query_engines(config)) if query else worker_wiring.advise(config):
             typer.echo(f"# {message}")
     except ConfigError as error:
         _fail(str(error))

@@ -1,7 +1,6 @@
-"""The door of the gateway: every job that comes in has a run and a permit, and gives both back when it ends.
+"""Admission of jobs: each admitted job has a run and a permit, and returns both when it ends.
 
-What may enter is decided next door (`runs.registry`, `admission.quota_gate`); here is who is inside, and what each of
-them is told and charged.
+`runs.registry` and `admission.quota_gate` decide what is admitted; this holds the session of every admitted job.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, RunCancelled
+from inferry.domain.errors import ClientClosed, DeadlineExceeded, GatewayError, InvalidApiKey, RunCancelled
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
@@ -27,7 +26,7 @@ class AdmissionSession(NamedTuple):
 
 
 class AdmissionControl:
-    """Who is inside. Implements the loop's `Budget`."""
+    """The sessions of admitted jobs. Implements the loop's `Budget`."""
 
     def __init__(self, gate: QuotaGate, runs: RunRegistry, clock: Clock) -> None:
         self.gate = gate
@@ -40,10 +39,10 @@ class AdmissionControl:
         return len(self._sessions)
 
     def admit(self, job: InferenceJob, caller: Caller) -> tuple[InferenceJob, int, int]:
-        """Let the job in: the job as it may run, how many tokens it may write for now, and the batch of marks that must
-        be in the database before it runs (0: none).
+        """Admit the job. Returns the job as it may run, the tokens it may write for now, and the batch of watermarks
+        that must be in the database before it runs (0: none).
 
-        Raises the GatewayError that says why not, and then it has left no trace but in its run's count of refusals.
+        Raises the GatewayError that refuses it; then only its run's count of refusals has changed.
         """
         now = self.clock.now()
         run = self.runs.admit(job, now)
@@ -58,7 +57,7 @@ class AdmissionControl:
         return job, permit.granted_tokens, permit.watermark_batch
 
     def admit_follower(self, job: InferenceJob, caller: Caller) -> "FollowerSession":
-        """Let in a job that shares another's execution: it counts as a request, and for no tokens.
+        """Admit a job that shares another's execution: it counts as a request, and for no tokens.
 
         Raises as `admit` does.
         """
@@ -73,13 +72,13 @@ class AdmissionControl:
         return FollowerSession(self, AdmissionSession(permit, run), job.job_id)
 
     def reject(self, job_id: str) -> None:
-        """Somebody further in has refused it."""
+        """The job was refused after its admission."""
         permit, run = self._sessions.pop(job_id)
         now = self.clock.now()
         self.gate.settle(permit, None, now, self.clock.wall())
         self.runs.reject(run, job_id, now)
 
-    # -- while it is inside ------------------------------------------------------------------------------------------
+    # -- while it runs -----------------------------------------------------------------------------------------------
 
     def renew_grant(self, job_id: str, written: int) -> int:
         granted_tokens = self.gate.renew(self._sessions[job_id].permit, written)
@@ -109,7 +108,7 @@ class AdmissionControl:
 
 
 class FollowerSession:
-    """The right to be there of a job that has no execution of its own."""
+    """The session of a job that has no execution of its own."""
 
     __slots__ = ("_admission_control", "_job_id", "_sessions")
 
@@ -119,14 +118,14 @@ class FollowerSession:
         self._job_id = job_id
 
     def ended(self, attempt: Attempt) -> None:
-        """The job has its end, as this attempt that used nothing."""
+        """The job has ended as this attempt, which used nothing."""
         admission_control, (permit, run) = self._admission_control, self._sessions
         now = admission_control.clock.now()
         cost = admission_control.gate.settle(permit, Usage(), now, admission_control.clock.wall())
         admission_control.runs.job_ended(run, attempt, Usage(), cost, now)
 
     def withdraw(self) -> None:
-        """It is to have an execution of its own after all, and comes in anew."""
+        """The job gets an execution of its own, and is admitted again."""
         admission_control, (permit, run) = self._admission_control, self._sessions
         now = admission_control.clock.now()
         admission_control.gate.settle(permit, None, now, admission_control.clock.wall())
@@ -134,17 +133,19 @@ class FollowerSession:
 
 
 def _is_billable(attempt: Attempt) -> bool:
-    """Answers are paid for, and what a client had computed that left, or whose key ended, before the end. What we or a
-    worker lost is not, nor what never got to a first token."""
+    """Whether the tenant pays: for answers, and for started calls that ended for the client's own reason (it left, its
+    run was cancelled, its key was revoked, its deadline passed). Calls lost by a worker or the gateway are free."""
     end = attempt.end
     if isinstance(end, Done):
         return True
-    is_client_caused = end is not None and isinstance(end.error, ClientClosed | RunCancelled | InvalidApiKey)
+    is_client_caused = end is not None and isinstance(
+        end.error, ClientClosed | DeadlineExceeded | RunCancelled | InvalidApiKey
+    )
     return is_client_caused and (attempt.first_token_at is not None or attempt.job.resume_point is not None)
 
 
 def _capped(job: InferenceJob, cap: int) -> InferenceJob:
-    """The job with no more output than is left of its budget."""
+    """The job with its output capped to what is left of its budget."""
     payload = job.payload
     output = job.footprint.output
     return replace(

@@ -1,4 +1,4 @@
-"""What the loop asks of whoever pays for jobs, and how a job ends whose budget is used up."""
+"""The budget of a job as the loop sees it, and the end of a job whose budget is used up."""
 
 from typing import Protocol
 
@@ -8,27 +8,27 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, FinishReason, Usage
 
 BUDGET_HOLD_S = 5.0
-"""How long a job waits until what it may use of its budgets is in the database."""
+"""Longest wait for a job's budget watermark to be written to the database."""
 
 
 class Budget(Protocol):
-    """Who pays for jobs. Asked while they run, told of the end of each."""
+    """Grants tokens to running jobs and charges them at their end."""
 
     def renew_grant(self, job_id: str, written: int) -> int:
-        """A job is about to have written what it was granted: how much it may write in all from now on."""
+        """Extend the grant of a job that has written `written` tokens; returns the new total."""
 
     def exhausted_error(self, job_id: str) -> GatewayError:
-        """Why it gets no more."""
+        """The error of a job that gets no further grant."""
 
     def ended(self, attempt: Attempt, usage: Usage, now: float) -> int | None:
-        """The job is over and used so much, over all its attempts; returns what that costs, in billionths."""
+        """Charge the job for its usage over all attempts; returns the cost in billionths."""
 
     def retry_refusal(self, job: InferenceJob) -> GatewayError | None:
-        """Why a job that was lost is not to be tried again, if it is not."""
+        """Why a lost job must not be retried; None where it may."""
 
 
 def budget_stop(attempt: Attempt, end: End, reason: GatewayError | None) -> Done:
-    """The end of a job that was stopped because its budget is used up: not a failure, and no more than it got."""
+    """The end of a job whose budget is used up: `Done`, with the usage that was delivered."""
     usage, job = end.usage, attempt.job
     prompt = usage.prompt_tokens or job.footprint.prompt.expected
     used = Usage(prompt, usage.cached_tokens, attempt.output_tokens, usage.gpu_seconds)
@@ -36,7 +36,7 @@ def budget_stop(attempt: Attempt, end: End, reason: GatewayError | None) -> Done
 
 
 def is_budget_capped(job: InferenceJob, end: End) -> bool:
-    """Whether a job ended at a limit that was cut to what was left of its budget."""
+    """Whether a job ended at an output limit that was set by its budget."""
     if job.payload.output_cap is None or not isinstance(end, Done):
         return False
     return end.finish is FinishReason.LENGTH and end.stopped is None

@@ -1,22 +1,34 @@
 """Cancels on their way to workers, and what the workers confirm.
 
-Belongs to the dispatch loop. Cancels that are asked for in one burst of callbacks travel to a worker in one call; the
-result of that call is what the worker confirms to hold nothing any more.
+Belongs to the dispatch loop. Cancels that are requested in one burst of callbacks travel to a worker in one call; the
+result of that call is the set of jobs that the worker confirms to hold nothing for. A caller awaits that result.
+
+A worker knows a job only once the job's plan has begun to run. Tasks begin in the order in which they were spawned, so
+a cancel spawned after its plan arrives after it: a batch takes no further job once another plan was sent to its worker.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from typing import NamedTuple
 
 from inferry.domain.ports import Worker
 
 log = logging.getLogger(__name__)
 
 Confirmation = asyncio.Future[frozenset[str]]
+"""The jobs that a worker confirmed. It never fails: a worker that fails has confirmed nothing."""
+
+
+class PendingCancel(NamedTuple):
+    """A running job that its worker was told to end. The result holds the job once the worker has confirmed."""
+
+    job_id: str
+    confirmed: Confirmation
 
 
 class _Batch:
-    """One call to one worker. `confirmed` has the jobs that the worker confirmed; it never fails."""
+    """One call to one worker."""
 
     __slots__ = ("confirmed", "job_ids", "worker")
 
@@ -35,28 +47,24 @@ class CancelSender:
         self._find_worker = find_worker
         self._spawn = spawn
         self._pending: dict[str, _Batch] = {}
-        self._batch_by_job: dict[str, _Batch] = {}
 
-    def send(self, worker: str, job_id: str) -> Confirmation:
-        """Have the worker end the job, together with the others that are asked for now; what it will have confirmed."""
+    def send(self, worker: str, job_id: str) -> PendingCancel:
+        """Have the worker end the job, together with others requested now."""
         batch = self._pending.get(worker)
         if batch is None:
             batch = self._pending[worker] = _Batch(worker)
             self._spawn(self._deliver(batch))
         batch.job_ids.append(job_id)
-        self._batch_by_job[job_id] = batch
-        return batch.confirmed
+        return PendingCancel(job_id, batch.confirmed)
 
-    def confirmation(self, job_id: str) -> Confirmation | None:
-        """What the latest cancel of the job comes to; None where none is on its way."""
-        batch = self._batch_by_job.get(job_id)
-        return None if batch is None else batch.confirmed
+    def plan_sent(self, worker: str) -> None:
+        """A plan was spawned for the worker: cancels of its jobs need a batch that is spawned later."""
+        if self._pending:
+            self._pending.pop(worker, None)
 
     async def _deliver(self, batch: _Batch) -> None:
-        # A worker knows nothing of a job before its plan has begun to run. All plans that exist by now begin before
-        # this goes on.
-        del self._pending[batch.worker]
-        await asyncio.sleep(0)
+        if self._pending.get(batch.worker) is batch:
+            del self._pending[batch.worker]
         confirmed: frozenset[str] = frozenset()
         try:
             worker = self._find_worker(batch.worker)
@@ -66,6 +74,3 @@ class CancelSender:
             log.exception("worker %s could not cancel %d jobs", batch.worker, len(batch.job_ids))
         finally:
             batch.confirmed.set_result(confirmed)
-            for job_id in batch.job_ids:
-                if self._batch_by_job.get(job_id) is batch:
-                    del self._batch_by_job[job_id]

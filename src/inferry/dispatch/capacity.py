@@ -1,24 +1,25 @@
-"""The room of every worker, computed from what passes through the loop.
+"""The capacity of every worker, computed from the job events.
 
-Owned by the dispatch loop, which tells it of every job sent, every first token and every end, and asks it for the views
-that the scheduler is to have. One controller per worker; workers whose room is fixed by configuration have none.
+Subscribes to `sent`, `first_token` and `ended`, and gives out the views that the scheduler gets. One controller per
+worker; workers whose capacity is fixed by configuration have none.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, WorkerView
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 
 CAPACITY_INTERVAL_S = 0.05
 MIN_RELATIVE_CHANGE = 0.03
-"""A room that differs by less than this part in every currency is none the scheduler has to hear of."""
+"""The scheduler is told of a capacity only if some part of it has changed by more than this share."""
 
 
 class _TrackedWorker:
-    """One worker. `jobs` are the attempts that were sent there, with their streams once they decode."""
+    """One worker. `jobs` are the attempts sent there, each with its stream once it decodes."""
 
     __slots__ = ("capacity", "controller", "expected_cached_tokens", "jobs", "limits", "view")
 
@@ -32,21 +33,23 @@ class _TrackedWorker:
 
 
 class CapacityTracker:
-    """`on_cached` hears how many tokens of a model's prompts were known from before, and how many of those its worker
+    """`on_cached` is told how many prompt tokens of a model had been seen before, and how many of those its worker
     found in its cache.
     """
 
     def __init__(
-        self, lanes: Mapping[Lane, LanePolicy], on_cached: Callable[[str, int, int], None] | None = None
+        self,
+        lanes: Mapping[Lane, LanePolicy],
+        depth: QueueDepth,
+        on_cached: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._lanes = lanes
+        self._depth = depth
         self._on_cached = on_cached
         self._tracked: dict[str, _TrackedWorker] = {}
-        # Those who wait for a worker, longest first, by what they wait for.
-        self._waiting: dict[tuple[Lane, str], dict[Attempt, None]] = {}
 
     def update_view(self, view: WorkerView, now: float) -> WorkerView:
-        """The pool has a new view of a worker; the one the scheduler is to have of it."""
+        """The view that the scheduler gets of a worker whose view in the pool has changed."""
         if not view.controlled:
             self._tracked.pop(view.worker, None)
             return view
@@ -62,11 +65,11 @@ class CapacityTracker:
         return replace(view, capacity=tracked.capacity)
 
     def forget(self, worker: str) -> None:
-        """A worker is gone; one that comes under its name is another."""
+        """A worker was removed; a later one of the same name starts afresh."""
         self._tracked.pop(worker, None)
 
     def refresh(self, now: float) -> list[WorkerView]:
-        """Views of the workers whose room has changed since it was last told."""
+        """Views of the workers whose capacity has changed since the scheduler was last told."""
         changed_views = []
         for tracked in self._tracked.values():
             capacity = self._compute_capacity(tracked, now)
@@ -75,16 +78,9 @@ class CapacityTracker:
                 changed_views.append(replace(tracked.view, capacity=capacity))
         return changed_views
 
-    def queued(self, attempt: Attempt) -> None:
-        job = attempt.job
-        key = job.lane, job.route.model
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = {}
-        waiting[attempt] = None
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def sent(self, attempt: Attempt, now: float) -> None:
-        self._stop_waiting(attempt)
         tracked = self._tracked_for(attempt)
         if tracked is not None:
             job = attempt.job
@@ -100,9 +96,6 @@ class CapacityTracker:
             tracked.jobs[attempt] = tracked.controller.first_token(job.lane, prefill_tokens, attempt.slo_start_at, now)
 
     def ended(self, attempt: Attempt, now: float) -> None:
-        """An attempt is over, sent or not."""
-        if attempt.sent_at is None:
-            self._stop_waiting(attempt)
         tracked = self._tracked_for(attempt)
         if tracked is not None and attempt in tracked.jobs:
             stream = tracked.jobs.pop(attempt)
@@ -110,8 +103,10 @@ class CapacityTracker:
                 stream.tokens = max(stream.tokens, attempt.output_tokens)
             tracked.controller.ended(attempt.job.lane, stream, now)
 
+    # -- what it computes --------------------------------------------------------------------------------------------
+
     def describe(self) -> list[str]:
-        """What is believed of every controlled worker, for the log."""
+        """Capacity and step costs of every controlled worker, for the log."""
         return [
             f"worker {name}: {tracked.capacity}, a step {1000 * costs.base_s:.2f} ms, a token "
             f"{1e6 * costs.token_s:.0f} us, "
@@ -127,20 +122,10 @@ class CapacityTracker:
         if hits_before is None or hits_after is None:
             return
         expected_cached_tokens, tracked.expected_cached_tokens = tracked.expected_cached_tokens, 0
-        # Which model they were of is only known where there is one; fewer than before means that it started again.
+        # The model is known only where there is one. A smaller counter means that the engine has restarted.
         if self._on_cached is not None and len(view.models) == 1 and hits_after >= hits_before:
             (model,) = view.models
             self._on_cached(model, expected_cached_tokens, hits_after - hits_before)
-
-    def _stop_waiting(self, attempt: Attempt) -> None:
-        job = attempt.job
-        waiting = self._waiting.get((job.lane, job.route.model))
-        if waiting is not None:
-            waiting.pop(attempt, None)
-
-    def _waiting_since(self, lane: Lane, models: Collection[str]) -> float | None:
-        oldest = [next(iter(waiting), None) for model in models if (waiting := self._waiting.get((lane, model)))]
-        return min((first.slo_start_at for first in oldest if first is not None), default=None)
 
     def _tracked_for(self, attempt: Attempt) -> _TrackedWorker | None:
         return None if attempt.plan is None else self._tracked.get(attempt.plan.worker)
@@ -150,7 +135,7 @@ class CapacityTracker:
             if stream is not None and attempt.output_tokens > stream.tokens:
                 stream.tokens = attempt.output_tokens
         for lane in self._lanes:
-            tracked.controller.waiting(lane, self._waiting_since(lane, tracked.view.models))
+            tracked.controller.waiting(lane, self._depth.oldest_slo_start_at(lane, tracked.view.models))
         tracked.controller.observe(tracked.view.load)
         if tracked.view.counts is not None and tracked.view.counted_at is not None:
             tracked.controller.observe_counts(tracked.view.counts, tracked.view.counted_at)

@@ -1,8 +1,8 @@
-"""Whether a worker may be trusted with work, and with how much: a circuit breaker. Pure; time is an argument.
+"""A worker's circuit breaker: whether it gets work, and what share of its capacity. Pure; time is an argument.
 
-Closed, it lets work through and counts what is lost. It opens when different jobs are lost one after another, or when
-too many of those of the last while are. After a pause that doubles from failure to failure one real generation decides
-(half open): it closes, and the worker's room grows from a small share back to all of it; or it stays open for longer.
+Closed, it passes work and counts lost jobs. It opens when several different jobs are lost in a row, or too large a part
+of recent ones. After a pause that doubles with every failure, one real generation decides (half open): the breaker
+closes, and the worker's capacity grows from a small share back to all of it; or it stays open for longer.
 """
 
 import enum
@@ -21,10 +21,10 @@ class BreakerState(enum.Enum):
 
 
 class CircuitBreaker:
-    """One worker's breaker. Half open to begin with: nobody has seen the worker generate yet.
+    """One worker's breaker. It starts half open: the worker has not generated yet.
 
-    Law: one lost job never opens it, however often that job comes back: it may be the job's fault. While it is not
-    closed only `end_probe` changes that. `opens` counts how often it left the closed state.
+    Invariant: one job never opens it, however often it is lost, since the job may be at fault. While it is not closed,
+    only `end_probe` closes it. `opens` counts how often it left the closed state.
     """
 
     __slots__ = (
@@ -52,17 +52,17 @@ class CircuitBreaker:
         self._served = 0
         self._streak: set[str] = set()
         self._lost: deque[tuple[float, str]] = deque()
-        # How many had been served by when, oldest first: `served` is called too often to look at a clock.
+        # Jobs served by a time, the oldest first: `served` is called too often to read a clock.
         self._served_samples: deque[tuple[float, int]] = deque()
 
     def served(self) -> None:
-        """A job ended well. Called for every job, so it does no more than count."""
+        """A job completed. Called for every job, so it only counts."""
         self._served += 1
         if self._streak:
             self._streak.clear()
 
     def lost(self, job_id: str, now: float) -> bool:
-        """A job was lost there; whether that has opened the breaker."""
+        """A job was lost; returns whether that opened the breaker."""
         if self.state is not BreakerState.CLOSED:
             return False
         self.advance(now)
@@ -74,7 +74,7 @@ class CircuitBreaker:
         return True
 
     def trip(self, now: float) -> None:
-        """Open, whatever was counted: the worker itself says that it is down."""
+        """Open in any case: the worker reports that it is down."""
         if self.state is BreakerState.CLOSED:
             self.opens += 1
             self._open(now)
@@ -83,7 +83,7 @@ class CircuitBreaker:
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, generated: bool, now: float) -> None:
-        """How the probe ended."""
+        """Record the result of the probe."""
         if not generated:
             self._open(now)
             return
@@ -95,7 +95,7 @@ class CircuitBreaker:
         self._served_samples.append((now, self._served))
 
     def advance(self, now: float) -> None:
-        """Time has passed. To be called about once a second while the breaker is closed."""
+        """Update windows. To be called about once a second while the breaker is closed."""
         since = now - self._policy.failure_window_s
         while self._lost and self._lost[0][0] < since:
             self._lost.popleft()
@@ -105,10 +105,10 @@ class CircuitBreaker:
         while len(served_samples) > 1 and served_samples[1][0] <= since:
             served_samples.popleft()
         if self.share(now) == 1.0:
-            self._failures = 0  # it has had all its room and held it: what was is over
+            self._failures = 0  # the worker has held its full capacity: past failures no longer count
 
     def share(self, now: float) -> float:
-        """The part of its room that the worker may have: all of it, but for the time after a recovery."""
+        """The share of its capacity that the worker may use: all of it, except after a recovery."""
         if self._closed_at is None:
             return 1.0
         doublings = int((now - self._closed_at) / self._policy.slow_start_doubling_s)
@@ -116,7 +116,7 @@ class CircuitBreaker:
         return min(1.0, share)
 
     def capacity(self, capacity: Capacity, now: float) -> Capacity:
-        """What is to be used of this room now."""
+        """The part of the capacity to use now."""
         share = self.share(now)
         if share == 1.0 or capacity.sequences is None:
             return capacity

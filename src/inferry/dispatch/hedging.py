@@ -1,8 +1,8 @@
-"""Which calls are overdue: their first token is late by what their worker's own history says, and nothing at all was
-heard of the worker since they were sent. Pure; time is an argument.
+"""Which calls are overdue: their first token is late compared with their worker's own history, and the worker has shown
+no activity since they were sent. Pure; time is an argument.
 
 An overdue call may be retried on another worker (a hedged request). A token bucket over calls bounds how many are, so
-that an overloaded fleet is not given more work for being slow.
+that an overloaded fleet is not given more work for being slow. Subscribes to `sent`, `first_token` and `ended`.
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ class _WorkerHistory:
 
 
 class HedgePolicy:
-    """Fed with every attempt. `fraction` is the part of all calls that may be retried for being overdue."""
+    """`fraction` is the part of all calls that may be retried for being overdue."""
 
     __slots__ = ("_fraction", "_tokens", "_workers")
 
@@ -60,7 +60,9 @@ class HedgePolicy:
         self._tokens = 0.0
         self._workers: dict[str, _WorkerHistory] = {}
 
-    def sent(self, worker: str, attempt: Attempt) -> None:
+    def sent(self, attempt: Attempt, now: float) -> None:
+        assert attempt.plan is not None, "a sent attempt has a plan"
+        worker = attempt.plan.worker
         watched = self._workers.get(worker)
         if watched is None:
             watched = self._workers[worker] = _WorkerHistory()
@@ -68,16 +70,18 @@ class HedgePolicy:
         if self._tokens < MAX_HEDGE_TOKENS:
             self._tokens += self._fraction
 
-    def first_token(self, worker: str, attempt: Attempt, now: float) -> None:
-        watched = self._workers.get(worker)
+    def first_token(self, attempt: Attempt, now: float) -> None:
+        watched = self._watched(attempt)
         if watched is not None and attempt.sent_at is not None:
             watched.waiting.pop(attempt, None)
             watched.history.learn(attempt.job.footprint.prefill_tokens, now - attempt.sent_at)
 
-    def ended(self, worker: str, attempt: Attempt) -> None:
-        watched = self._workers.get(worker)
-        if watched is not None:
+    def ended(self, attempt: Attempt, now: float) -> None:
+        if attempt.first_token_at is None and (watched := self._watched(attempt)) is not None:
             watched.waiting.pop(attempt, None)
+
+    def _watched(self, attempt: Attempt) -> _WorkerHistory | None:
+        return None if attempt.plan is None else self._workers.get(attempt.plan.worker)
 
     def forget(self, worker: str) -> None:
         self._workers.pop(worker, None)

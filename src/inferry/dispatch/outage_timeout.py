@@ -9,25 +9,26 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 
+from inferry.domain.attempts import Attempt
 from inferry.domain.errors import GatewayError, NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob
 
 RETRY_AFTER_S = 2.0
-"""What a client is told: engines take longer to start, and when this one began to is not known."""
+"""Told to the client. Engines take longer to start, and when this one began is not known."""
 
 MIN_TIMER_S = 0.1
 
 
 class OutageTimeout:
-    """`waiting` are the queued jobs of a model; `end_job` ends one of them."""
+    """`waiting` are the queued attempts of a model; `end_job` ends a job."""
 
     def __init__(
         self,
         no_worker_timeout_s: float,
         now: Callable[[], float],
         is_model_out: Callable[[str], bool],
-        waiting: Callable[[str], Iterable[InferenceJob]],
-        end_job: Callable[[str, GatewayError], None],
+        waiting: Callable[[str], Iterable[Attempt]],
+        end_job: Callable[[str, GatewayError], object],
     ) -> None:
         self._timeout_s = no_worker_timeout_s
         self._now = now
@@ -56,24 +57,25 @@ class OutageTimeout:
     def _expire(self, model: str) -> None:
         now, since = self._now(), self._out_since[model]
         next_s = self._timeout_s
-        for job in list(self._waiting(model)):
+        for attempt in self._waiting(model):
+            job = attempt.job
             left_s = outage_deadline(job, since, self._timeout_s) - now
             if left_s <= 0:
                 self._end_job(job.job_id, outage_error(job, self._timeout_s))
             else:
                 next_s = min(next_s, left_s)
-        # A job that comes later is not due before this either.
+        # A job that arrives later is not due before this either.
         self._timers[model] = self._loop.call_later(max(next_s, MIN_TIMER_S), self._expire, model)
 
 
 def outage_deadline(job: InferenceJob, out_since: float, no_worker_timeout_s: float) -> float:
-    """When a queued job has waited long enough for a model that is out since then. A deadline is the scheduler's to
-    watch."""
+    """When a queued job has waited long enough for a model that is out since `out_since`. The scheduler watches
+    deadlines."""
     return max(out_since, job.arrived_at) + no_worker_timeout_s if job.deadline is None else math.inf
 
 
 def outage_error(job: InferenceJob, no_worker_timeout_s: float) -> GatewayError:
-    """Why the job ends: that a worker lost it where it had begun, else that there is none."""
+    """Why the job ends: a worker lost it where it had begun, else no worker is up."""
     text = f"no worker of model `{job.route.model}` came up within {no_worker_timeout_s:g} s"
     if job.attempt - 1 > job.preemptions + job.unreachable_attempts:
         return WorkerLost(f"the worker was lost, and {text}")

@@ -1,4 +1,4 @@
-"""One plan at one worker."""
+"""Runs one plan on one worker."""
 
 import logging
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_plan(worker: Worker | None, plan: BatchPlan, emit: Emit) -> GatewayError:
-    """Run the plan. Returns the error for jobs of it that the worker has not ended, whatever it did."""
+    """Run the plan. Returns the error for those of its jobs that the worker did not end."""
     name = plan.worker
     if worker is None:
         return WorkerLost(f"worker {name} is gone")

@@ -1,8 +1,8 @@
-"""The workers, and what is believed of each.
+"""The workers and the view of each.
 
-A `WorkerSupervisor` for every worker starts it, makes it generate, watches it and takes it out when it loses jobs.
-Workers come and go while the gateway runs. All of it belongs to one event loop; the dispatch loop is told through
-`on_view` and `on_removed`, and tells of jobs through `served` and `lost`.
+A `WorkerSupervisor` for every worker starts it, probes it, watches it and takes it out when it loses jobs. Workers may
+be added and removed while the gateway runs. All of it belongs to one event loop. The pool reports through `on_view` and
+`on_removed`, and subscribes to `ended`.
 """
 
 import asyncio
@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from inferry.dispatch.supervisor import WorkerSupervisor
 from inferry.dispatch.values import HealthPolicy, WorkerReport
+from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, GatewayError, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
+from inferry.domain.errors import Draining, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ports import ModelCard, Worker
+from inferry.domain.streams import Done
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
 from inferry.observe.metrics import WorkerHealth
@@ -23,15 +25,13 @@ from inferry.observe.metrics import WorkerHealth
 log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 30.0
-IDLE_POLL_S = 0.05
 
 
 class Pool:
     """Workers by name, with the view the scheduler is to have of each.
 
-    `on_view` is called with the name of a worker whose view has changed, `on_removed` when it is no longer there at
-    all. `in_flight` says how many of the gateway's jobs a worker has; unless somebody knows better, what it says
-    itself.
+    `on_view` is called with the name of a worker whose view has changed, `on_removed` after a worker was removed.
+    `in_flight` says how many of the gateway's jobs a worker has; by default, what the worker reports.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Pool:
             self._supervisors[worker.name] = self._supervisor_for(worker, (kinds or {}).get(worker.name, ""))
         self._index_workers()
 
-    # -- what others ask ---------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         return list(self._supervisors)
@@ -69,30 +69,30 @@ class Pool:
         return [supervisor.view for supervisor in self._supervisors.values()]
 
     def cards(self, isolation: str | None = None) -> dict[str, ModelCard]:
-        """The models of the workers that are a tenant's own, or of those that are everybody's. Where several workers
-        serve one, only what all of them can do counts.
+        """The models of a tenant's own workers, or of the shared ones. A model's card has what all its workers
+        support.
         """
         return self._cards.get(isolation, {})
 
     def serves(self, model: str) -> bool:
-        """Is some worker of this model up right now?"""
+        """Whether some worker of this model is up."""
         return model in self._models_up
 
     def serves_elsewhere(self, model: str, avoid: Collection[str]) -> bool:
-        """Is some worker of this model up that is none of these?"""
+        """Whether some other worker of this model is up."""
         return any(
             view.phase is Phase.READY and model in view.models and view.worker not in avoid for view in self.views()
         )
 
     def is_model_out(self, model: str) -> bool:
-        """Whether no worker of this model is up, and one that has been is expected back."""
+        """Whether no worker of this model is up, and one that has been up is expected back."""
         return model not in self._models_up and any(
             supervisor.was_up and not supervisor.is_drained and model in supervisor.view.models
             for supervisor in self._supervisors.values()
         )
 
     def is_stranded(self, job: InferenceJob) -> bool:
-        """Whether a worker that lost the job is still down: what the job holds there cannot be known."""
+        """Whether a worker that lost the job is still down, so that what the job holds there is unknown."""
         return any(
             (supervisor := self._supervisors.get(name)) is not None and supervisor.is_down for name in job.route.avoid
         )
@@ -138,21 +138,22 @@ class Pool:
             for name, supervisor in self._supervisors.items()
         ]
 
-    # -- what the dispatch loop tells --------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
-    def served(self, name: str) -> None:
-        """A job ended well on this worker. Called once a job."""
-        supervisor = self._supervisors.get(name)
-        if supervisor is not None:
-            supervisor.breaker.served()
-
-    def lost(self, name: str, job_id: str, error: GatewayError) -> None:
-        """A job was lost on this worker. One may be the job's own fault; when several are lost the worker's view says
-        before this returns that it gets no more.
+    def ended(self, attempt: Attempt, now: float) -> None:
+        """Count the job for or against its worker. One lost job may be the job's own fault; after several, the worker's
+        view says before this returns that it gets no more.
         """
-        supervisor = self._supervisors.get(name)
-        if supervisor is not None and isinstance(error, WorkerLost | WorkerTimeout | WorkerUnreachable):
-            supervisor.lost(job_id)
+        supervisor = None if attempt.plan is None else self._supervisors.get(attempt.plan.worker)
+        if supervisor is None:
+            return
+        end = attempt.end
+        if isinstance(end, Done):
+            supervisor.breaker.served()
+        elif end is not None and isinstance(end.error, WorkerLost | WorkerTimeout | WorkerUnreachable):
+            supervisor.lost(attempt.job.job_id)
+        if supervisor.is_being_removed:
+            supervisor.job_ended.set()
 
     def last_activity_at(self, name: str) -> float | None:
         """The worker's last sign of life; None where it is not watched."""
@@ -160,28 +161,28 @@ class Pool:
         return None if supervisor is None else supervisor.worker.view().last_activity_at
 
     def suspect(self, name: str, confirmation: "asyncio.Future[frozenset[str]]") -> None:
-        """A call there is overdue and was retried elsewhere: no new work for the worker until its cancel has come to
-        something.
+        """A call there is overdue and was retried elsewhere: no new work for the worker until its cancel was
+        answered.
         """
         supervisor = self._supervisors.get(name)
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
     def refresh_worker(self, name: str) -> None:
-        """Look at this worker now: whether it is down is for itself to say."""
+        """Check this worker now."""
         supervisor = self._supervisors.get(name)
         if supervisor is not None:
             supervisor.wake()
 
-    # -- what an operator does ---------------------------------------------------------------------------------------
+    # -- administration ----------------------------------------------------------------------------------------------
 
     def drain(self, name: str) -> None:
-        """No new work for this worker; what runs there goes on to its end."""
+        """Give this worker no new work; running jobs complete."""
         self._get(name).is_drained = True
         self._get(name).refresh()
 
     def readmit(self, name: str) -> None:
-        """New work is welcome there again."""
+        """Give this worker new work again."""
         supervisor = self._get(name)
         if supervisor.is_being_removed:
             raise Draining(f"worker {name} is being removed")
@@ -189,7 +190,7 @@ class Pool:
         supervisor.refresh()
 
     def add(self, worker: Worker, kind: str = "") -> None:
-        """One more worker; it gets work once it has generated."""
+        """Add a worker; it gets work once it has generated a token."""
         if worker.name in self._supervisors:
             raise ValueError(f"there is a worker {worker.name} already")
         supervisor = self._supervisors[worker.name] = self._supervisor_for(worker, kind)
@@ -198,23 +199,27 @@ class Pool:
             supervisor.task = asyncio.get_running_loop().create_task(supervisor.run_forever())
 
     async def remove(self, name: str, grace_s: float = DRAIN_GRACE_S) -> None:
-        """Drain this worker, wait until its jobs have ended or the grace is over, and close it. Jobs it still has then
-        are lost, as if it had died.
+        """Drain this worker, wait until its jobs have ended or the grace period is over, and close it. Jobs that it
+        still has then are lost, as if it had failed.
         """
         supervisor = self._get(name)
         if supervisor.is_being_removed:
             raise Draining(f"worker {name} is being removed already")
         supervisor.is_being_removed = True
         self.drain(name)
-        deadline = self._clock.now() + grace_s
-        while self.in_flight(name) and self._clock.now() < deadline:  # noqa: ASYNC110 (once in a worker's life)
-            await asyncio.sleep(IDLE_POLL_S)
+        try:
+            async with asyncio.timeout(grace_s):
+                while self.in_flight(name):
+                    supervisor.job_ended.clear()
+                    await supervisor.job_ended.wait()
+        except TimeoutError:
+            pass
         await _stop(supervisor)
         self._supervisors.pop(name, None)
         self._index_workers()
         self.on_removed(name)
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._is_started = True
@@ -239,7 +244,7 @@ class Pool:
         self.on_view(supervisor.worker.name)
 
     def _index_workers(self) -> None:
-        """Of all workers, what is asked for with every call."""
+        """Precompute what every call asks."""
         cards: dict[str | None, dict[str, ModelCard]] = {}
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():

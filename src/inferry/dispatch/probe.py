@@ -1,4 +1,4 @@
-"""A real generation of one token, as a test of a worker: in the best lane, so that it waits behind nobody."""
+"""Probes a worker with a real generation of one token, in the highest lane."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ PROBE_TIMEOUT_S = 60.0
 
 
 async def probe(worker: Worker, number: int, now: float) -> None:
-    """One token from the worker's first model, or an exception that says why not."""
+    """Generate one token with the worker's first model, or raise."""
     cards = worker.cards()
     if not cards:
         raise WorkerLost("it serves no model")

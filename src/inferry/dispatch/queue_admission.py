@@ -1,29 +1,68 @@
-"""What a job is told before it is queued: how long it would wait, or that it may not come in now."""
+"""Admission to the queue: the predicted wait of a job, or its refusal.
+
+Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits turned out.
+"""
 
 from inferry.admission.queue_limiter import QueueLimiter
+from inferry.domain.attempts import Attempt
 from inferry.domain.jobs import InferenceJob
-from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel
+from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_refusal
 from inferry.prediction.wait_prediction import WaitPrediction
 from inferry.scheduling.scheduler import Scheduler
 
 
-def predict_wait(
-    scheduler: Scheduler, waits: WaitModel, job: InferenceJob, tenant: str | None, now: float
-) -> WaitPrediction:
-    """The job's wait if it came now as one of the tenant's; with None, behind everybody in its lane."""
-    lane, footprint = job.lane, job.footprint
-    ahead = scheduler.ahead(lane, tenant) if waits.has_queue_ahead(lane) else NOTHING_AHEAD
-    return waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+class QueueAdmission:
+    """Predicts waits from what the scheduler has queued, and enforces deadlines and queue limits on arrival."""
 
+    def __init__(self, scheduler: Scheduler, limiter: QueueLimiter, waits: WaitModel) -> None:
+        self._scheduler = scheduler
+        self._limiter = limiter
+        self._waits = waits
 
-def renew_at_tokens(
-    queue_limiter: QueueLimiter, waits: WaitModel, job: InferenceJob, prediction: WaitPrediction, now: float
-) -> None:
-    """Raises QueueFull where the job may not be queued, with what is known of when it may."""
-    refusal = queue_limiter.refusal(job, *waits.seconds_per_job(prediction), now)
-    if refusal is not None:
-        if prediction.estimate_s > 0:
-            refusal.predicted_wait_s = prediction.p50_s
-            if refusal.retry_after_s is None:
-                refusal.retry_after_s = waits.retry_after(prediction)
-        raise refusal
+    def admit(self, job: InferenceJob, now: float) -> WaitPrediction:
+        """The job's predicted wait. Raises QueueFull, or DeadlineInfeasible if the deadline would pass in the queue."""
+        prediction = self._predict(job, job.tenant, now)
+        if job.deadline is not None and (too_late := deadline_refusal(self._waits, job, prediction, now)) is not None:
+            raise too_late
+        if not self._limiter.has_space(job):
+            self._check_limits(job, self._predict(job, None, now), now)
+        return prediction
+
+    def _predict(self, job: InferenceJob, tenant: str | None, now: float) -> WaitPrediction:
+        """The wait of the job as the tenant's next one; with None, behind all jobs of its lane."""
+        lane, footprint = job.lane, job.footprint
+        ahead = self._scheduler.ahead(lane, tenant) if self._waits.has_queue_ahead(lane) else NOTHING_AHEAD
+        return self._waits.predict(lane, footprint.prefill_tokens, footprint.output.expected, ahead, now)
+
+    def _check_limits(self, job: InferenceJob, prediction: WaitPrediction, now: float) -> None:
+        refusal = self._limiter.refusal(job, *self._waits.seconds_per_job(prediction), now)
+        if refusal is not None:
+            if prediction.estimate_s > 0:
+                refusal.predicted_wait_s = prediction.p50_s
+                if refusal.retry_after_s is None:
+                    refusal.retry_after_s = self._waits.retry_after(prediction)
+            raise refusal
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def queued(self, attempt: Attempt, now: float) -> None:
+        prediction = attempt.predicted
+        if isinstance(prediction, WaitPrediction):
+            self._waits.queued(prediction, now)
+        else:
+            self._waits.depth_changed(attempt.job.lane, now)
+
+    def sent(self, attempt: Attempt, now: float) -> None:
+        prediction = attempt.predicted
+        if isinstance(prediction, WaitPrediction):
+            self._waits.sent(prediction, now)
+        else:
+            self._waits.depth_changed(attempt.job.lane, now)
+
+    def ended(self, attempt: Attempt, now: float) -> None:
+        if attempt.sent_at is None:
+            prediction = attempt.predicted
+            if isinstance(prediction, WaitPrediction):
+                self._waits.left(prediction, now)
+            else:
+                self._waits.depth_changed(attempt.job.lane, now)

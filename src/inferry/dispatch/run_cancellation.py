@@ -1,14 +1,15 @@
 """Cancels a tree of runs: queued jobs are removed at once, running jobs are stopped at their workers.
 
-The tombstone comes first, so that no job of the run enters or is retried any more. Queued jobs are taken out and
-running jobs are told to end within one turn of the event loop, so that no queued job takes the place of a stopped one.
-Clients of queued jobs are told afterwards, a few at a time.
+The tombstone comes first, so that no job of the run is admitted or retried any more. Queued jobs are taken out and
+running jobs are told to end in one call, without waiting in between, so that no queued job takes the place of a stopped
+one. Each running job's cancel returns its confirmation, which is awaited once for all. Clients of queued jobs are told
+afterwards, a few at a time.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
 
-from inferry.dispatch.cancel_sender import Confirmation
+from inferry.dispatch.cancel_sender import Confirmation, PendingCancel
 from inferry.dispatch.values import CancelReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
@@ -18,24 +19,23 @@ from inferry.domain.streams import Done
 from inferry.runs.registry import RunRegistry
 
 NOTIFY_BATCH = 64
-"""How many clients are told before the event loop gets a turn."""
+"""Clients told at a time, so that a large run does not block the event loop."""
 
 
 class RunCanceller:
     """Ends runs. Belongs to the event loop of the gateway whose jobs it ends.
 
-    `confirmation` of a job is what its worker will have confirmed of the cancel that is on its way. `is_stranded` says
-    of a job that a worker which lost it is still down: whether it holds anything there cannot be known.
+    `cancel` returns the cancel that a worker is to confirm, or None where no worker has to. `is_stranded` says of a job
+    that a worker which lost it is still down: whether it holds anything there cannot be known.
     """
 
     def __init__(
         self,
         runs: RunRegistry,
         clock: Clock,
-        cancel: Callable[[str, GatewayError], None],
+        cancel: Callable[[str, GatewayError], PendingCancel | None],
         evict_queued: Callable[[Iterable[str]], set[str]],
         attempt_of: Callable[[str], Attempt | None],
-        confirmation: Callable[[str], Confirmation | None],
         is_stranded: Callable[[InferenceJob], bool],
     ) -> None:
         self._runs = runs
@@ -44,7 +44,6 @@ class RunCanceller:
         self._evict_queued = evict_queued
         self._notify_tasks: set[asyncio.Task[None]] = set()
         self._attempt_of = attempt_of
-        self._confirmation = confirmation
         self._is_stranded = is_stranded
 
     async def cancel_run(
@@ -60,25 +59,22 @@ class RunCanceller:
         attempts = {job_id: attempt for job_id in jobs if (attempt := self._attempt_of(job_id)) is not None}
         sent = {job_id for job_id, attempt in attempts.items() if attempt.plan is not None}
         stranded = {job_id for job_id, attempt in attempts.items() if self._is_stranded(attempt.job)}
-        for job_id in sent:
-            self._cancel(job_id, error)
+        pending = [self._cancel(job_id, error) for job_id in sent]
         evicted = self._evict_queued(job_id for job_id in jobs if job_id not in sent)
-        for job_id in jobs:
-            if job_id not in sent and job_id not in evicted:
-                self._cancel(job_id, error)
+        pending += [self._cancel(job_id, error) for job_id in jobs if job_id not in sent and job_id not in evicted]
         notify_task = asyncio.get_running_loop().create_task(self._notify(evicted, error))
         self._notify_tasks.add(notify_task)
         notify_task.add_done_callback(self._notify_tasks.discard)
-        # A sent job without a cancel on its way shares its execution with jobs of other runs, for which it goes on.
-        asked = {job_id: known for job_id in sent if (known := self._confirmation(job_id)) is not None}
-        confirmed = await _confirmed(asked.values(), wait_s)
-        running = {job_id: attempts[job_id] for job_id in asked.keys() | stranded}
+        # A sent job without a pending cancel shares its execution with jobs of other runs, for which it continues.
+        confirmations = {one.job_id: one.confirmed for one in pending if one is not None and one.job_id in sent}
+        confirmed = await _confirmed(confirmations.values(), wait_s)
+        running = {job_id: attempts[job_id] for job_id in confirmations.keys() | stranded}
         done = {job_id for job_id, attempt in running.items() if isinstance(attempt.end, Done)}
         freed = (confirmed | done) & running.keys() - stranded
         return _report(len(jobs), running, len(freed), started_at, self._clock.now())
 
     async def _notify(self, job_ids: Iterable[str], error: GatewayError) -> None:
-        """Tell the clients of jobs that are dead already."""
+        """End the streams of jobs that were evicted."""
         for number, job_id in enumerate(job_ids):
             if number % NOTIFY_BATCH == 0:
                 await asyncio.sleep(0)
@@ -95,7 +91,7 @@ async def _confirmed(confirmations: Iterable[Confirmation], wait_s: float) -> se
 
 
 def _report(jobs: int, running: dict[str, Attempt], freed: int, started_at: float, now: float) -> CancelReport:
-    # Some had ended by themselves before their cancel came: nothing of those is wasted.
+    # A job that completed before its cancel arrived has wasted nothing.
     wasted = [one for one in running.values() if not isinstance(one.end, Done)]
     return CancelReport(
         queued=jobs - len(running),

@@ -1,4 +1,4 @@
-"""Ceilings that come while the gateway runs count what was spent before them, as the ledger has it."""
+"""Loads past spending from the ledger for ceilings that are set while the gateway runs."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class SpendingSync:
-    """Brings the gate's accounts up to what the ledger says, off the event loop. Nothing is counted twice."""
+    """Updates the gate's accounts from the ledger, off the event loop. Nothing is counted twice."""
 
     def __init__(self, gate: QuotaGate, clock: Clock, spent: Callable[[], list[Spending]]) -> None:
         self._gate = gate
@@ -22,7 +22,7 @@ class SpendingSync:
         self._task: asyncio.Task[None] | None = None
 
     def request_sync(self) -> None:
-        """Soon: several changes at once are one reading, and one that comes while it is read makes another."""
+        """Schedule an update. Several requests make one; a request during an update makes another."""
         self._sync_requested = True
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read())

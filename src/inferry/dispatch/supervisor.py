@@ -1,7 +1,7 @@
-"""One worker's life in the pool: started, proven by a real generation, watched, taken out and tried again.
+"""Supervision of one worker in the pool: start, probe by a real generation, watch, take out, probe again.
 
-The one task of a `WorkerSupervisor` runs `run_forever`; everything happens on its event loop. Readiness is never taken
-on a worker's word alone: an endpoint that answers health checks may still die at its first token.
+The one task of a `WorkerSupervisor` runs `run_forever`; everything happens on its event loop. A worker's own report of
+readiness is not enough: an endpoint that answers health checks may still fail at its first token.
 """
 
 import asyncio
@@ -25,11 +25,12 @@ MAX_RETRY_S = 5.0
 
 
 class WorkerSupervisor:
-    """A worker, what is believed of it, and whether it is wanted.
+    """A worker, its effective view, and whether it is drained.
 
-    `view` is the belief the scheduler is to have; `on_change` is called when it has changed. `is_drained` keeps new
-    work away whatever the worker's state; `is_being_removed` says that this is for good. `was_up`: it has generated
-    before. `overdue` counts its calls that were retried elsewhere for being overdue. `since` is when its phase began.
+    `view` is the view that the scheduler gets; `on_change` is called when it has changed. `is_drained` keeps new
+    work away whatever the worker's state; `is_being_removed` says that this is for good, and then `job_ended` is set
+    at the end of each of its jobs. `was_up`: it has generated before. `overdue` counts its calls that were retried
+    elsewhere for being overdue. `since` is when its phase began.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class WorkerSupervisor:
         self.is_drained = False
         self.was_up = False
         self.is_being_removed = False
+        self.job_ended = asyncio.Event()
         self.overdue = 0
         self._pending_confirmations = 0
         self.task: asyncio.Task[None] | None = None
@@ -59,17 +61,17 @@ class WorkerSupervisor:
 
     @property
     def is_down(self) -> bool:
-        """Whether the worker says that it is down, or its breaker has not closed since it was."""
+        """Whether the worker reports that it is down, or its breaker has not closed since."""
         return self.breaker.state is not BreakerState.CLOSED or self.worker.view().phase is Phase.DOWN
 
     def lost(self, job_id: str) -> None:
-        """A job was lost on the worker. One that has lost too many gets no more from this moment on."""
+        """A job was lost on the worker. After too many, it gets no more from this moment on."""
         if self.breaker.lost(job_id, self._clock.now()):
             self.refresh()
         self._wake_event.set()
 
     def suspect(self, confirmation: "asyncio.Future[frozenset[str]]") -> None:
-        """No new work until the cancel of a call that was overdue here has come to something."""
+        """No new work until the cancel of an overdue call here has been answered."""
         self.overdue += 1
         self._pending_confirmations += 1
         confirmation.add_done_callback(self._confirmation_done)
@@ -80,16 +82,16 @@ class WorkerSupervisor:
         self.refresh()
 
     def wake(self) -> None:
-        """Look at the worker now and not at the next turn."""
+        """Check the worker now instead of at the next interval."""
         self._wake_event.set()
 
     def refresh(self) -> None:
-        """Believe what the worker says and the breaker allows."""
+        """Update the view from what the worker reports and the breaker allows."""
         previous, view = self.view, self._effective_view()
         self.view = view
         if previous.phase is not view.phase:
             self.since = self._clock.wall()
-        # A new date alone is no news to the scheduler.
+        # A new observation time alone is no change for the scheduler.
         if (
             replace(previous, observed_at=view.observed_at, load=view.load, last_activity_at=view.last_activity_at)
             != view
@@ -147,8 +149,8 @@ class WorkerSupervisor:
                 self.breaker.end_probe(True, self._clock.now())
 
     async def _wait_for_probe(self) -> None:
-        """The pause is over, or the worker, which knew itself to be down, says that it is up again. One that says it is
-        starting or down is not asked.
+        """Wait until the pause is over, or until a worker that reported itself down reports that it is up. A worker
+        that reports that it is starting or down is not probed.
         """
         previous_phase = self.worker.view().phase
         while (remaining_s := self.breaker.probe_at - self._clock.now()) > 0 or previous_phase in (
@@ -156,7 +158,7 @@ class WorkerSupervisor:
             Phase.DOWN,
         ):
             await self._sleep(min(remaining_s, POLL_INTERVAL_S) if remaining_s > 0 else POLL_INTERVAL_S)
-            self.refresh()  # what it is believed to do is over some time after it went down
+            self.refresh()  # the load of a worker that went down expires after a while
             phase = self.worker.view().phase
             if phase is Phase.READY and previous_phase is not Phase.READY:
                 return

@@ -1,4 +1,4 @@
-"""Where what workers say of their use is checked, for every kind of worker: as their ends come in."""
+"""Checks the usage that workers of every kind report at the end of a job."""
 
 import logging
 
@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class UsageValidator:
-    """Corrects usages that cannot be true, counts them by worker, and says so once for each."""
+    """Corrects implausible usage, counts corrections by worker, and logs the first of each worker."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._warned_workers: set[str] = set()
 
     def corrected(self, attempt: Attempt, end: End) -> End:
-        """The end with a usage that can be true, for billing and client alike. A corrected one teaches nothing."""
+        """The end with a plausible usage, for billing and client alike. Nothing is learned from a corrected one."""
         usage = plausible_usage(attempt.job, end.usage, attempt.output_tokens, isinstance(end, Done))
         if usage is end.usage:
             return end

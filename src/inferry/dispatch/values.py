@@ -1,7 +1,4 @@
-"""Plain values of this room: what it is told to do, and what it reports.
-
-Apart from what works with them, for mypyc compiles that and cannot compile structs.
-"""
+"""Settings and reports of this package, in a module of their own because mypyc cannot compile structs."""
 
 from msgspec import Struct
 
@@ -9,11 +6,11 @@ from inferry.domain.streams import Delta, Done
 from inferry.domain.workers import Capacity, Load
 
 ENTRY_OVERHEAD_BYTES = 1000
-"""What a kept answer takes besides what it says."""
+"""Memory of a cached answer besides its content."""
 
 
 class WorkerReport(Struct, frozen=True, kw_only=True):
-    """A worker as an operator sees it. `since` is when its phase began; `share` is the part of its room in use."""
+    """A worker as an operator sees it. `since` is when its phase began; `share` is the part of its capacity in use."""
 
     name: str
     kind: str
@@ -30,11 +27,11 @@ class WorkerReport(Struct, frozen=True, kw_only=True):
 
 
 class HealthPolicy(Struct, frozen=True, kw_only=True):
-    """When to take a worker out, when to ask it again, how fast to trust it again.
+    """When a worker is taken out, when it is probed again, and how fast it regains its capacity.
 
     `failure_threshold` different jobs lost with none served in between open the breaker; so do at least that many lost
     within `failure_window_s` where they are `failure_ratio` of all that ended there. `jitter` is the part by which a
-    pause may differ, so that workers that fell together are not asked together. `no_worker_timeout_s` is how long a
+    pause varies, so that workers that failed together are not probed together. `no_worker_timeout_s` is how long a
     queued job without a deadline waits for a worker of its model to come up. `max_hedged_retry_ratio` is the part of
     all calls that may be retried elsewhere because their first token is overdue.
     """
@@ -52,12 +49,12 @@ class HealthPolicy(Struct, frozen=True, kw_only=True):
 
 
 class CancelReport(Struct, frozen=True, kw_only=True):
-    """What a cancel found and did, in jobs of the whole tree. Each job is counted once.
+    """The result of a cancel, in jobs of the whole tree. Each job is counted once.
 
     queued: had nothing at a worker that the cancel could stop, and never will. running: had been sent to an engine,
-    whether the engine had begun them or held them in a queue of its own. freed: of these, those that the engine has
-    confirmed to hold nothing any more. unconfirmed: the others. wasted_tokens and wasted_ms: what those that ran had
-    written, and how long each had been there. took_ms: from the tombstone to this report.
+    started or still in the engine's own queue. freed: running jobs that the engine has confirmed to hold nothing for.
+    unconfirmed: the other running jobs. wasted_tokens and wasted_ms: output of the running jobs, and the sum of their
+    times at the engine. took_ms: from the tombstone to this report.
     """
 
     queued: int
@@ -72,7 +69,7 @@ class CancelReport(Struct, frozen=True, kw_only=True):
 class Sharing(Struct, frozen=True, kw_only=True):
     """What may be shared, for how long, and how much memory that may take.
 
-    `linger_s` is how long a call that can be made again goes on after its client has left, where it does not say.
+    `linger_s` is how long a repeatable call continues after its client has left, where the call does not say.
     """
 
     identical: bool = True
@@ -84,7 +81,7 @@ class Sharing(Struct, frozen=True, kw_only=True):
 
 
 class CachedResponse(Struct, frozen=True):
-    """One answer. `digest` is of the call that it answers; `was_resumed`: more than one worker wrote it."""
+    """One cached answer. `digest` is that of its call; `was_resumed`: more than one worker wrote it."""
 
     job_id: str
     digest: bytes
@@ -101,4 +98,4 @@ class CachedResponse(Struct, frozen=True):
         return ENTRY_OVERHEAD_BYTES + content_bytes + len(self.done.raw)
 
     def __repr__(self) -> str:
-        return f"Kept({self.job_id!r}, {self.size} bytes)"
+        return f"CachedResponse({self.job_id!r}, {self.size} bytes)"

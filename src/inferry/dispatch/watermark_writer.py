@@ -1,8 +1,8 @@
-"""Keeps the high-water marks of budgets in the database, off the event loop.
+"""Writes the watermarks of budgets to the database, off the event loop.
 
-Belongs to the loop it is started on. One batch is written at a time, by a thread of its own; what is asked for while it
-is written goes into the next. A batch that cannot be written is tried again until it can: jobs that wait for it fail
-after a while, and jobs without ceilings never wait.
+Belongs to the loop it is started on. One batch is written at a time, by a thread of its own; requests meanwhile go into
+the next batch. A batch that cannot be written is retried until it can: jobs that wait for it fail after BUDGET_HOLD_S,
+and jobs without ceilings never wait.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from inferry.ledger.recorder import Recorder
 log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""How often marks that nobody needs are given up."""
+"""Interval at which unused watermarks are released."""
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 1.0
 CLOSE_TIMEOUT_S = 5.0
-"""How long the end waits for the last batch. A mark that stays costs its account some of its ceiling, nothing else."""
+"""Longest wait for the last batch at shutdown. A watermark that remains reduces its account's ceiling, nothing else."""
 
 
 class WatermarkStore(Protocol):
-    """Where marks are kept. Methods wait for a disk."""
+    """Stores watermarks. Its methods block on a disk."""
 
     def read(self) -> list[Watermark]: ...
     def write(self, batch: WatermarkBatch) -> None: ...
@@ -35,7 +35,7 @@ class WatermarkStore(Protocol):
 
 
 class WatermarkWriter:
-    """Writes what the gate wants written. Making it reads the store, and counts what a killed process left."""
+    """Writes the gate's watermarks. Its constructor reads the store and counts what a killed process left."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class WatermarkWriter:
         self._sweep()
 
     def wake(self) -> None:
-        """Write what is due, soon: what is asked for in the same burst goes into one batch."""
+        """Write due watermarks soon: requests of one burst go into one batch."""
         if self._task is None and self._watermarks.is_due:
             self._task = asyncio.get_running_loop().create_task(self._write())
 
@@ -82,12 +82,12 @@ class WatermarkWriter:
             self._waiting.setdefault(batch, []).append(callback)
 
     def rewrite_all(self) -> None:
-        """The database is another file, and the store writes to that one: write all that is known."""
+        """The database was replaced: write all watermarks to the new one."""
         self._gate.rewrite_watermarks()
         self.wake()
 
     async def close(self) -> None:
-        """Give up all marks, since the ledger has every row by now; then close the store."""
+        """Release all watermarks, since the ledger has every row; then close the store."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self._release_idle(0.0, len(self._watermarks))

@@ -3,7 +3,16 @@
 import enum
 import sys
 
-from inferry.domain.errors import ClientClosed, GatewayError, InvalidApiKey, Preempted, QueueTimeout, RunCancelled
+from inferry.domain.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    GatewayError,
+    InvalidApiKey,
+    Preempted,
+    QueueTimeout,
+    RequestTimeout,
+    RunCancelled,
+)
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
@@ -36,11 +45,13 @@ class Attempt:
         "granted_tokens",
         "job",
         "last_token_at",
+        "ledger_entry",
         "output_tokens",
         "plan",
         "predicted",
         "renew_at_tokens",
         "reported_tokens",
+        "resumed",
         "sent_at",
         "slo_attained",
         "slo_start_at",
@@ -63,12 +74,16 @@ class Attempt:
         # Output tokens of this attempt that the budgets allow, and when to renew the lease.
         self.granted_tokens = UNLIMITED
         self.renew_at_tokens = UNLIMITED
-        self.slo_attained = True
-        # Start of the SLO clock for this attempt's first token; later than the arrival for a resumed job.
+        # Whether every token so far met the lane's SLO; None where the lane has no target.
+        self.slo_attained: bool | None = None
+        # When the SLO began to run for the first token of this attempt: later for an attempt that resumes a job.
         self.slo_start_at = job.arrived_at
         self.predicted: PredictedWait | None = None
-        # Whether the usage reported by the worker was implausible.
+        # Whether the worker reported a usage that cannot be true.
         self.usage_corrected = False
+        self.ledger_entry: LedgerEntry | None = None
+        # For an ended attempt whose job is retried: whether from what this one wrote (True) or from its start.
+        self.resumed: bool | None = None
 
     def sent(self, plan: BatchPlan, now: float) -> None:
         if self.state is not AttemptState.QUEUED:
@@ -178,7 +193,7 @@ def _outcome(error: GatewayError | None) -> Outcome:
             return Outcome.DONE
         case ClientClosed() | RunCancelled() | InvalidApiKey():
             return Outcome.CANCELLED
-        case QueueTimeout():
+        case QueueTimeout() | DeadlineExceeded() | RequestTimeout():
             return Outcome.EXPIRED
         case Preempted():
             return Outcome.PREEMPTED

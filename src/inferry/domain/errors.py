@@ -123,6 +123,18 @@ class DeadlineInfeasible(GatewayError):
     status, code, retryable = 408, "deadline_infeasible", True
 
 
+class DeadlineExceeded(GatewayError):
+    """The call's own deadline passed while it ran; what was written before stands."""
+
+    status, code = 504, "deadline_exceeded"
+
+
+class RequestTimeout(GatewayError):
+    """The call took longer than `server.request_timeout_s`, waiting included."""
+
+    status, code = 504, "request_timeout"
+
+
 class RunCancelled(GatewayError):
     """The run, or a parent of it, was cancelled; new calls of it are refused."""
 

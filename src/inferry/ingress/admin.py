@@ -39,8 +39,8 @@ class Admin:
         self._tenants = tenants
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
-            "drain": gateway.fleet.drain,
-            "readmit": gateway.fleet.readmit,
+            "drain": gateway.drain_worker,
+            "readmit": gateway.readmit_worker,
         }
 
     def serve(self, path: str, request: Request, reply: Reply) -> None:
@@ -59,7 +59,7 @@ class Admin:
             if request.method != b"POST":
                 raise MethodNotAllowed(f"{_WORKERS}/{{name}}/{action} supports only POST")
             act(name)
-        body = msgspec.json.encode({"workers": self._gateway.fleet.report()})
+        body = msgspec.json.encode({"workers": self._gateway.worker_reports()})
         reply.respond(200, b"content-type: application/json\r\n", body)
 
     def authorize(self, request: Request, peer: str) -> None:

@@ -124,7 +124,7 @@ class App:
         caller = ANONYMOUS
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
-            job = parse(api, request.body, request.headers, self._gateway, caller)
+            job = parse(api, request.body, request.headers, self._gateway.models, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
@@ -262,7 +262,7 @@ class App:
                 "max_model_len": card.context_tokens,
                 "ready": name in up,
             }
-            for name, card in self._gateway.cards(isolation).items()
+            for name, card in self._gateway.models.cards(isolation).items()
             if caller.allows_model(name)
         }
 

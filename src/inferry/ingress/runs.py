@@ -47,14 +47,13 @@ class RunEndpoints:
 
     def __init__(self, gateway: Gateway, reader: RunQueries | None, refuse: Refuse, fail: Fail) -> None:
         self._gateway = gateway
-        self._runs = gateway.admission_control.runs
         self._reader = reader
         self._refuse = refuse
         self._fail = fail
         self._reading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         # Constant, so that a run keeps its position in a listing from page to page.
-        self._epoch = gateway.clock.wall() - gateway.clock.now()
+        self._epoch = gateway.wall() - gateway.now()
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
@@ -118,9 +117,9 @@ class RunEndpoints:
         # In this order: a row written in between may be counted and not shown, but never shown and not counted.
         rows = await self._read(lambda reader: reader.jobs(limit=steps, tenant=tenant, run=run_id)) if steps else None
         recorded = await self._read(lambda reader: reader.runs(limit=1, tenant=tenant, run=run_id)) or []
-        live = self._runs.snapshot(tenant, run_id, self._gateway.clock.now(), self._sent_at)
+        live = self._gateway.run_snapshot(tenant, run_id)
         # A cancelled run may have left nothing but its tombstone.
-        if live is None and not recorded and not self._runs.has_tombstone(tenant, run_id):
+        if live is None and not recorded and not self._gateway.is_run_cancelled(tenant, run_id):
             raise RunNotFound(f"unknown run `{run_id}`")
         summary = recorded[0] if recorded else None
         ledger_is_ahead = live is None or (summary is not None and summary.jobs > live.totals.jobs)
@@ -134,22 +133,22 @@ class RunEndpoints:
             children or [],
             rows or [],
             epoch=self._epoch,
-            is_cancelled=self._runs.has_tombstone(tenant, run_id),
-            budget=self._gateway.admission_control.gate.run_report(tenant, run_id),
+            is_cancelled=self._gateway.is_run_cancelled(tenant, run_id),
+            budget=self._gateway.run_budget(tenant, run_id),
             attempt_of=self._gateway.attempt_of,
             steps=steps,
         )
 
     async def _cancel(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
         wait_ms = _number(params, "wait_ms", DEFAULT_WAIT_MS, minimum=0, maximum=MAX_WAIT_MS)
-        is_known = not self._runs.has_run(tenant, run_id) and await self._ledger_has_run(tenant, run_id)
-        report = await self._gateway.run_canceller.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
+        is_known = not self._gateway.has_run(tenant, run_id) and await self._ledger_has_run(tenant, run_id)
+        report = await self._gateway.cancel_run(tenant, run_id, wait_s=wait_ms / 1000, is_known=is_known)
         done = {"id": run_id, "object": "run.cancelled", "status": RunStatus.CANCELLED.value}
         return done | msgspec.structs.asdict(report)
 
     async def _finish(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
-        if self._runs.has_run(tenant, run_id) or not await self._ledger_has_run(tenant, run_id):
-            self._runs.finish(tenant, run_id, self._gateway.clock.now())
+        if self._gateway.has_run(tenant, run_id) or not await self._ledger_has_run(tenant, run_id):
+            self._gateway.finish_run(tenant, run_id)
         return await self._run_detail(tenant, run_id, 0)
 
     async def _ledger_has_run(self, tenant: str, run_id: str) -> bool:
@@ -161,10 +160,6 @@ class RunEndpoints:
             return None
         async with self._reading:  # one at a time: the reader has one connection
             return await asyncio.to_thread(read_query, reader)
-
-    def _sent_at(self, job_id: str) -> float | None:
-        attempt = self._gateway.attempt_of(job_id)
-        return None if attempt is None else attempt.sent_at
 
     # -- listing -----------------------------------------------------------------------------------------------------
 
@@ -186,8 +181,8 @@ class RunEndpoints:
             )
 
         found: dict[str, tuple[float, dict[str, Any]]] = {}
-        for run in self._runs.newest_first(tenant):
-            at, item_status = self._epoch + run.last_call_at, self._runs.status(run)
+        for run, item_status in self._gateway.newest_runs(tenant):
+            at = self._epoch + run.last_call_at
             if is_wanted(at, item_status, None if run.parent is None else run.parent.run_id):
                 found[run.run_id] = (at, live_run_item(run, item_status, self._epoch))
             if len(found) > limit or (since is not None and at < since):
@@ -201,7 +196,7 @@ class RunEndpoints:
             for row in recorded:
                 at, item_status = row.ended_at, self._recorded_status(row)
                 # A run in memory is listed from there.
-                if not self._runs.has_run(tenant, row.run_id) and is_wanted(at, item_status, row.parent_run):
+                if not self._gateway.has_run(tenant, row.run_id) and is_wanted(at, item_status, row.parent_run):
                     found[row.run_id] = (at, recorded_run_item(row, item_status))
             is_all = len(recorded) <= limit
             if is_all or sum(at >= recorded[-1].ended_at for at, _ in found.values()) > limit:
@@ -217,7 +212,7 @@ class RunEndpoints:
         }
 
     def _recorded_status(self, row: RunSummary) -> RunStatus:
-        return RunStatus.CANCELLED if self._runs.has_tombstone(row.tenant, row.run_id) else RunStatus.IDLE
+        return RunStatus.CANCELLED if self._gateway.is_run_cancelled(row.tenant, row.run_id) else RunStatus.IDLE
 
 
 def _recorded_runs(reader: RunQueries, **requested: Any) -> list[RunSummary]:

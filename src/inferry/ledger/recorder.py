@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 
+from inferry.domain.attempts import Attempt
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.ports import Ledger
 
@@ -83,6 +84,11 @@ class Recorder:
     def buffered(self) -> int:
         """Accepted entries that are not yet written or dropped."""
         return self._accepted - self._settled
+
+    def ended(self, attempt: Attempt, now: float) -> None:
+        """Subscribes to the job events: one entry per attempt."""
+        if attempt.ledger_entry is not None:
+            self.record(attempt.ledger_entry)
 
     def record(self, entry: LedgerEntry) -> None:
         """Accept the entry. Never blocks."""

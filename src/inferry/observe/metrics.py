@@ -1,9 +1,9 @@
 """What the gateway counts, for Prometheus. `metric_table` is the only place where a metric is declared.
 
-One event loop owns a `Metrics`: it calls every method, and renders. Facts are pushed as they happen into counters
-without locks; states (queue depths, workers) are pulled at scrape time through the callables given to `watch`. Label
+One event loop owns a `Metrics`: it calls every method, and renders. Counters and histograms follow the job events,
+without locks; states (queue depths, workers) are read at scrape time through the callables given to `watch`. Label
 values are bounded: lanes, outcomes, reasons and codes are enumerations of the domain, models and workers come from the
-configuration, and whatever else turns up is counted as "other".
+configuration, and all others are counted as "other".
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +17,9 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.plans import BatchPlan
 from inferry.domain.workers import Phase, WorkerView
-from inferry.observe.counters import FastCounter, FastHistogram
-from inferry.observe.metric_table import METRIC_TABLE, MetricSpec
+from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines
+from inferry.observe.metric_table import METRIC_TABLE
 
 OTHER = "other"
 
@@ -36,7 +35,7 @@ BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class WorkerHealth(NamedTuple):
-    """How far a worker is trusted: its breaker's state, how often that has opened, the share of its room in use, and
+    """A worker's health: its breaker's state, how often the breaker has opened, the share of its capacity in use, and
     how many of its calls were retried elsewhere for an overdue first token."""
 
     worker: str
@@ -46,71 +45,12 @@ class WorkerHealth(NamedTuple):
     overdue: int = 0
 
 
-_SPECS = {spec.name: spec for spec in METRIC_TABLE}
-
-Rows = Iterable[tuple[tuple[str, ...], float]]
-
-
-class _Counters:
-    """The children of one counter."""
-
-    def __init__(self, name: str) -> None:
-        self.spec = _SPECS[name]
-        self._children: dict[tuple[str, ...], FastCounter] = {}
-
-    def at(self, *labels: str) -> FastCounter:
-        return self._children.setdefault(labels, FastCounter())
-
-    def drop(self, *labels: str) -> None:
-        self._children.pop(labels, None)
-
-    def lines(self) -> list[str]:
-        return _lines(self.spec, ((labels, child.value) for labels, child in self._children.items()))
-
-
-class _Histograms:
-    """The children of one histogram."""
-
-    def __init__(self, name: str) -> None:
-        self.spec = _SPECS[name]
-        self._children: dict[tuple[str, ...], FastHistogram] = {}
-        # What stands before each number never changes, so it is written once: a scrape holds up the event loop.
-        self._heads: dict[tuple[str, ...], tuple[list[str], str, str]] = {}
-
-    def at(self, *labels: str) -> FastHistogram:
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = FastHistogram(self.spec.buckets)
-            name, pairs = self.spec.name, _pairs(self.spec.labels, labels)
-            bounds = [*(repr(float(bound)) for bound in self.spec.buckets), "+Inf"]
-            self._heads[labels] = (
-                [f'{name}_bucket{{{pairs},le="{bound}"}} ' for bound in bounds],
-                f"{name}_count{{{pairs}}} ",
-                f"{name}_sum{{{pairs}}} ",
-            )
-        return child
-
-    def drop(self, *labels: str) -> None:
-        self._children.pop(labels, None)
-        self._heads.pop(labels, None)
-
-    def lines(self) -> list[str]:
-        lines = []
-        for labels, child in self._children.items():
-            buckets, count, total = self._heads[labels]
-            upto = child.cumulative()
-            lines += [f"{head}{number}" for head, number in zip(buckets, upto, strict=True)]
-            lines.append(f"{count}{upto[-1]}")
-            lines.append(f"{total}{child.total!r}")
-        return lines
-
-
 class _LaneModelSeries:
     """The children that one lane of one model uses, found with one look-up."""
 
     __slots__ = ("cached", "first_token", "outcomes", "output", "prompt")
 
-    def __init__(self, jobs: _Counters, tokens: _Counters, first_token: _Histograms, lane: Lane, model: str) -> None:
+    def __init__(self, jobs: Counters, tokens: Counters, first_token: Histograms, lane: Lane, model: str) -> None:
         self.outcomes = {outcome: jobs.at(lane.name, model, outcome.value) for outcome in Outcome}
         self.prompt = tokens.at("prompt", model, lane.name)
         self.cached = tokens.at("cached", model, lane.name)
@@ -119,28 +59,27 @@ class _LaneModelSeries:
 
 
 class Metrics:
-    """The gateway's metrics. `registry` holds those of the process, and whatever else somebody wants exported.
+    """The gateway's metrics. `registry` holds those of the process.
 
-    For each attempt, in this order: `offered` when its job is given to the scheduler, `planned` when it is sent,
-    `first_token`, any number of `inter_token_latency`, and `ended`. `refused` is for calls that were never let in.
+    Subscribes to all job events. `refused` counts calls that were never admitted.
     """
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
-        self._queue_wait = _Histograms("inferry_queue_wait_seconds")
-        self._batch_size = _Histograms("inferry_batch_size")
-        self._releases = _Counters("inferry_plans_total")
-        self._jobs = _Counters("inferry_jobs_total")
-        self._errors = _Counters("inferry_errors_total")
-        self._retries = _Counters("inferry_attempt_retries_total")
-        self._wasted = _Counters("inferry_wasted_tokens_total")
-        self._tokens = _Counters("inferry_tokens_total")
-        self._corrected = _Counters("inferry_worker_usage_corrections_total")
-        self._first_token = _Histograms("inferry_time_to_first_token_seconds")
-        self._inter_token_latency = _Histograms("inferry_inter_token_latency_seconds")
-        self._slo_attainment = _Counters("inferry_slo_attainment_total")
-        self._shared = _Counters("inferry_shared_jobs_total")
+        self._queue_wait = Histograms("inferry_queue_wait_seconds")
+        self._batch_size = Histograms("inferry_batch_size")
+        self._releases = Counters("inferry_plans_total")
+        self._jobs = Counters("inferry_jobs_total")
+        self._errors = Counters("inferry_errors_total")
+        self._retries = Counters("inferry_attempt_retries_total")
+        self._wasted = Counters("inferry_wasted_tokens_total")
+        self._tokens = Counters("inferry_tokens_total")
+        self._corrected = Counters("inferry_worker_usage_corrections_total")
+        self._first_token = Histograms("inferry_time_to_first_token_seconds")
+        self._inter_token_latency = Histograms("inferry_inter_token_latency_seconds")
+        self._slo_attainment = Counters("inferry_slo_attainment_total")
+        self._shared = Counters("inferry_shared_jobs_total")
         self._in_flight = 0
-        self._families: dict[str, _Counters | _Histograms] = {
+        self._families: dict[str, Counters | Histograms] = {
             family.spec.name: family
             for family in (
                 self._queue_wait,
@@ -159,8 +98,21 @@ class Metrics:
             )
         }
 
-        # Everything that may be counted is there from the start: a series that appears with its first event hides it
-        # from rate(). "other" is the exception, since it should never appear.
+        self._create_series(models, workers)
+        self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
+        self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
+        self._fairness: Callable[[], Mapping[Lane, float]] | None = None
+        self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
+        self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
+        self._views: Callable[[], Iterable[WorkerView]] | None = None
+        self._health: Callable[[], Iterable[WorkerHealth]] | None = None
+        self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+
+    def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
+        # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
+        # the exception, since it should never appear.
         self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
         for worker in self._size_of:
             self._corrected.at(worker)
@@ -185,17 +137,6 @@ class Metrics:
         self._shared_of = {kind: self._shared.at(kind) for kind in ("identical", "joined", "replayed")}
         self._error_of = {code: self._errors.at(code) for code in _error_codes()}
 
-        self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
-        self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
-        self._fairness: Callable[[], Mapping[Lane, float]] | None = None
-        self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
-        self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
-        self._views: Callable[[], Iterable[WorkerView]] | None = None
-        self._health: Callable[[], Iterable[WorkerHealth]] | None = None
-        self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-
     def register_models(self, models: Iterable[str]) -> None:
         """Models that a configured worker has said it serves; their number is bounded by the operators' own servers."""
         for model in models:
@@ -214,84 +155,75 @@ class Metrics:
             self._batch_size.drop(worker)
             self._corrected.drop(worker)
 
-    def offered(self, job: InferenceJob) -> None:
-        """The job was given to the scheduler; once per attempt."""
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def queued(self, attempt: Attempt, now: float) -> None:
         self._in_flight += 1
 
-    def planned(self, plan: BatchPlan, now: float) -> None:
-        """The plan was sent to its worker."""
-        waits = self._wait_of
-        for job in plan.jobs:
-            waits[job.lane].observe(now - job.arrived_at)
-        sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
-        sizes.observe(len(plan.jobs))
-        self._release_of[plan.reason].value += 1
+    def sent(self, attempt: Attempt, now: float) -> None:
+        job, plan = attempt.job, attempt.plan
+        self._wait_of[job.lane].observe(now - job.arrived_at)
+        if plan is not None and plan.jobs[0].job_id == job.job_id:  # once per plan
+            sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
+            sizes.observe(len(plan.jobs))
+            self._release_of[plan.reason].value += 1
 
-    def first_token(self, attempt: Attempt) -> None:
-        """The attempt's first token has come; its time is already noted in the attempt."""
-        if attempt.first_token_at is not None:
-            job = attempt.job
-            self._series(job).first_token.observe(attempt.first_token_at - job.arrived_at)
+    def first_token(self, attempt: Attempt, now: float) -> None:
+        job = attempt.job
+        if job.resume_point is None:
+            self._series(job).first_token.observe(now - job.arrived_at)
 
-    def inter_token_latency(self, lane: Lane, seconds: float) -> None:
-        """Time between a token of a job and the one before."""
-        self._inter_token_latency_of[lane].observe(seconds)
+    def produced(self, attempt: Attempt, now: float) -> None:
+        last = attempt.last_token_at
+        if last is not None:
+            self._inter_token_latency_of[attempt.job.lane].observe(now - last)
 
-    def ended(
-        self,
-        attempt: Attempt,
-        *,
-        has_slo: bool = False,
-        entry: LedgerEntry | None = None,
-        resumed: bool | None = None,
-    ) -> None:
-        """The attempt has ended; once per attempt that was offered.
-
-        `has_slo` says that its lane promises a first token and a gap: whether they were kept counts where the attempt
-        completed. `entry` is the attempt's account where the caller has it already, so that it is not made twice.
-        `resumed` is for attempts whose job goes on: whether from what this one wrote, or from its start.
-        """
+    def ended(self, attempt: Attempt, now: float) -> None:
         self._in_flight -= 1
-        # The very account that the ledger keeps, so that the two never disagree.
-        account = attempt.entry(0.0) if entry is None else entry
+        # The entry that the ledger keeps, so that the two never disagree.
+        entry = attempt.ledger_entry
+        assert entry is not None, "an ended attempt has a ledger entry"
         job = attempt.job
         of = self._series(job)
-        of.outcomes[account.outcome].value += 1
-        of.prompt.value += account.prompt_tokens
-        of.cached.value += account.cached_tokens
-        of.output.value += account.output_tokens
-        if account.outcome is not Outcome.DONE:
-            wasted = account.prompt_tokens - account.cached_tokens + (0 if resumed else account.output_tokens)
-            self._wasted_by[account.outcome, job.lane].value += max(0, wasted)
+        of.outcomes[entry.outcome].value += 1
+        of.prompt.value += entry.prompt_tokens
+        of.cached.value += entry.cached_tokens
+        of.output.value += entry.output_tokens
+        if entry.outcome is not Outcome.DONE:
+            resumed = attempt.resumed
+            wasted = entry.prompt_tokens - entry.cached_tokens + (0 if resumed else entry.output_tokens)
+            self._wasted_by[entry.outcome, job.lane].value += max(0, wasted)
             if resumed is not None:
-                self._retries.at(account.error_code or OTHER, str(resumed).lower()).value += 1
-            elif account.error_code is not None:
-                self.refused(account.error_code)
-        elif has_slo:
+                self._retries.at(entry.error_code or OTHER, str(resumed).lower()).value += 1
+            elif entry.error_code is not None:
+                self.refused(entry.error_code)
+        elif attempt.slo_attained is not None:
             self._slo_attainment_of[job.lane, attempt.slo_attained].value += 1
+
+    # -- other facts -------------------------------------------------------------------------------------------------
 
     def usage_corrected(self, worker: str) -> None:
         """The worker reported a usage that cannot be true."""
         self._corrected.at(worker if worker in self._size_of else OTHER).value += 1
 
     def shared(self, kind: str) -> None:
-        """A job gets another's answer; `shared_ended` or `unshared` follows."""
+        """A job shares another's execution; `shared_ended` or `unshared` follows."""
         self._shared_of[kind].value += 1
         self._in_flight += 1
 
     def shared_ended(self, entry: LedgerEntry) -> None:
-        """It has its end, and this is its account."""
+        """A job that shared an execution has ended with this entry."""
         self._in_flight -= 1
         self._at(entry.model, Lane[entry.lane]).outcomes[entry.outcome].value += 1
         if entry.error_code is not None and entry.outcome is not Outcome.DONE:
             self.refused(entry.error_code)
 
     def unshared(self) -> None:
-        """It has an execution of its own instead."""
+        """A job that shared an execution gets one of its own."""
         self._in_flight -= 1
 
     def refused(self, code: str) -> None:
-        """A call was turned away with this public error code."""
+        """A call was refused or failed with this public error code."""
         child = self._error_of.get(code) or self._errors.at(OTHER)
         child.value += 1
 
@@ -314,7 +246,7 @@ class Metrics:
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
     ) -> None:
-        """Where to read what is a state and not an event. Replaces what is given and leaves the rest as it was."""
+        """Where to read states at scrape time. Replaces the readers given and leaves the others."""
         self._queue_depths = queue_depths or self._queue_depths
         self._views = views or self._views
         self._wait_coverage = wait_coverage or self._wait_coverage
@@ -344,7 +276,7 @@ class Metrics:
             lines.append(f"# HELP {spec.name} {spec.help}")
             lines.append(f"# TYPE {spec.name} {spec.kind}")
             family = self._families.get(spec.name)
-            lines += _lines(spec, pulled.get(spec.name, ())) if family is None else family.lines()
+            lines += exposition_lines(spec, pulled.get(spec.name, ())) if family is None else family.lines()
         lines.append("")
         return "\n".join(lines).encode() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
@@ -381,7 +313,7 @@ class Metrics:
         return [_LaneModelSeries(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]
 
     def _worker_rows(self) -> dict[str, Rows]:
-        """Gauges of all workers; one that is configured and not seen is down."""
+        """Gauges of all workers; a configured worker without a view is down."""
         up = dict.fromkeys(self._size_of, 0.0)
         phases: dict[tuple[str, ...], float] = {}
         running: dict[str, float] = {}
@@ -419,20 +351,6 @@ class Metrics:
             "inferry_worker_capacity_share": [((one.worker,), one.share) for one in known],
             "inferry_hedged_retries_total": [((one.worker,), float(one.overdue)) for one in known],
         }
-
-
-def _lines(spec: MetricSpec, rows: Rows) -> list[str]:
-    if not spec.labels:
-        return [f"{spec.name} {value!r}" for _, value in rows]
-    return [f"{spec.name}{{{_pairs(spec.labels, labels)}}} {value!r}" for labels, value in rows]
-
-
-def _pairs(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _add(totals: dict[str, float], name: str, value: float) -> None:

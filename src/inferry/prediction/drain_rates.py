@@ -1,33 +1,33 @@
-"""How fast queues empty, measured in three currencies at once: jobs, prompt tokens and output tokens.
+"""How fast queues empty, measured in three resources at once: jobs, prompt tokens and output tokens.
 
-Which of them binds depends on the engine and the hour: sequences, KV or prefill. Nobody is asked; whoever predicts
-waits compares what each currency would have said.
+The only owner of queue rates: wait prediction, queue limits and retry times all read these. Which resource binds
+depends on the engine and the load: sequences, KV or prefill. The wait model compares what each would have predicted.
 
-There are two ways for a job of lane L to go. Either everything before it goes: what is queued above L, and in L before
-the job. That shrinks by what is sent from those lanes and grows by what comes into the lanes above: while a batch job
-waits, live jobs overtake it. Or what is before it in L itself goes, because a lane with a share is served however much
-there is above it. So it waits for the sooner of
+A job of lane L leaves in one of two ways. Either everything before it leaves: what is queued above L, and in L before
+the job. That shrinks by what is sent from those lanes and grows by arrivals above L, since live jobs overtake a waiting
+batch job. Or what is before it in L itself leaves, because a lane with a share is served whatever is queued above it.
+Its wait is the shorter of
 
-    all before it / (sent at or above L - came above L)    and    before it in L / sent from L
+    all before it / (sent at or above L - arrived above L)    and    before it in L / sent from L
 
-each a second. What was sent is counted over the time in which somebody waited: when nobody does, it says how much
-arrives and nothing about how much could go.
+Sent amounts count over the time in which jobs waited: without a queue they measure arrivals, not capacity.
 
-Rates are kept with three memories, since the next minute is best told by the last and the next second by the last few.
-Events only add to counters; once in a beat these are folded in and the answers for all lanes are made ready.
+Rates have three time constants, because short waits follow the last seconds and long waits the last minute. Events only
+add to counters; every UPDATE_INTERVAL_S these are folded in and the rates of all lanes are computed.
 """
 
 from math import exp, inf
 
 from inferry.domain.lanes import Lane
+from inferry.domain.queue_depth import QueueDepth
 
 UPDATE_INTERVAL_S = 0.25
 TIME_CONSTANTS_S = (4.0, 16.0, 64.0)
-"""Seconds after which what was counted weighs a third."""
+"""Seconds after which a count weighs 1/e."""
 MIN_QUEUED_S = 0.005
-"""A job that leaves sooner after its arrival was not held up by anybody, and proves nothing about capacity."""
+"""A job that leaves sooner after its arrival was not delayed, and proves nothing about capacity."""
 MIN_NET_FRACTION = 0.05
-"""Whatever arrives above, at least this part of what is sent is taken to come through: what follows is 'very long'."""
+"""At least this part of the sent rate is assumed to remain after arrivals above; the wait is then very long."""
 
 _LANES = len(Lane)
 _RESOURCES = range(3)
@@ -38,7 +38,7 @@ UNKNOWN_RATES: SecondsPerUnit = (0.0, 0.0, 0.0)
 
 
 class _DecayingRate:
-    """Amounts over a time that may stand still, fading together."""
+    """Exponentially decaying amounts over decaying time."""
 
     __slots__ = ("amounts", "seconds", "time_constant_s")
 
@@ -49,7 +49,7 @@ class _DecayingRate:
 
     def fold(self, amounts: list[float], seconds: float) -> None:
         decay = exp(-seconds / self.time_constant_s)
-        # The integral of the fading itself, so that a long pause counts for no more than a memory.
+        # The integral of the decay, so that a long pause counts for no more than one time constant.
         self.seconds = self.seconds * decay + self.time_constant_s * (1.0 - decay)
         self.amounts = [old * decay + new for old, new in zip(self.amounts, amounts, strict=True)]
 
@@ -58,59 +58,60 @@ class _DecayingRate:
 
 
 class _BusyTimer:
-    """How long somebody has been waiting, since this was last asked. `waiting` counts who, `since` is when it began."""
+    """How long jobs have waited since this was last read."""
 
-    __slots__ = ("_elapsed_s", "since", "waiting")
+    __slots__ = ("_elapsed_s", "_is_busy", "_since")
 
     def __init__(self) -> None:
-        self.waiting = 0
-        self.since = 0.0
+        self._is_busy = False
+        self._since = 0.0
         self._elapsed_s = 0.0
 
-    def stop(self, now: float) -> None:
-        """Nobody waits any more."""
-        self._elapsed_s += now - self.since
+    def set(self, is_busy: bool, now: float) -> None:
+        """Jobs wait from now on, or no longer."""
+        if is_busy is not self._is_busy:
+            self._is_busy = is_busy
+            if is_busy:
+                self._since = now
+            else:
+                self._elapsed_s += now - self._since
 
     def take_elapsed_s(self, now: float) -> float:
-        if self.waiting:
-            self._elapsed_s += now - self.since
-            self.since = now
+        if self._is_busy:
+            self._elapsed_s += now - self._since
+            self._since = now
         elapsed_s, self._elapsed_s = self._elapsed_s, 0.0
         return max(0.0, elapsed_s)
 
 
 class DrainRates:
-    """Seconds that a unit of what stands before a job takes to go, for every lane and memory.
+    """Seconds per unit of what is before a job, for every lane and time constant.
 
-    `seconds[lane][memory]` is for all that is before it, `lane_seconds[lane][memory]` for what is in its own lane. They
-    are zero for a currency of which nothing has been sent while somebody waited. `above[lane]` is what is queued in
-    better lanes: jobs, prompt and output tokens.
+    `seconds[lane][horizon]` is for all that is before the job, `lane_seconds[lane][horizon]` for its own lane. A
+    resource of which nothing was sent while jobs waited has zero. Queue depth is read, after it has changed.
     """
 
     __slots__ = (
         "_arrival_rates",
         "_busy",
+        "_depth",
         "_drain_rates_at_or_above",
         "_lane_busy",
         "_lane_drain_rates",
         "_queued_amounts",
         "_sent_amounts",
-        "_timers_by_lane",
         "_updated_at",
         "lane_seconds",
         "next_update_at",
-        "queued_above",
         "seconds",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, depth: QueueDepth) -> None:
+        self._depth = depth
         self.seconds: list[list[SecondsPerUnit]] = [[UNKNOWN_RATES] * len(TIME_CONSTANTS_S) for _ in Lane]
         self.lane_seconds: list[list[SecondsPerUnit]] = [[UNKNOWN_RATES] * len(TIME_CONSTANTS_S) for _ in Lane]
-        self.queued_above = [[0, 0, 0] for _ in Lane]
         self._busy = [_BusyTimer() for _ in Lane]
         self._lane_busy = [_BusyTimer() for _ in Lane]
-        # Where a job of each lane counts: what comes for P0 stands before everybody.
-        self._timers_by_lane = [(*self._busy[lane:], self._lane_busy[lane]) for lane in range(_LANES)]
         self._queued_amounts = _zeros()
         self._sent_amounts = _zeros()
         self._arrival_rates = _decaying_rates()
@@ -119,41 +120,26 @@ class DrainRates:
         self._updated_at: float | None = None
         self.next_update_at = -inf
 
-    def waiting(self, lane: Lane) -> int:
-        """Jobs queued at or above the lane."""
-        return self._busy[lane].waiting
-
     def joined(self, lane: Lane, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A job has joined the queue."""
-        for busy in self._timers_by_lane[lane]:
-            if not busy.waiting:
-                busy.since = now
-            busy.waiting += 1
+        self.depth_changed(lane, now)
         _add(self._queued_amounts[lane], prompt_tokens, output_tokens)
-        for queued_above in self.queued_above[lane + 1 :]:
-            queued_above[0] += 1
-            queued_above[1] += prompt_tokens
-            queued_above[2] += output_tokens
-
-    def left(self, lane: Lane, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        """A job has left the queue without being sent."""
-        for busy in self._timers_by_lane[lane]:
-            busy.waiting -= 1
-            if not busy.waiting:
-                busy.stop(now)
-        for queued_above in self.queued_above[lane + 1 :]:
-            queued_above[0] -= 1
-            queued_above[1] -= prompt_tokens
-            queued_above[2] -= output_tokens
 
     def sent(self, lane: Lane, prompt_tokens: int, output_tokens: int, waited_s: float, now: float) -> None:
-        """A job has been given to a worker, after so long in the queue."""
-        self.left(lane, prompt_tokens, output_tokens, now)
+        """A job was given to a worker after `waited_s` in the queue."""
+        self.depth_changed(lane, now)
         if waited_s >= MIN_QUEUED_S:
             _add(self._sent_amounts[lane], prompt_tokens, output_tokens)
 
+    def depth_changed(self, lane: Lane, now: float) -> None:
+        """The queue depth of the lane has changed."""
+        depth = self._depth
+        self._lane_busy[lane].set(depth.jobs[lane] > 0, now)
+        for lower in range(lane, _LANES):
+            self._busy[lower].set(depth.at_or_above[lower] > 0, now)
+
     def update(self, now: float) -> bool:
-        """Fold in what was counted, if it is time (`next_update_at`); say whether it was."""
+        """Fold in what was counted, from `next_update_at` on; returns whether rates were computed."""
         if now < self.next_update_at:
             return False
         last, self._updated_at, self.next_update_at = self._updated_at, now, now + UPDATE_INTERVAL_S
@@ -178,13 +164,13 @@ class DrainRates:
         return True
 
     def net_drain_fraction(self, lane: Lane) -> float:
-        """The part of what is sent at or above the lane that is not made up for by what comes there."""
+        """The part of the sent rate at or above the lane that arrivals there do not offset."""
         sent = self._drain_rates_at_or_above[lane][1].per_s(0)
         joined = sum([self._arrival_rates[upper][1].per_s(0) for upper in range(lane + 1)], 0.0)
         return 1.0 - joined / sent if sent > 0 else 1.0
 
     def best_case_s_per_job(self, lane: Lane) -> float:
-        """Seconds that a job at or above the lane takes to go, if no better ones came; 0 where nothing is known."""
+        """Seconds per job at or above the lane without arrivals in higher lanes; 0 where nothing was measured."""
         sent = self._drain_rates_at_or_above[lane][1].per_s(0)
         return 1.0 / sent if sent > 0 else 0.0
 

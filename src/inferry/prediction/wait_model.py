@@ -1,17 +1,17 @@
-"""How long a job offered now would wait until it is sent to a worker, and when a refused one should come back.
+"""Predicts how long a job offered now waits until it is sent to a worker, and when a refused client should retry.
 
-The middle estimate is a fluid model: what stands before the job, times the seconds each unit of it takes
-(`drain_rates`), in jobs, prompt tokens and output tokens; each currency counts by how well it has predicted lately, so
-that whichever binds takes over. A lane with a share may be served before all that is above it: then only what stands
-before the job in its own lane counts. Around it stand quantiles learned from how far waits were from it
-(`calibration`), for every lane, and apart for short and long waits: those differ by more than a factor.
+The estimate is a fluid model: what is queued before the job, times the seconds per unit (`drain_rates`), in jobs,
+prompt tokens and output tokens. Each resource is weighted by how well it has predicted recently, so that the binding
+one takes over. A lane with a share may be served before higher lanes: then only what is before the job in its own lane
+counts. Quantiles around the estimate are learned from the errors of past predictions (`calibration`), for each lane and
+separately for short and long waits.
 
-Every statement is judged when its time is up: was the job sent by then? Judging jobs as they go would hear of the short
-waits first and of the long ones too late, and always expect too little while queues grow. Before anything has been
-measured a wait is predicted as nearly zero: nobody is refused out of ignorance.
+A prediction is evaluated when its P90 has passed: was the job sent by then? Evaluation when a job is sent would see
+short waits first and long ones too late, and underestimate while queues grow. Before anything was measured the
+predicted wait is nearly zero, so that no job is refused for lack of data.
 
-One model serves one scheduler and has one owner, who calls `predict`, then `queued` if the job was let in, then `sent`
-or `left` when it is not queued any more.
+One model serves one scheduler and has one owner, which calls `predict`, then `queued` if the job was admitted, then
+`sent` or `left`, each after the queue depth has changed.
 """
 
 from bisect import bisect_right
@@ -22,13 +22,14 @@ from inferry.domain.errors import DeadlineInfeasible
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
+from inferry.domain.queue_depth import QueueDepth
 from inferry.prediction.calibration import ConformalCorrection, ErrorHistogram, error_histograms
 from inferry.prediction.drain_rates import UNKNOWN_RATES, DrainRates, SecondsPerUnit
 from inferry.prediction.values import Coverage
 from inferry.prediction.wait_prediction import QuantileFactors, WaitPrediction
 
 FLOOR_S = 0.05
-"""Differences below this matter to nobody."""
+"""Differences below this do not matter."""
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 120.0
 MAX_WAIT_S = 3600.0
@@ -36,13 +37,13 @@ MAX_WAIT_S = 3600.0
 NOTHING_AHEAD = QueuedAhead()
 _HORIZONS_S = (0.1, 0.4, 1.6, 6.4, 25.6)
 _PRIORS = ((0.0, 1.0), (0.0, 0.8), (0.05, 0.5), (0.05, 0.4), (0.05, 0.3), (0.05, 0.3))
-"""Middle and spread of log(actual / predicted) before anything is known: long waits average over more."""
+"""Prior mean and spread of log(actual / predicted): long waits average over more jobs."""
 _NEAR_S, _FAR_S = 2.0, 8.0
-"""Waits below the one are told by the shortest memory, beyond the other by the longest."""
+"""Waits below the first use the shortest time constant, beyond the second the longest."""
 _LOG_OFFSET_S = 0.01
-"""Errors compare waits on a logarithmic scale that is linear below this."""
+"""Errors are logarithmic, and linear for waits below this."""
 _CENSORED_LOG_ERROR = 0.35
-"""Until it is known how long it takes, a wait beyond its P90 counts as longer by this much (of a logarithm)."""
+"""A wait beyond its P90 that has not ended counts as longer than the P90 by this log error."""
 _ERROR_RATE = 0.03
 _MIN_NET_DRAIN = 0.25
 
@@ -50,8 +51,9 @@ _MIN_NET_DRAIN = 0.25
 class WaitModel:
     """Predicts waits and learns from them. O(1) per job but for a heap; no call waits or looks at a clock."""
 
-    def __init__(self) -> None:
-        self._drain_rates = DrainRates()
+    def __init__(self, depth: QueueDepth) -> None:
+        self._depth = depth
+        self._drain_rates = DrainRates(depth)
         self._errors = error_histograms(_PRIORS)
         self._corrections = [ConformalCorrection() for _ in Lane]
         self._squared_errors = [[0.25, 0.25, 0.25] for _ in Lane]
@@ -62,11 +64,11 @@ class WaitModel:
         self._due: list[tuple[float, int, WaitPrediction]] = []
         self._push_count = 0
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- predictions -------------------------------------------------------------------------------------------------
 
     def has_queue_ahead(self, lane: Lane) -> bool:
-        """Whether a job of the lane would find anybody queued at or above it."""
-        return self._drain_rates.waiting(lane) > 0
+        """Whether any job is queued at or above the lane."""
+        return self._depth.at_or_above[lane] > 0
 
     def predict(
         self, lane: Lane, prompt_tokens: int, output_tokens: int, ahead: QueuedAhead, now: float
@@ -75,7 +77,7 @@ class WaitModel:
 
         Between two updates, more work ahead never shortens the predicted wait of the same job.
         """
-        drain_rates, queued_above = self._drain_rates, self._drain_rates.queued_above[lane]
+        drain_rates, queued_above = self._drain_rates, self._depth.above[lane]
         amounts = (ahead.jobs + 1, ahead.prompt_tokens + prompt_tokens, ahead.output_tokens + output_tokens)
         in_lane = amounts
         if queued_above[0]:
@@ -147,11 +149,11 @@ class WaitModel:
         return full_wait_s, False
 
     def retry_after(self, prediction: WaitPrediction, target_wait_s: float | None = None) -> float:
-        """Seconds until a job that was told this should come back, between one and two minutes at most.
+        """Seconds until the client of this prediction should retry, from MIN_RETRY_S to MAX_RETRY_S.
 
-        Without `target_wait_s`: when what is before it now has gone. With it: when the median wait of a job like this
-        will have come down to that. What is before it shrinks by what is sent beyond what comes; where that seems to be
-        nothing, a quarter as fast as it is worked off, since who is refused comes later.
+        Without `target_wait_s`: when what is queued before it has left. With it: when the median wait of such a job
+        will have fallen to that. The queue shrinks at the sent rate less the arrival rate, and at least at a quarter of
+        the sent rate, since refused clients arrive later.
         """
         seconds = prediction.p50_s
         if target_wait_s is not None:
@@ -161,8 +163,7 @@ class WaitModel:
         return min(MAX_RETRY_S, max(MIN_RETRY_S, seconds))
 
     def seconds_per_job(self, prediction: WaitPrediction) -> tuple[float, float]:
-        """How long a job that is before the one that was told this takes to go: as things are, and if nobody came who
-        goes before the lane. Zero where nothing is known."""
+        """Seconds per job ahead: at present, and without arrivals in higher lanes. Zero where nothing was measured."""
         if prediction.estimate_s <= 0:
             return 0.0, 0.0
         now_s = prediction.p50_s / prediction.amounts[0]
@@ -170,18 +171,18 @@ class WaitModel:
         return now_s, min(now_s, best_case_s_per_job) if best_case_s_per_job else now_s
 
     def coverage(self, lane: Lane) -> Coverage:
-        """How the P90 has held where it was above the floor. Recent jobs count for more."""
+        """How often the P90 held where it was above the floor. Recent jobs weigh more."""
         correction = self._corrections[lane]
         return Coverage(correction.jobs, correction.covered)
 
     def coverages(self) -> dict[Lane, float]:
-        """The part that held, for every lane in which something was judged."""
+        """The share that held, for every lane with evaluated predictions."""
         return {lane: found.covered for lane in Lane if (found := self.coverage(lane)).jobs}
 
-    # -- what it learns ----------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     def queued(self, prediction: WaitPrediction, now: float) -> None:
-        """The job was let in."""
+        """The job was queued."""
         self._drain_rates.joined(prediction.lane, prediction.prompt_tokens, prediction.output_tokens, now)
         self._unscheduled.append(prediction)
         if now >= self._drain_rates.next_update_at:
@@ -199,11 +200,15 @@ class WaitModel:
             self._update(now)
 
     def left(self, prediction: WaitPrediction, now: float) -> None:
-        """The job left the queue without being sent: cancelled or expired. Its wait teaches nothing."""
+        """The job left the queue without being sent: cancelled or expired. Nothing is learned from its wait."""
         prediction.was_removed = True
-        self._drain_rates.left(prediction.lane, prediction.prompt_tokens, prediction.output_tokens, now)
+        self._drain_rates.depth_changed(prediction.lane, now)
         if now >= self._drain_rates.next_update_at:
             self._update(now)
+
+    def depth_changed(self, lane: Lane, now: float) -> None:
+        """A job without a prediction, such as a retry, has joined or left the queue: only busy time counts."""
+        self._drain_rates.depth_changed(lane, now)
 
     def _update_resource_errors(self, prediction: WaitPrediction, waited_s: float) -> None:
         squared_errors, seconds, amounts = self._squared_errors[prediction.lane], prediction.seconds, prediction.amounts
@@ -222,7 +227,7 @@ class WaitModel:
         return _factors(self._errors[lane], self._corrections[lane].factor)
 
     def _evaluate_due(self, now: float) -> set[Lane]:
-        """Lanes of which something was learned."""
+        """Evaluate predictions whose time is up; returns their lanes."""
         due, evaluated = self._due, set()
         for prediction in self._unscheduled:
             self._push_count += 1
@@ -236,11 +241,11 @@ class WaitModel:
         return evaluated
 
     def _evaluate(self, prediction: WaitPrediction, at: float) -> None:
-        """The time that was stated for the job is up."""
+        """The P90 of the prediction has passed."""
         waited, stated_s = prediction.waited_s, max(prediction.p90_s, FLOOR_S)
         held = waited is not None and waited <= stated_s
-        # Jobs that are told less than the floor are kept by whatever is said, nearly all of them: what is said to the
-        # others would have to be too much to make up for the few that are not. The histogram hears of these.
+        # Predictions below the floor hold nearly always. If they counted, longer predictions would have to be too long
+        # to compensate for the few that fail. The histogram counts them.
         if prediction.p90_s > FLOOR_S:
             self._corrections[prediction.lane].record(held, stated_s, at)
         if waited is not None and held:
@@ -257,8 +262,8 @@ def deadline_refusal(
 ) -> DeadlineInfeasible | None:
     """The refusal of a job that will almost certainly still be queued when its deadline passes, or None.
 
-    It is refused when its P10 breaks the deadline, that is when nine in ten jobs like it would expire in the queue: to
-    refuse a job that could have been served is worse than to queue one that expires, which costs nobody a GPU second.
+    It is refused when its P10 exceeds the deadline, so that nine in ten such jobs would expire in the queue: refusing a
+    job that could have been served is worse than queueing one that expires, which costs no GPU time.
     """
     if job.deadline is None or prediction.p10_s <= (left := job.deadline - now):
         return None
@@ -295,10 +300,10 @@ def _factors(horizons: list[ErrorHistogram], correction: float) -> list[Quantile
 
 
 def _monotone_bounds(factors: list[float], evidence: list[float]) -> tuple[list[float], list[float]]:
-    """What a quantile is at least and at most in every horizon, so that it never falls from one to the next.
+    """Lower and upper bounds of a quantile in every horizon, so that it never falls from one horizon to the next.
 
-    Where the nearer would tell more for its longest wait than the farther for the same, they meet in between, closer to
-    the one that has seen more. A horizon that is rarely asked about must not rule the others.
+    Where the nearer horizon predicts more for its longest wait than the farther one, both are bounded by a mean
+    weighted by evidence, so that a rarely used horizon does not dominate.
     """
     lower, upper = [0.0] * len(factors), [inf] * len(factors)
     for index, horizon_s in enumerate(_HORIZONS_S):
@@ -317,7 +322,7 @@ def _blend_all(of_lanes: list[list[SecondsPerUnit]], squared_errors: list[list[f
 
 
 def _blended(seconds: SecondsPerUnit, squared_errors: list[float]) -> SecondsPerUnit:
-    """What each unit adds to the prediction, when currencies count by how well they have predicted."""
+    """Seconds that each unit adds to the estimate, with resources weighted by how well they have predicted."""
     weights = [
         1.0 / (squared_error + 0.01) ** 2 if each > 0 else 0.0
         for each, squared_error in zip(seconds, squared_errors, strict=True)

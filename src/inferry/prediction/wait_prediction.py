@@ -1,4 +1,4 @@
-"""What was said about a job's wait, kept until it is known how it came out."""
+"""The predicted wait of a job, kept until the actual wait is known."""
 
 from math import inf
 from typing import Final
@@ -11,10 +11,10 @@ from inferry.prediction.drain_rates import SecondsPerUnit
 
 
 class WaitPrediction(PredictedWait):
-    """A statement about one job, and what it takes to learn from what comes of it. Belongs to the model.
+    """The prediction for one job, and what the model needs to learn from its outcome. Belongs to the model.
 
-    The prediction was made of `amounts` (jobs, prompt and output tokens before it, with its own), each of which takes
-    `seconds`.
+    It was computed from `amounts` (jobs, prompt and output tokens before the job, its own included) and `seconds` per
+    unit.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class WaitPrediction(PredictedWait):
 
 
 class QuantileFactors(Value):
-    """By what a predicted wait of one horizon is multiplied to get its quantiles, and what these are at least and at
-    most: where two horizons meet, the nearer never tells more than the farther.
+    """The factors that turn an estimate of one horizon into quantiles, with bounds that keep quantiles monotone across
+    horizons.
     """
 
     def __init__(

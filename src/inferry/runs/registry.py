@@ -1,14 +1,14 @@
-"""Runs: which calls belong together, in trees, per tenant; what they use; and which of them are dead.
+"""Runs per tenant, in trees: which calls belong together, what they use, and which runs are cancelled.
 
-A run begins with its first call and is a member of one tree: a sub-run names its parent, and unknown parents are made.
-A run keeps the first parent it was given: a later other one is ignored, because clients that were not written for this
-gateway send ids of their own. What would make a circle, or a tree deeper than `MAX_DEPTH`, is refused.
+A run begins with its first call and belongs to one tree: a sub-run names its parent, and unknown parents are created. A
+run keeps its first parent; a later, different one is ignored, because clients not written for this gateway send ids of
+their own. A parent that would form a cycle, or a tree deeper than `MAX_DEPTH`, is refused.
 
-A run is cancelled by a tombstone on it. Everything below it is covered by its lineage, also sub-runs that come later.
-Runs that were idle for long are forgotten, the oldest first and never one with a job in flight; the ledger keeps them.
-A call that names no run is a run of its own that is forgotten with its end.
+A tombstone cancels a run with all its sub-runs, later ones included. Idle runs are forgotten, the oldest first, and
+never a run with a job in flight; the ledger keeps them. A call that names no run is a run of its own, forgotten at its
+end.
 
-Pure: whoever drives it owns it, and time is an argument (seconds on the gateway's clock, never going back).
+Pure: time is an argument, in seconds on the gateway's clock, and never goes back.
 """
 
 from collections import OrderedDict
@@ -19,21 +19,21 @@ from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Usage
 from inferry.runs.run import Run, RunKey, Totals, height, self_and_ancestors, subtree, union_length
-from inferry.runs.snapshot import RunSnapshot, RunStatus
+from inferry.runs.snapshot import RunSnapshot, RunStatus, snapshot_of
 
 MAX_DEPTH = 32
 """Runs from a leaf to its root, both counted."""
 MAX_DISTINCT_STEPS = 4096
-"""Distinct steps of one run; every further call counts as one."""
+"""Distinct steps counted for one run; beyond, every call counts as a step."""
 MAX_EVICTION_SKIPS = 8
-"""How many runs in flight one call may pass over in search of one to forget."""
+"""Runs in flight that one call may skip in search of a run to evict."""
 PARENT_HEADER = "x-inferry-parent-run-id"
 
 __all__ = ["MAX_DEPTH", "PARENT_HEADER", "Run", "RunRegistry", "RunSnapshot", "RunStatus", "Totals", "union_length"]
 
 
 class RunRegistry:
-    """The runs that are known. `on_evicted(tenant, run_id)` tells whoever else keeps something about a run."""
+    """The known runs. `on_evicted(tenant, run_id)` is called when a run is forgotten."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class RunRegistry:
         self.tombstone_s = tombstone_s
         self._max_tombstones = max_tombstones
         self.on_evicted = on_evicted
-        # By their last call, the oldest first; a run comes after every sub-run of it, since a call is of both.
+        # By last call, the oldest first. A run comes after its sub-runs, since their calls count for both.
         self._runs: OrderedDict[RunKey, Run] = OrderedDict()
         self._anonymous: dict[RunKey, Run] = {}
         self._tombstones: OrderedDict[RunKey, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Runs that are known and have a name."""
+        """Known runs with a name."""
         return len(self._runs)
 
-    # -- the path of a call ------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------------
 
     def admit(self, job: InferenceJob, now: float) -> Run:
         """The job's run, with the job in flight. Raises RunCancelled or InvalidRequest; then nothing has changed."""
         key = (job.tenant, job.run_id)
         run = self._runs.get(key)
         if run is None and job.parent_run is None and job.run_id == job.job_id:
-            # Most calls of clients that know nothing of runs come here: no tree, and nothing to remember.
+            # The common case of clients without run ids: no tree, and nothing to keep.
             run = self._anonymous[key] = Run(key, (job.run_id,), now, is_anonymous=True, tree_in_flight=1)
             run.in_flight[job.job_id] = job
             run.own_active_since = run.active_since = now
@@ -96,9 +96,9 @@ class RunRegistry:
         return run
 
     def job_ended(self, run: Run, attempt: Attempt, usage: Usage, cost_nanos: int | None, now: float) -> None:
-        """The job's last attempt has ended: exactly once for every job that entered and was not turned away.
+        """The job's last attempt has ended: exactly once for every admitted job that was not rejected.
 
-        `usage` is what the whole job used, and `cost_nanos` what that costs.
+        `usage` and `cost_nanos` are those of the whole job.
         """
         job = attempt.job
         del run.in_flight[job.job_id]
@@ -113,11 +113,11 @@ class RunRegistry:
         self._remove_in_flight(run, attempt.sent_at, now)
         if run.is_anonymous:
             self._evict(run)
-        if len(self._runs) > self._max_runs:  # they were all in flight
+        if len(self._runs) > self._max_runs:  # all of them were in flight
             self._evict_oldest(now, MAX_EVICTION_SKIPS)
 
     def reject(self, run: Run, job_id: str, now: float) -> None:
-        """The job was refused after all by somebody further in: instead of `job_ended`."""
+        """The job was refused after its admission: instead of `job_ended`."""
         del run.in_flight[job_id]
         run.refused += 1
         self._remove_in_flight(run, None, now)
@@ -133,7 +133,7 @@ class RunRegistry:
         while node is not None:
             node.tree_in_flight -= 1
             if sent_at is not None and sent_at < node.active_since:
-                sent_at = node.active_since  # it came into this tree while it ran
+                sent_at = node.active_since  # the run joined this tree while the job ran
             if node.tree_in_flight:
                 if sent_at is not None:
                     node.add_running_span(sent_at, now)
@@ -154,7 +154,7 @@ class RunRegistry:
     # -- trees -------------------------------------------------------------------------------------------------------
 
     def _attach(self, job: InferenceJob, run: Run | None, now: float) -> Run:
-        """The job's run where it is new, or the parent is: made, and put into its tree."""
+        """The run of a job whose run or parent is new, created and placed in its tree."""
         tenant, parent_id = job.tenant, job.parent_run
         if run is not None and run.parent is not None:
             if self._tombstones:
@@ -199,7 +199,7 @@ class RunRegistry:
         return run
 
     def _set_parent(self, run: Run, parent: Run, now: float) -> None:
-        """A run that had no parent so far gets one, with all that it has in flight."""
+        """Give a parent to a run that had none, with its jobs in flight."""
         run.parent = parent
         parent.children[run.run_id] = run
         for one in list(subtree(run)):
@@ -218,12 +218,12 @@ class RunRegistry:
             self._runs.move_to_end(node.key)
             node = node.parent
 
-    # -- what others do to runs --------------------------------------------------------------------------------------
+    # -- cancel and finish -------------------------------------------------------------------------------------------
 
     def cancel(self, tenant: str, run_id: str, now: float, *, is_known: bool = False) -> list[str]:
-        """Leave a tombstone; answers with the ids of the jobs that are in flight in the whole tree.
+        """Add a tombstone; returns the ids of the jobs in flight in the whole tree.
 
-        Raises RunNotFound, unless somebody else knows that the run was there (`is_known`).
+        Raises RunNotFound, unless the run is known from the ledger (`is_known`).
         """
         run = self._find(tenant, run_id)
         if run is None and not is_known and (tenant, run_id) not in self._tombstones:
@@ -234,7 +234,7 @@ class RunRegistry:
         return [job_id for one in subtree(run) for job_id in one.in_flight]
 
     def is_cancelled(self, run: Run) -> bool:
-        """Whether it or a run it belongs to has a tombstone."""
+        """Whether the run or one of its ancestors has a tombstone."""
         if not self._tombstones:
             return False
         return any(node.cancelled_at is not None for node in self_and_ancestors(run))
@@ -244,12 +244,12 @@ class RunRegistry:
         return (tenant, run_id) in self._tombstones
 
     def restore(self, cancelled: Iterator[RunKey] | list[RunKey], now: float) -> None:
-        """Tombstones that somebody kept while this was not there."""
+        """Add tombstones that the ledger has kept."""
         for tenant, run_id in cancelled:
             self._add_tombstone(tenant, run_id, now)
 
     def finish(self, tenant: str, run_id: str, now: float) -> None:
-        """The agent says that the run is over, and its sub-runs with it. A later call opens it again.
+        """The agent says that the run and its sub-runs are over. A later call reopens it.
 
         Raises RunNotFound.
         """
@@ -263,7 +263,7 @@ class RunRegistry:
                 one.finished_at = now if one is run else one.last_activity_at
                 one.idle_since = None
 
-    # -- what they look like -----------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._find(tenant, run_id) is not None
@@ -271,12 +271,12 @@ class RunRegistry:
     def snapshot(
         self, tenant: str, run_id: str, now: float, sent_at: Callable[[str], float | None] | None = None
     ) -> RunSnapshot | None:
-        """The run as it stands; None for one that is not known. `sent_at` tells when a job in flight went out."""
+        """The run at `now`; None for an unknown run. `sent_at` tells when a job in flight was sent."""
         run = self._find(tenant, run_id)
-        return None if run is None else self._snapshot(run, now, sent_at)
+        return None if run is None else snapshot_of(run, self.status(run), now, sent_at)
 
     def newest_first(self, tenant: str) -> Iterator[Run]:
-        """The tenant's runs that have a name, by `last_call_at`: the latest first."""
+        """The tenant's named runs by `last_call_at`, the latest first."""
         for key, run in reversed(self._runs.items()):
             if key[0] == tenant:
                 yield run
@@ -291,47 +291,10 @@ class RunRegistry:
     def _find(self, tenant: str, run_id: str) -> Run | None:
         return self._runs.get((tenant, run_id)) or self._anonymous.get((tenant, run_id))
 
-    def _snapshot(self, run: Run, now: float, sent_at: Callable[[str], float | None] | None) -> RunSnapshot:
-        tree_totals, tree_runs = Totals(), 0
-        sent: list[tuple[float, float]] = []
-        for one in subtree(run):
-            tree_runs += 1 + one.evicted_runs
-            tree_totals.add(one.totals)
-            if one.evicted_totals is not None:
-                tree_totals.add(one.evicted_totals)
-            if sent_at is not None:
-                sent += [(sent_time, now) for job_id in one.in_flight if (sent_time := sent_at(job_id)) is not None]
-        cancelled_run_id = next(
-            (node.run_id for node in self_and_ancestors(run) if node.cancelled_at is not None), None
-        )
-        return RunSnapshot(
-            tenant=run.tenant,
-            run_id=run.run_id,
-            lineage=run.lineage,
-            status=self.status(run),
-            cancelled_by_run=cancelled_run_id,
-            first_call_at=run.first_call_at,
-            last_activity_at=now if run.tree_in_flight else run.last_activity_at,
-            finished_at=run.finished_at,
-            in_flight=tuple(run.in_flight.values()),
-            tree_in_flight=run.tree_in_flight,
-            refused=run.refused,
-            steps=len(run.steps) + run.extra_steps,
-            totals=run.totals,
-            tree_totals=tree_totals,
-            tree_runs=tree_runs,
-            children=tuple(name for name, child in run.children.items() if not child.is_anonymous),
-            own_active_s=run.own_active_s + (now - run.own_active_since if run.in_flight else 0.0),
-            active_s=run.active_s + (now - run.active_since if run.tree_in_flight else 0.0),
-            running_s=run.running_s + union_length(run.spans + sent),
-            tool_s=run.tool_s,
-            idle_s=0.0 if run.idle_since is None else now - run.idle_since,
-        )
-
-    # -- forgetting --------------------------------------------------------------------------------------------------
+    # -- eviction ----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> int:
-        """Forget what has been idle, or dead, for long; answers with how many runs that were."""
+        """Forget idle runs and old tombstones; returns the number of runs."""
         before = len(self._runs)
         self._evict_oldest(now, before)
         while self._tombstones:
@@ -349,7 +312,7 @@ class RunRegistry:
             if not run.tree_in_flight and not run.children:
                 self._evict(run)
             elif skips:
-                # It is not idle: it has waited for its calls all this time. Its parents stay behind it.
+                # Not idle: it waits for its calls. Its ancestors stay behind it.
                 skips -= 1
                 for node in self_and_ancestors(run):
                     node.last_activity_at = node.last_call_at = now
@@ -364,7 +327,7 @@ class RunRegistry:
         else:
             del self._runs[key]
             if self._tombstones and self.is_cancelled(run) and key not in self._tombstones:
-                # Its parent may be forgotten next: it stays dead by itself.
+                # Its parent may be forgotten next: it needs a tombstone of its own.
                 self._add_tombstone(run.tenant, run.run_id, run.last_activity_at)
         if parent is not None:
             del parent.children[run.run_id]

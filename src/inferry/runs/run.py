@@ -1,14 +1,14 @@
-"""One run: what is in flight in it, what it used, when something ran in it, and how it stands."""
+"""One run: its jobs in flight, its usage and its times."""
 
 from collections.abc import Iterator
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.errors import ClientClosed, QueueTimeout, RunCancelled
+from inferry.domain.errors import ClientClosed, DeadlineExceeded, QueueTimeout, RequestTimeout, RunCancelled
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, Failed, Usage
 
 MAX_SPANS = 64
-"""Spells of running that are told apart while a run is in flight; beyond, the two oldest count as one."""
+"""Separate running spans kept while a run is in flight; beyond, the two oldest are merged."""
 
 
 RunKey = tuple[str, str]
@@ -91,7 +91,7 @@ class Totals:
             self.done += 1
         elif isinstance(end, Failed) and isinstance(end.error, ClientClosed | RunCancelled):
             self.cancelled += 1
-        elif isinstance(end, Failed) and isinstance(end.error, QueueTimeout):
+        elif isinstance(end, Failed) and isinstance(end.error, QueueTimeout | DeadlineExceeded | RequestTimeout):
             self.expired += 1
         else:
             self.failed += 1
@@ -127,9 +127,9 @@ class Totals:
 class Run:
     """One run while it is known. Only `RunRegistry` changes it.
 
-    `lineage` is (run, parent, …, root). `last_call_at` is when its last call came, or that of a run below it. Times and
+    `lineage` is (run, parent, …, root). `last_call_at` is the time of its last call, or of a sub-run's. Times and
     `tree_in_flight` are those of the whole tree below it: an agent that waits for its sub-agents waits for the model.
-    `evicted_totals` sums what sub-runs used that are no longer known.
+    `evicted_totals` is the usage of sub-runs that were forgotten.
     """
 
     __slots__ = (
@@ -210,7 +210,7 @@ class Run:
         return f"Run({self.run_id!r} of {self.tenant!r})"
 
     def add_running_span(self, sent_at: float, now: float) -> None:
-        """Something of the tree was on a worker from then to now."""
+        """A job of the tree was on a worker from `sent_at` to `now`."""
         spans = self.spans
         start = sent_at
         while spans and spans[-1][1] >= start:
@@ -223,7 +223,7 @@ class Run:
 
 
 def union_length(spans: list[tuple[float, float]]) -> float:
-    """How much time is in at least one of the spans."""
+    """Length of the union of the spans, in seconds."""
     total, covered_until = 0.0, float("-inf")
     for start, end in sorted(spans):
         if end > covered_until:
@@ -239,7 +239,7 @@ def self_and_ancestors(run: Run | None) -> Iterator[Run]:
 
 
 def subtree(run: Run) -> Iterator[Run]:
-    """The run and everything below it, parents first."""
+    """The run and its sub-runs, parents first."""
     pending = [run]
     while pending:
         one = pending.pop()

@@ -1,4 +1,4 @@
-"""Which stream belongs to which job: what a worker emits for a job reaches that stream and no other."""
+"""Finds a job's stream: items that a worker emits for a job reach that stream and no other."""
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import End
@@ -25,14 +25,14 @@ class Demux:
         return stream
 
     def get(self, job_id: str) -> JobStream | None:
-        """None for a job that has ended: what comes late belongs to nobody."""
+        """None for a job that has ended: late items are dropped."""
         return self._streams.get(job_id)
 
     def job_ids(self) -> list[str]:
         return list(self._streams)
 
     def streams(self) -> list[JobStream]:
-        """Those of all jobs that have not ended."""
+        """The streams of all jobs that have not ended."""
         return list(self._streams.values())
 
     def close(self, stream: JobStream, end: End) -> None:

@@ -1,22 +1,22 @@
-"""Token ids in, text out: one assembler per job, over nothing but `Tokenizer.decode`."""
+"""Token ids in, text out: one assembler per job, based on `Tokenizer.decode` alone."""
 
 from collections.abc import Sequence
 
 from inferry.domain.ports import Tokenizer
 
 _UNFINISHED = "\ufffd"
-# No character has more than four bytes, so at most three replacement characters at the end may still turn into one.
+# A character has at most four bytes, so at most three trailing replacement characters may still become one.
 _MAX_UNCERTAIN_CHARS = 3
 _CONTEXT_TOKENS = 4
 _WINDOW_TOKENS = 16
 
 
 class Assembler:
-    """Text of a growing list of tokens, given out as soon as it is certain, up to the first stop string.
+    """Text of a growing list of tokens, emitted as soon as it is certain, up to the first stop string.
 
-    Law: the pieces joined are the decoded text of all tokens, cut before the stop string that is complete first (of
-    two that end together, the longer). What is held back is an unfinished character or the beginning of a stop string.
-    A character that was complete stays one, even where a decoder of all tokens gives it up for bytes that follow it.
+    Invariant: the emitted text is the decoded text of all tokens, cut before the stop string that is complete first
+    (of two that end together, the longer). Held back is only an incomplete character or the beginning of a stop string.
+    A complete character stays, even where decoding all tokens would replace it because of later bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
@@ -34,25 +34,25 @@ class Assembler:
 class Detokenizer:
     """Decodes a short window at the end of the tokens, so that a token costs the same however long the output is.
 
-    The window starts a few tokens before the first one not yet given out: decoders treat the start of a text in a way
-    of their own, such as dropping a space, and that must not happen in the middle.
+    The window starts a few tokens before the first one not yet emitted: decoders treat the start of a text specially,
+    for example drop a space, and that must not happen in the middle.
 
     Decoders that fall back to bytes read a run of byte tokens as a whole: with one byte of the next character all
-    characters before it become unreadable. What was given out stands, and the tokens after it are decoded alone.
+    characters before it become unreadable. Emitted text stands, and the tokens after it are decoded alone.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._emitted = ""  # the part of the window's text that is given out
-        self._settled_tokens = 0  # tokens of the window whose text is given out, all of it
+        self._emitted = ""  # the part of the window's text that is emitted
+        self._settled_tokens = 0  # tokens of the window whose text is fully emitted
 
     def push(self, token_ids: Sequence[int]) -> str:
         window = self._window
         window.extend(token_ids)
         text = self._tokenizer.decode(window)
         if text.endswith(_UNFINISHED) and len(token_ids) > 1:
-            # How much of this is unfinished shows only token by token.
+            # Only decoding token by token shows how much is incomplete.
             del window[-len(token_ids) :]
             return "".join([self.push((token,)) for token in token_ids])
         if not text.startswith(self._emitted):
@@ -81,11 +81,11 @@ class Detokenizer:
         return new_text
 
     def _slide_window(self, text: str) -> None:
-        """Drop what is given out from the window, where that changes nothing in the text that remains."""
+        """Drop emitted tokens from the window where the remaining text does not change."""
         window, emitted = self._window, len(self._emitted)
         cut = len(window) - _CONTEXT_TOKENS
         if emitted < len(text):
-            # Something is still open at the end: the cut must come before it, and be seen to change nothing.
+            # The end is incomplete: cut before it, and only if the text does not change.
             while cut > 0 and len(self._tokenizer.decode(window[:cut])) > emitted:
                 cut -= 1
         rest = window[cut:]
@@ -98,7 +98,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Lets text through until a stop string is complete; holds back only what could be the beginning of one."""
+    """Passes text until a stop string is complete; holds back only a possible beginning of one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -125,7 +125,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` without being all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,9 +1,8 @@
 """One execution, several readers.
 
-A job whose answer others may want has two kinds of streams: the one that its worker fills, which `FanOut` alone reads,
-and one for each reader. What has come so far is kept, so that whoever comes later gets all of it; it is kept within
-bounds, beyond which nobody can join any more and those who have go on. Everything happens on one event loop, inside the
-worker's own call.
+A shared execution has two kinds of streams: the one that its worker fills, which `FanOut` alone reads, and one for each
+reader. The output so far is kept, so that a later reader gets all of it. Beyond a memory limit it is dropped: then no
+further reader can join, and present readers continue. Everything happens on one event loop, inside the worker's call.
 """
 
 from abc import ABC, abstractmethod
@@ -14,13 +13,13 @@ from inferry.domain.streams import Delta, End
 from inferry.streams.mailbox import JobStream, MergeCounter, merge
 
 DELTA_OVERHEAD_BYTES = 200
-"""What one delta takes besides what it says."""
+"""Memory of one delta besides its content."""
 RESERVE_STEP_BYTES = 4096
-"""Memory is taken in pieces of this size, so that a token seldom has to ask for any."""
+"""Memory is reserved in blocks of this size, so that few tokens have to reserve any."""
 
 
 class HistoryBudget:
-    """How much may be kept of answers that are being written: of all of them, and of any one."""
+    """Memory limit for the output kept of running executions: in total, and for each."""
 
     __slots__ = ("limit", "limit_per_execution", "used")
 
@@ -31,7 +30,7 @@ class HistoryBudget:
 
 
 class Reader(JobStream):
-    """One reader's own stream. `job` is the reader's; `attempt` is of the job that runs, whoever's that is."""
+    """One reader's own stream. `job` is the reader's; `attempt` is that of the job that runs."""
 
     __slots__ = ("is_replay", "job", "shared_with")
 
@@ -48,14 +47,14 @@ class Reader(JobStream):
         return self._end is not None
 
     def deliver(self, delta: Delta, size: int) -> None:
-        """The next piece, of so many bytes. That it is the next has been seen to where it came from."""
+        """Add the next delta, of `size` bytes. Its index was checked by the source stream."""
         self._deltas.append(delta)
         self.unread_bytes += size
         if not delta.is_last:
             self._wake()
 
     def restart(self, attempt: Attempt, *, has_started: bool) -> None:
-        """What came is void, if anything has: it is all said again by this attempt."""
+        """Void the output so far: this attempt produces all of it again."""
         self.restarts += has_started
         self._deltas.clear()
         self.unread_bytes = 0
@@ -91,17 +90,17 @@ class FanOut(ABC):
 
     @abstractmethod
     def _on_end(self, end: End) -> None:
-        """The execution has ended: tell the readers, who are still there."""
+        """The execution has ended: called while its readers are still attached."""
 
     @abstractmethod
     def _on_reader_detached(self, reader: Reader) -> None:
-        """The execution begins anew, and this reader, who streams, has seen a part of what is void. It has left, and is
-        to be told.
+        """The execution restarts, and this streaming reader has delivered output that is void now. It has been
+        detached, and must be told.
         """
 
     @property
     def is_joinable(self) -> bool:
-        """Whether what came so far is still there for somebody who comes now."""
+        """Whether the output so far is still kept for a new reader."""
         return self._history is not None
 
     @property
@@ -109,7 +108,7 @@ class FanOut(ABC):
         return self.source._merge_counter
 
     def join(self, reader: Reader) -> None:
-        """Give the reader all that has come, and whatever will."""
+        """Give the reader the output so far, and all that follows."""
         if self._attempt is not self.source.attempt:
             self._switch_attempt()
         if self._history is None:
@@ -123,11 +122,11 @@ class FanOut(ABC):
         self.readers = tuple([one for one in self.readers if one is not reader])
 
     def merged_history(self) -> Delta | None:
-        """All that has come as one delta; None where nothing has, or it is no longer known."""
+        """The output so far as one delta; None where there is none, or it is no longer kept."""
         return merge(self._history) if self._history else None
 
     def forget(self) -> None:
-        """Keep nothing any more: from now on nobody can join."""
+        """Drop the kept output: no further reader can join."""
         self._history_budget.used -= self._reserved
         self._history = None
         self._reserved = 0
@@ -161,7 +160,7 @@ class FanOut(ABC):
             self.forget()
 
     def _switch_attempt(self) -> None:
-        """Another attempt goes on with the job, or begins it anew."""
+        """Another attempt resumes or restarts the job."""
         source = self.source
         self._attempt = source.attempt
         if self._restarts == source.restarts:

@@ -1,6 +1,6 @@
 """One stream per job, between the worker that produces it and the one reader that takes it.
 
-Producer and reader live on the same event loop. The producer never waits: what the reader has not taken merges.
+Producer and reader share one event loop. The producer never waits: deltas that the reader has not taken are merged.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from inferry.domain.streams import Delta, Done, End
 from inferry.domain.values import replace
 
 MERGE_THRESHOLD = 64
-"""So many deltas that nobody has taken become one at once. Merged one by one they would cost the square of what a
-reader leaves; all together when it comes back, they would stop everybody on the event loop for that long."""
+"""This many untaken deltas are merged at once. Merging one by one would cost quadratic time; merging all of them when
+the reader resumes would block the event loop."""
 
 
 class StreamProtocolError(Exception):
-    """A worker broke the law of its stream: a gap in the indexes, or something after the end."""
+    """A worker violated the stream protocol: a gap in the indexes, or an item after the end."""
 
 
 class MergeCounter:
-    """How many deltas were merged into another because their reader was slow, over all streams."""
+    """Deltas merged into another because their reader was slow, over all streams."""
 
     __slots__ = ("deltas",)
 
@@ -29,17 +29,16 @@ class MergeCounter:
 
 
 class JobStream:
-    """What one job has produced and its reader has not yet taken.
+    """The output of one job that its reader has not taken yet.
 
-    `push` and `finish` are the producer's. At most one reader, in one of two ways: it waits in `take`, or it is called
-    through `listen` whenever there is news and helps itself with `take_nowait`. The second costs no task.
-    `unread_bytes` is what the reader is behind.
+    `push` and `finish` belong to the producer. There is at most one reader. It either awaits `take`, or is called
+    through `listen` for every change and calls `take_nowait`, which needs no task. `unread_bytes` is how far it is
+    behind.
 
-    A job may have several attempts and has one stream: the deltas of each attempt begin with index 0 where they come
-    in, and go on counting where they leave. What comes before the first token, such as the role alone, is kept back
-    until there is one, so that an attempt that never gets there leaves no trace. `restarts` counts how often a reader
-    has to forget what it has taken. `shared_with` is the job whose answer this is, where that is not the reader's own,
-    and `is_replay` says that it was there before the reader.
+    All attempts of a job share one stream: the deltas of each attempt start with index 0, and leave with continuous
+    indexes. Deltas before the first token, such as the role alone, are held until there is a token, so that an attempt
+    without one leaves no trace. `restarts` counts how often the reader must discard what it has taken. `shared_with` is
+    the job whose execution this is, where it is not the reader's own; `is_replay`: the answer came from the cache.
     """
 
     shared_with: str | None = None
@@ -64,7 +63,7 @@ class JobStream:
         self.attempt = attempt
         self._merge_counter = merge_counter
         self._deltas: list[Delta] = []
-        self._merged_count = 0  # of these, the first so many were merged already
+        self._merged_count = 0  # how many of the first were merged already
         self._end: End | None = None
         self._next_index = 0
         self._index_offset = 0
@@ -94,11 +93,11 @@ class JobStream:
         self.unread_bytes += len(delta.raw) + len(delta.text)
         if len(deltas) - self._merged_count >= MERGE_THRESHOLD:
             self._merge_latest()
-        if not delta.is_last:  # else the end wakes the reader, and both leave together
+        if not delta.is_last:  # else the end wakes the reader, and both are written together
             self._wake()
 
     def begin_attempt(self, attempt: Attempt, *, from_start: bool) -> None:
-        """The attempt is over, the job is not: another goes on where it stopped, or begins anew."""
+        """The attempt is over and the job is not: another attempt resumes it, or restarts it."""
         if from_start:
             self.restarts += self._index_offset > 0 or self._preamble is None
             self._deltas.clear()
@@ -109,21 +108,21 @@ class JobStream:
             self._index_offset += self._next_index - len(self._preamble or ())
         self.attempt = attempt
         self._next_index = 0
-        # Who goes on with a stream that has begun says nothing that would have to be kept back.
+        # An attempt that resumes a started stream has no preamble.
         self._preamble = None if self._index_offset else []
 
     def finish(self, end: End) -> None:
         if self._end is not None:
             raise StreamProtocolError(f"{end.job_id}: ended twice")
         if self._preamble and isinstance(end, Done):
-            self._deltas += self._preamble  # an answer without a token; before an error it is nothing
+            self._deltas += self._preamble  # an answer without a token; dropped before an error
         self._end = end
         self._wake()
 
     async def take(self) -> tuple[Delta | None, End | None]:
-        """Everything produced since the last call, as one delta, and the end if it has come.
+        """All output since the last call as one delta, and the end if there is one.
 
-        After the end has been taken nothing more may be asked for.
+        Must not be called again after it has returned the end.
         """
         if not self._deltas and self._end is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -134,15 +133,15 @@ class JobStream:
         return self.take_nowait()
 
     def listen(self, on_ready: Callable[[], None]) -> None:
-        """Be called for every delta and for the end, from the producer's own call."""
+        """Have `on_ready` called for every delta and for the end, from the producer's own call."""
         self._listener = on_ready
         if self._deltas or self._end is not None:
             on_ready()
 
     def take_nowait(self) -> tuple[Delta | None, End | None]:
-        """What `take` gives, without waiting: both are None where nothing has come."""
+        """The result of `take` without waiting: both are None where there is nothing."""
         if self._end is not None:
-            self._listener = None  # nothing more will come, and whoever listens holds this stream in turn
+            self._listener = None  # nothing follows, and the listener refers back to this stream
         deltas = self._deltas
         if not deltas:
             return None, self._end
@@ -172,7 +171,7 @@ class JobStream:
 
 
 def merge(deltas: list[Delta]) -> Delta:
-    """Several consecutive deltas of one job as one, under the first one's index."""
+    """Consecutive deltas of one job as one, with the first one's index."""
     first = deltas[0]
     return Delta(
         first.job_id,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from inferry.dispatch.gateway import Gateway
+from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
 from inferry.domain.callers import ANONYMOUS
 from inferry.domain.clock import SystemClock
@@ -34,7 +34,7 @@ class Carded(ScriptedWorker):
 def a_job(api: Any = "chat", headers: dict[bytes, bytes] | None = None, **fields: Any) -> InferenceJob:
     async def parsed() -> InferenceJob:
         clock, recorder = SystemClock(), Recorder(ListLedger())
-        gateway = Gateway(
+        gateway = make_gateway(
             lanes=DEFAULT_LANES,
             pool=Pool([Carded()], clock),
             recorder=recorder,
@@ -44,7 +44,7 @@ def a_job(api: Any = "chat", headers: dict[bytes, bytes] | None = None, **fields
         given = {"messages": [{"role": "user", "content": "hi"}]} if api == "chat" else {"prompt": [1, 2, 3]}
         body = msgspec.json.encode({"model": "m", **given, **fields})
         try:
-            job = parse(api, body, headers or {}, gateway, ANONYMOUS)
+            job = parse(api, body, headers or {}, gateway.models, ANONYMOUS)
         finally:
             await gateway.close()
         assert isinstance(job, InferenceJob)

@@ -67,7 +67,7 @@ class CancelSender:
     """What an answer asks of the gateway."""
 
     def __init__(self) -> None:
-        self.clock = SystemClock()
+        self.wall = SystemClock().wall
         self.cancelled: list[tuple[str, GatewayError | None]] = []
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> None:

@@ -29,6 +29,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Time for a request body to arrive, in seconds."""
     idle_timeout_s: float = 75.0
     """Time a connection may stay open without a request, in seconds."""
+    request_timeout_s: float | None = None
+    """Maximum time of a call from its arrival to its end, in seconds, queueing included; beyond it the call ends with
+    504 `request_timeout`, in-band where its answer has begun. null sets no limit. A call may set an earlier deadline
+    with `x-inferry-deadline-ms`."""
     heartbeat_interval_s: float = 15.0
     """After this many seconds without an event a stream gets its headers and an SSE comment."""
     max_unread_bytes: int = 8 * 1024 * 1024

@@ -1,13 +1,13 @@
-"""Calls that are the same share one execution: while it runs, and for a while after, where that is asked for.
+"""Identical calls share one execution: while it runs, and for a while after, where the client asks for it.
 
 Three ways to share, all within one tenant. *Identical*: two deterministic calls with equal bodies. *Joined*: the same
-call made again, known by its run and step or its idempotency key, whatever its temperature. *Replayed*: that call after
-its end, where its answer was kept.
+call made again, identified by its run and step or its idempotency key, whatever its temperature. *Replayed*: that call
+after its end, where its answer was cached.
 
-The job that came first leads: it is the one that is queued, runs, is charged and has the ledger's account of the work.
-Those that follow have readers of their own and an account with nothing in it. The execution is cancelled when its last
-reader has left. Where it ends for a reason that is the leader's own, such as its budget or its deadline, followers that
-have seen nothing yet get an execution of their own.
+The first job leads: it is queued, runs, is charged, and has the ledger entry of the work. Followers have readers of
+their own and an entry without usage. The execution is cancelled when its last reader has left. Where it ends for a
+reason of the leader alone, such as its budget or its deadline, followers that have read nothing yet get an execution of
+their own.
 
 Belongs to one event loop; nothing here waits.
 """
@@ -15,7 +15,17 @@ Belongs to one event loop; nothing here waits.
 import asyncio
 from typing import Literal, Protocol
 
-from inferry.dispatch.singleflight.request_key import RequestKey, digest, is_deterministic
+from inferry.dispatch.cancel_sender import PendingCancel
+from inferry.dispatch.deadlines import Deadlines
+from inferry.dispatch.singleflight.execution import (
+    Execution,
+    FollowerTicket,
+    Subscriber,
+    follower_attempt,
+    follower_entry,
+)
+from inferry.dispatch.singleflight.execution_index import ExecutionIndex, repeat_key
+from inferry.dispatch.singleflight.request_key import digest
 from inferry.dispatch.singleflight.response_cache import RepeatKey, ResponseCache
 from inferry.dispatch.values import CachedResponse, Sharing
 from inferry.domain.attempts import Attempt
@@ -23,10 +33,12 @@ from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import (
     ClientClosed,
+    DeadlineExceeded,
     DeadlineInfeasible,
     GatewayError,
     InvalidApiKey,
     QueueTimeout,
+    RequestTimeout,
     RunBudgetExhausted,
     RunCancelled,
     TenantBudgetExhausted,
@@ -36,48 +48,37 @@ from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.streams import Delta, Done, End, Failed
 from inferry.domain.values import replace
-from inferry.streams.fan_out import FanOut, HistoryBudget, Reader
+from inferry.streams.fan_out import HistoryBudget, Reader
 from inferry.streams.mailbox import JobStream, MergeCounter
 
 SharingKind = Literal["identical", "joined", "replayed"]
 SHARING_KINDS: tuple[SharingKind, ...] = ("identical", "joined", "replayed")
 
-MAX_COMPARED = 8
-"""How many executions with the same prompt hash are looked at: the newest ones."""
 MAX_LINGER_S = 60.0
 
-_PromptKey = tuple[str, str, int | None]
 _LEADER_ONLY_ERRORS = (
     ClientClosed,
+    DeadlineExceeded,
     DeadlineInfeasible,
     InvalidApiKey,
     QueueTimeout,
+    RequestTimeout,
     RunBudgetExhausted,
     RunCancelled,
     TenantBudgetExhausted,
 )
 
 
-class FollowerTicket(Protocol):
-    """A follower's right to be there: it counts as a request and as a step of its run, and for no tokens."""
-
-    def ended(self, attempt: Attempt) -> None:
-        """The follower has its end, as this attempt that used nothing."""
-
-    def withdraw(self) -> None:
-        """The follower is to have an execution of its own after all."""
-
-
 class Host(Protocol):
-    """What sharing needs of the gateway."""
+    """What runs jobs."""
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
-        """Let the job in as any other, or raise why not."""
+        """Admit and run the job, or raise its refusal."""
 
-    def cancel_execution(self, job_id: str, error: GatewayError | None) -> None: ...
+    def cancel_execution(self, job_id: str, error: GatewayError | None) -> PendingCancel | None: ...
 
     def admit_follower(self, job: InferenceJob, caller: Caller) -> FollowerTicket:
-        """Let in a job that costs nothing, or raise why not."""
+        """Admit a job that uses nothing, or raise its refusal."""
 
     def follower_ended(self, entry: LedgerEntry) -> None:
         """Account for it."""
@@ -86,96 +87,41 @@ class Host(Protocol):
         """A job shares another's execution."""
 
     def unshared(self) -> None:
-        """It no longer does: it gets one of its own."""
-
-
-class Execution(FanOut):
-    """One execution that others may share, and where it can be found."""
-
-    __slots__ = (
-        "_single_flight",
-        "call",
-        "job",
-        "keep",
-        "leave_error",
-        "linger_s",
-        "linger_timer",
-        "prompt_key",
-        "request_key",
-    )
-
-    def __init__(
-        self, job: InferenceJob, source: JobStream, history_budget: HistoryBudget, flights: "SingleFlight"
-    ) -> None:
-        self._single_flight = flights
-        self.job = job
-        self.request_key = RequestKey(job)
-        self.prompt_key: _PromptKey | None = None
-        self.call: RepeatKey | None = None
-        self.keep = False
-        self.linger_s = 0.0
-        self.linger_timer: asyncio.TimerHandle | None = None
-        self.leave_error: GatewayError | None = None  # why its own reader has left
-        super().__init__(source, history_budget)
-
-    def _on_end(self, end: End) -> None:
-        self._single_flight.execution_ended(self, end)
-
-    def _on_reader_detached(self, reader: Reader) -> None:
-        self._single_flight.subscriber_detached(self, reader)
-
-
-class Subscriber(Reader):
-    """One reader of a flight. Who leads has no ticket: its job has been let in as any other."""
-
-    __slots__ = ("caller", "execution", "expiry", "ticket")
-
-    execution: Execution
-
-    def __init__(
-        self, job: InferenceJob, attempt: Attempt, merge_counter: MergeCounter, shared_with: str | None, caller: Caller
-    ) -> None:
-        super().__init__(job, attempt, merge_counter, shared_with)
-        self.caller = caller
-        self.ticket: FollowerTicket | None = None
-        self.expiry: asyncio.TimerHandle | None = None
+        """A job that shared an execution gets one of its own."""
 
 
 class SingleFlight:
-    """Who shares what."""
+    """The shared executions and their subscribers."""
 
-    def __init__(self, single_flight: Sharing, host: Host, clock: Clock) -> None:
-        self._sharing = single_flight
+    def __init__(self, sharing: Sharing, host: Host, clock: Clock, deadlines: Deadlines) -> None:
+        self._sharing = sharing
         self._host = host
+        self._deadlines = deadlines
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._history_budget = HistoryBudget(
-            single_flight.join_history_max_bytes, single_flight.history_bytes_per_execution
-        )
-        self._by_prompt: dict[_PromptKey, list[Execution]] = {}
-        self._by_call: dict[RepeatKey, Execution] = {}
-        self._by_leader: dict[str, Execution] = {}
+        self._history_budget = HistoryBudget(sharing.join_history_max_bytes, sharing.history_bytes_per_execution)
+        self._executions = ExecutionIndex(sharing.identical)
         self._subscribers: dict[str, Subscriber] = {}
-        self._response_cache = ResponseCache(single_flight.replay_max_bytes)
+        self._response_cache = ResponseCache(sharing.replay_max_bytes)
         self._expiry_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._by_leader)
+        return len(self._executions)
 
     @property
     def bytes_held(self) -> int:
-        """What is kept of answers that are being written, and of those that are over."""
+        """Bytes of running answers kept for followers, and of cached answers."""
         return self._history_budget.used + self._response_cache.used
 
     def may_share(self, job: InferenceJob) -> bool:
-        """Whether the job may share, or others with it. Those that may not pay for nothing but this question."""
+        """Whether the job may share an execution, or others its own. Jobs that may not cost only this check."""
         if job.repeat is not None:
             return True
         sampling = job.payload.sampling  # `is_deterministic`, without the call
         return (sampling.temperature == 0.0 or sampling.seed is not None) and self._sharing.identical
 
     def submit(self, job: InferenceJob, caller: Caller) -> Reader:
-        """The job's stream: a share in somebody's execution, or one of its own that others may share."""
+        """The job's stream: of a shared execution, or of one of its own that others may share."""
         if job.repeat is not None and job.repeat.fresh:
             return self._start_execution(job, caller)
         if (cached := self._find_cached(job)) is not None:
@@ -184,30 +130,32 @@ class SingleFlight:
 
     def involves(self, job_id: str) -> bool:
         """Whether the job shares an execution, or others may share its own."""
-        return job_id in self._subscribers or job_id in self._by_leader
+        return job_id in self._subscribers or self._executions.led_by(job_id) is not None
 
     def readers(self) -> list[InferenceJob]:
-        """The jobs that read along, or whose own execution others may share."""
+        """The jobs that share an execution, or whose own others may share."""
         return [subscriber.job for subscriber in self._subscribers.values()]
 
-    def leave(self, job_id: str, error: GatewayError | None) -> bool:
-        """A reader leaves, for its own reason. False where the job's execution is what is to be cancelled."""
+    def cancel(self, job_id: str, error: GatewayError | None) -> PendingCancel | None:
+        """End a job for its own reason: its reader leaves, and the execution is cancelled with its last reader.
+
+        Returns the cancel of the execution, if there is one.
+        """
         subscriber = self._subscribers.get(job_id)
         if subscriber is None:
-            led_execution = self._by_leader.get(job_id)
-            if led_execution is None:
-                return False
-            if led_execution.readers:
-                return True  # its own reader has left before; it goes on for as long as somebody else reads it
-            self._unregister(led_execution)
-            return False
+            led_execution = self._executions.led_by(job_id)
+            if led_execution is not None:
+                if led_execution.readers:
+                    return None  # its own reader has left before; the execution continues for the others
+                self._executions.hide(led_execution)
+            return self._host.cancel_execution(job_id, error)
         execution = subscriber.execution
         is_last_reader = execution.readers == (subscriber,)
         is_lingering = is_last_reader and error is None and execution.linger_s > 0 and execution.is_joinable
         if is_last_reader and not is_lingering:
-            self._unregister(execution)  # nobody joins what is about to be cancelled
+            self._executions.hide(execution)  # no job may join what is about to be cancelled
             if subscriber.ticket is None:
-                return False  # its end comes with that of the execution
+                return self._host.cancel_execution(job_id, error)  # its end comes with that of the execution
         execution.leave(subscriber)
         if subscriber.ticket is None:
             execution.leave_error = error
@@ -215,88 +163,36 @@ class SingleFlight:
         if is_lingering:
             execution.linger_timer = self._loop.call_later(execution.linger_s, self._cancel_abandoned, execution)
         elif is_last_reader:
-            self._host.cancel_execution(execution.job.job_id, execution.leave_error)
-        return True
+            return self._host.cancel_execution(execution.job.job_id, execution.leave_error)
+        return None
 
     def close(self) -> None:
-        """No timer of this outlives the gateway."""
-        timers = [self._expiry_timer, *(execution.linger_timer for execution in self._by_leader.values())]
+        """Cancel all timers."""
+        timers = [self._expiry_timer, *(execution.linger_timer for execution in self._executions)]
         for timer in (*timers, *(subscriber.expiry for subscriber in self._subscribers.values())):
             if timer is not None:
                 timer.cancel()
 
-    # -- finding -----------------------------------------------------------------------------------------------------
-
-    def _find_repeat(self, job: InferenceJob) -> Execution | None:
-        """The call that this one is again, in flight."""
-        call = _repeat_key(job)
-        execution = None if call is None else self._by_call.get(call)
-        return (
-            execution
-            if execution is not None and execution.is_joinable and execution.request_key.matches(job)
-            else None
-        )
+    # -- sharing -----------------------------------------------------------------------------------------------------
 
     def _find_cached(self, job: InferenceJob) -> CachedResponse | None:
-        """The answer to the call that this one is again."""
-        call = _repeat_key(job)
+        """The cached answer of the call that this one repeats."""
+        call = repeat_key(job)
         cached = None if call is None else self._response_cache.find(call, self._clock.now())
         return cached if cached is not None and cached.digest == digest(job) else None
 
-    def _find_identical(self, job: InferenceJob) -> Execution | None:
-        """An execution in flight that answers this job too, and for which it would not wait longer than for its own."""
-        if not (self._sharing.identical and is_deterministic(job)):
-            return None
-        for execution in reversed(self._by_prompt.get(_prompt_key_of(job), ())[-MAX_COMPARED:]):
-            leader = execution.job
-            is_queued = execution.source.attempt.sent_at is None
-            if (
-                leader.lane <= job.lane
-                and not (is_queued and leader.arrived_at + leader.max_wait_s > job.arrived_at + job.max_wait_s)
-                and execution.is_joinable
-                and execution.request_key.matches(job)
-            ):
-                return execution
-        return None
-
-    def _register(self, execution: Execution, executed: InferenceJob) -> None:
-        job = execution.job
-        self._by_leader[job.job_id] = execution
-        # What a budget cuts short is an answer to nobody else.
-        if self._sharing.identical and is_deterministic(job) and executed.payload.output_cap is None:
-            execution.prompt_key = _prompt_key_of(job)
-            self._by_prompt.setdefault(execution.prompt_key, []).append(execution)
-        execution.call = _repeat_key(job)
-        if execution.call is not None:
-            self._by_call[execution.call] = execution
-
-    def _unregister(self, execution: Execution) -> None:
-        if execution.prompt_key is not None:
-            candidates = self._by_prompt[execution.prompt_key]
-            candidates.remove(execution)
-            if not candidates:
-                del self._by_prompt[execution.prompt_key]
-            execution.prompt_key = None
-        if execution.call is not None and self._by_call.get(execution.call) is execution:
-            del self._by_call[execution.call]
-        if execution.linger_timer is not None:
-            execution.linger_timer.cancel()
-            execution.linger_timer = None
-
-    # -- sharing -----------------------------------------------------------------------------------------------------
-
     def _attach(self, job: InferenceJob, caller: Caller, migrated: Subscriber | None = None) -> Subscriber:
-        if (execution := self._find_repeat(job)) is not None:
+        if (execution := self._executions.find_repeat(job)) is not None:
             return self._join(execution, job, caller, "joined", migrated)
-        if (execution := self._find_identical(job)) is not None:
+        if (execution := self._executions.find_identical(job)) is not None:
             return self._join(execution, job, caller, "identical", migrated)
         return self._start_execution(job, caller, migrated)
 
     def _start_execution(self, job: InferenceJob, caller: Caller, migrated: Subscriber | None = None) -> Subscriber:
-        """Run the job, for its own reader first: a new one, or one that has moved here."""
+        """Run the job for its own reader: a new one, or one that has migrated from an ended execution."""
         stream = self._host.execute(job, caller)
         execution = Execution(job, stream, self._history_budget, self)
-        self._register(execution, stream.attempt.job)
+        self._executions.add(execution, stream.attempt.job)
         return self._subscribe(execution, job, caller, None, None, migrated)
 
     def _join(
@@ -307,16 +203,14 @@ class SingleFlight:
         kind: SharingKind,
         migrated: Subscriber | None = None,
     ) -> Subscriber:
-        """Read along with an execution in flight, from its beginning."""
+        """Subscribe to an execution in flight, from its beginning."""
         ticket = self._host.admit_follower(job, caller)
         self._host.shared(kind)
-        if execution.linger_timer is not None:
-            execution.linger_timer.cancel()
-            execution.linger_timer = None
+        execution.stop_lingering()
         subscriber = self._subscribe(execution, job, caller, execution.job.job_id, ticket, migrated)
-        if job.deadline is not None and subscriber.attempt.sent_at is None:
-            left_s = max(0.0, job.deadline - self._clock.now())
-            subscriber.expiry = self._loop.call_later(left_s, self._expire, subscriber)
+        if (expiry := self._deadlines.expiry(job)) is not None:
+            left_s = max(0.0, expiry[0] - self._clock.now())
+            subscriber.expiry = self._loop.call_later(left_s, self._expire, subscriber, expiry[1])
         return subscriber
 
     def _subscribe(
@@ -347,10 +241,10 @@ class SingleFlight:
         return subscriber
 
     def _replay(self, cached: CachedResponse, job: InferenceJob, caller: Caller) -> Reader:
-        """The answer that was kept, at once."""
+        """The cached answer, at once."""
         ticket = self._host.admit_follower(job, caller)
         self._host.shared("replayed")
-        # Nothing of the body is needed any more but how its answer is written.
+        # Of the body only the shape of its answer is needed.
         attempt = Attempt(replace(job, resume_point=ResumePoint((), ())) if cached.was_resumed else job)
         subscriber = Subscriber(job, attempt, MergeCounter(), cached.job_id, caller)
         subscriber.is_replay = True
@@ -363,10 +257,9 @@ class SingleFlight:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def execution_ended(self, execution: Execution, end: End) -> None:
-        """The execution has ended: so have its readers, but for those whose end it is not."""
+        """The execution has ended: so have its readers, except followers for whom the reason does not hold."""
         is_lingering = execution.linger_timer is not None
-        self._unregister(execution)
-        del self._by_leader[execution.job.job_id]
+        self._executions.remove(execution)
         if (
             execution.call is not None
             and (execution.keep or is_lingering)
@@ -390,88 +283,63 @@ class SingleFlight:
             self._reassign(subscriber, end)
 
     def _reassign(self, subscriber: Subscriber, end: End) -> None:
-        """What the follower shared has ended for a reason that is not the follower's."""
+        """The follower's execution has ended for a reason that is not the follower's."""
         job, ticket = subscriber.job, subscriber.ticket
         self._unsubscribe(subscriber)
-        assert ticket is not None, "who leads has the end that there is"
+        assert ticket is not None, "the leader ends with its execution"
         ticket.withdraw()
         try:
             self._attach(job, subscriber.caller, subscriber)
             self._host.unshared()
         except GatewayError as refusal:
             end_for_follower = end if isinstance(end, Done) else Failed(job.job_id, refusal)
-            self._host.follower_ended(
-                self._follower_entry(subscriber, self._follower_attempt(subscriber, end_for_follower))
-            )
+            attempt = follower_attempt(subscriber, end_for_follower, self._clock.now())
+            self._host.follower_ended(follower_entry(subscriber, attempt, self._clock.wall()))
             subscriber.finish(end_for_follower)
 
     def subscriber_detached(self, execution: Execution, reader: Reader) -> None:
-        """The execution begins anew, and this reader's client has seen a part of what is void."""
+        """The execution restarts, and this reader's client has read output that is void now."""
         self._end(self._subscribers[reader.job.job_id], _interrupted(reader))
         self._loop.call_soon(self._cancel_if_unread, execution)
 
     def _cancel_if_unread(self, execution: Execution) -> None:
-        if not execution.readers and execution.job.job_id in self._by_leader:
+        if not execution.readers and self._executions.led_by(execution.job.job_id) is execution:
             self._cancel_abandoned(execution)
 
-    def _expire(self, subscriber: Subscriber) -> None:
-        """The follower's own deadline has come."""
+    def _expire(self, subscriber: Subscriber, error: GatewayError) -> None:
+        """The follower's deadline or request timeout has passed: it leaves, and the execution continues for others."""
         attempt, job = subscriber.execution.source.attempt, subscriber.job
-        if attempt.sent_at is None and attempt.job.resume_point is None:
+        is_queued = attempt.sent_at is None and attempt.job.resume_point is None
+        if is_queued and isinstance(error, DeadlineExceeded):
             waited = (self._clock.now() - job.arrived_at) * 1000
             error = QueueTimeout(f"the deadline passed after {waited:.0f} ms in the queue of lane {job.lane.name}")
-            self.leave(job.job_id, error)
+        self.cancel(job.job_id, error)
 
     def _cancel_abandoned(self, execution: Execution) -> None:
-        """Nobody is left, or comes back."""
-        self._unregister(execution)
+        """The execution has no reader left."""
+        self._executions.hide(execution)
         self._host.cancel_execution(execution.job.job_id, execution.leave_error)
 
     def _end(self, subscriber: Subscriber, end: End) -> None:
-        """The reader's end, and a follower's account."""
+        """End a reader, and account for a follower."""
         ticket = subscriber.ticket
         self._unsubscribe(subscriber)
         if ticket is not None:
-            attempt = self._follower_attempt(subscriber, end)
-            self._host.follower_ended(self._follower_entry(subscriber, attempt))
+            attempt = follower_attempt(subscriber, end, self._clock.now())
+            self._host.follower_ended(follower_entry(subscriber, attempt, self._clock.wall()))
             ticket.ended(attempt)
         subscriber.finish(end)
 
     def _unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.pop(subscriber.job.job_id, None)
-        if subscriber.expiry is not None:
-            subscriber.expiry.cancel()
-            subscriber.expiry = None
+        subscriber.stop_expiry()
 
-    def _follower_attempt(self, reader: Reader, end: End) -> Attempt:
-        """What a follower has been through: it waited no longer than since it came."""
-        shared_attempt, arrived_at = reader.attempt, reader.job.arrived_at
-        own = Attempt(reader.job)
-        own.plan, own.batch_size = shared_attempt.plan, shared_attempt.batch_size
-        own.sent_at = None if shared_attempt.sent_at is None else max(shared_attempt.sent_at, arrived_at)
-        own.first_token_at = (
-            None if shared_attempt.first_token_at is None else max(shared_attempt.first_token_at, arrived_at)
-        )
-        own.ended(end, self._clock.now())
-        return own
-
-    def _follower_entry(self, reader: Reader, attempt: Attempt) -> LedgerEntry:
-        """A follower got what it got, and used nothing."""
-        return replace(
-            attempt.entry(self._clock.wall(), 0),
-            prompt_tokens=0,
-            cached_tokens=0,
-            output_tokens=0,
-            gpu_seconds=0.0,
-            shared_with=reader.shared_with,
-        )
-
-    # -- keeping -----------------------------------------------------------------------------------------------------
+    # -- cached answers ----------------------------------------------------------------------------------------------
 
     def _cache_response(self, execution: Execution, call: RepeatKey, done: Done) -> None:
         delta: Delta | None = execution.merged_history()
         if delta is None and execution.has_started:
-            return  # too long to be kept
+            return  # too long to be cached
         replay_ttl_s = self._sharing.replay_ttl_s if execution.keep else execution.linger_s
         until = self._clock.now() + replay_ttl_s
         was_resumed = execution.source.attempt.job.resume_point is not None
@@ -487,16 +355,6 @@ class SingleFlight:
         due = self._response_cache.expire(now)
         if due is not None:
             self._expiry_timer = self._loop.call_later(max(0.1, due - now), self._expire_cached)
-
-
-def _repeat_key(job: InferenceJob) -> RepeatKey | None:
-    """Where calls meet that are the same one, as their client says."""
-    return None if job.repeat is None or job.repeat.name is None else (job.tenant, job.repeat.name)
-
-
-def _prompt_key_of(job: InferenceJob) -> _PromptKey:
-    """Where jobs that may be identical meet: cheap to have, and short of proof."""
-    return job.tenant, job.prompt_hash, job.payload.sampling.seed
 
 
 def _interrupted(reader: Reader) -> Failed:

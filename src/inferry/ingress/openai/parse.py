@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.gateway import ModelCatalog
 from inferry.domain.callers import Caller
 from inferry.domain.errors import (
     InvalidRequest,
     ModelNotAllowed,
     ModelNotFound,
-    NoWorker,
     UnsupportedFeature,
 )
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
+from inferry.domain.jobs import Estimate, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane
 from inferry.domain.ports import ModelCard
 from inferry.domain.routes import BatchKey, RouteKey
@@ -54,17 +53,12 @@ _tokenizer_pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 
 
 def parse(
-    api: Api, body: bytes, headers: Mapping[bytes, bytes], gateway: Gateway, caller: Caller
+    api: Api, body: bytes, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
 ) -> "InferenceJob | LongPrompt":
     """The job of a request, or the text of a long prompt. All validation of the request happens here."""
     wire = decode_request(api, body)
-    isolation = caller.pool
-    card = gateway.cards(isolation).get(wire.model)
+    card = models.card(wire.model, caller.pool)
     if card is None:
-        if isolation is not None and not gateway.cards(isolation):
-            raise NoWorker("the tenant's own pool has no workers", retry_after_s=2.0)
-        if not gateway.are_models_known:
-            raise NoWorker("some workers are still to say which models they serve", retry_after_s=2.0)
         raise ModelNotFound(f"unknown model `{_sanitize(wire.model)}`", param="model")
     if not caller.allows_model(card.name):
         raise ModelNotAllowed(f"this key may not use the model `{card.name}`", param="model")
@@ -73,11 +67,11 @@ def parse(
     for feature, param in features:
         if feature not in card.features:
             raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
-    call = _ParsedCall(api, wire, requested_tokens, features, body, headers, card, gateway, caller, gateway.clock.now())
-    prompt = read_prompt(wire, body, card, gateway.tokenizer(card.name))
+    call = _ParsedCall(api, wire, requested_tokens, features, body, headers, card, models, caller, models.now())
+    prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
     if prompt is None:
         template_id = identifier(headers, b"x-inferry-template-id")
-        size = gateway.estimate_prompt(caller.tenant.name, card.name, template_id, len(body))
+        size = models.estimator.prompt(caller.tenant.name, card.name, template_id, len(body))
         return _job(call, None, size)
     if isinstance(prompt, PromptText):
         if prompt.size > INLINE_TOKENIZE_BYTES:
@@ -96,7 +90,7 @@ class _ParsedCall(NamedTuple):
     body: bytes
     headers: Mapping[bytes, bytes]
     card: ModelCard
-    gateway: Gateway
+    models: ModelCatalog
     caller: Caller
     now: float
 
@@ -120,7 +114,7 @@ def _job_from_ids(call: _ParsedCall, ids: list[int]) -> InferenceJob:
 
 
 def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
-    api, wire, requested_tokens, features, body, headers, card, gateway, caller, now = call
+    api, wire, requested_tokens, features, body, headers, card, models, caller, now = call
     template_id = identifier(headers, b"x-inferry-template-id")
     budget = output_budget(requested_tokens, prompt, card, api)
     lane = lane_of(headers, wire.service_tier, caller)
@@ -129,11 +123,10 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
     step_named = None if step_id == job_id else step_id
     hint = int_header(headers, b"x-inferry-expected-output-tokens")
     tenant = caller.tenant.name
-    if budget <= MIN_PREDICTED_TOKENS or wire.ignore_eos:
-        output = Estimate.exactly(budget)
-    else:
-        output = gateway.predict_output(tenant, card.name, prompt.expected, budget, template_id, hint)
-    cached, prefix = gateway.match_prefix(card.name, tenant, body, prompt)
+    is_fixed = budget <= MIN_PREDICTED_TOKENS or wire.ignore_eos is True
+    footprint, prefix = models.estimator.footprint(
+        tenant, card.name, body, prompt, budget, is_output_fixed=is_fixed, template=template_id, hint=hint
+    )
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
@@ -153,16 +146,16 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         lane=lane,
         route=route,
         batch_key=BatchKey(route, streaming=stream),
-        footprint=Footprint(prompt, cached, output),
+        footprint=footprint,
         prefix=prefix,
         output_hint=hint,
         token_budget=budget,
         prompt_hash=prompt_hash(wire, len(body)),
         arrived_at=now,
-        max_wait_s=(gateway.lanes[lane].max_wait_ms if max_wait_ms is None else max_wait_ms) / 1000,
+        max_wait_s=(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
         stream=stream,
-        resume=_resume(wire, features, card, lane, gateway),
+        resume=_resume(wire, features, card, lane, models),
         repeat=parse_idempotency(headers, None if run_id == job_id else run_id, step_named),
         payload=Payload(
             api=api,
@@ -185,10 +178,10 @@ def _resume(
     features: list[tuple[str, str]],
     card: ModelCard,
     lane: Lane,
-    gateway: Gateway,
+    models: ModelCatalog,
 ) -> ResumeMode:
     """Whether another worker can resume the job after its first token: where that is exact, and of use."""
-    if not gateway.can_resume(card, lane):
+    if not models.can_resume(card, lane):
         return ResumeMode.RESTART
     if features and any(
         feature not in _RESUMABLE_FEATURES and param not in _RESUMABLE_FEATURES for feature, param in features

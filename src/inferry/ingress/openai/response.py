@@ -143,7 +143,7 @@ class FullResponse(_Response):
         if raw.startswith(b"{"):
             body = pass_through_body(raw, end)
         elif not raw:
-            body = full_response(self._job, text, end, self._gateway.clock.wall())
+            body = full_response(self._job, text, end, self._gateway.wall())
         elif end.stopped is not None or self._stream.attempt.job.resume_point is not None:
             # It began with one engine's events, and was resumed on another worker or stopped.
             writer = ContinuationWriter(raw, self._open_choices(end))
@@ -246,7 +246,7 @@ class StreamingResponse(_Response):
         self._reply.write(body)
 
     def _chunk_writer(self) -> ChunkWriter:
-        return ChunkWriter(self._job, self._gateway.clock.wall())
+        return ChunkWriter(self._job, self._gateway.wall())
 
     def _cut_off(self) -> None:
         """End a stream whose unread data exceeds the limit, so that slow clients cannot exhaust memory."""

@@ -1,0 +1,181 @@
+"""Makes the gateway around a pool of workers. Part of the composition root: which component hears which job event is
+written down here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from inferry.admission.queue_limiter import QueueLimiter
+from inferry.admission.quota_gate import QuotaGate
+from inferry.dispatch.admission_control import AdmissionControl
+from inferry.dispatch.budget import Budget
+from inferry.dispatch.cancel_sender import CancelSender
+from inferry.dispatch.capacity import CapacityTracker
+from inferry.dispatch.deadlines import Deadlines
+from inferry.dispatch.fleet_monitor import FleetMonitor
+from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.hedging import HedgePolicy
+from inferry.dispatch.job_host import JobHost
+from inferry.dispatch.lifecycle import JobLifecycle
+from inferry.dispatch.loop import DispatchLoop
+from inferry.dispatch.model_catalog import ModelCatalog
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.queue_admission import QueueAdmission
+from inferry.dispatch.singleflight.single_flight import SingleFlight
+from inferry.dispatch.task_set import TaskSet
+from inferry.dispatch.usage_validator import UsageValidator
+from inferry.dispatch.values import Sharing
+from inferry.dispatch.watermark_writer import WatermarkWriter
+from inferry.domain.clock import Clock
+from inferry.domain.job_events import JobEvents
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.ports import Tokenizer
+from inferry.domain.queue_depth import QueueDepth
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from inferry.prediction.estimator import Estimator
+from inferry.prediction.wait_model import WaitModel
+from inferry.runs.registry import RunRegistry
+from inferry.scheduling.scheduler import Scheduler
+
+
+def make_gateway(
+    *,
+    lanes: Mapping[Lane, LanePolicy],
+    pool: Pool,
+    recorder: Recorder,
+    metrics: Metrics,
+    clock: Clock,
+    tokenizers: Mapping[str, Tokenizer] | None = None,
+    gate: QuotaGate | None = None,
+    runs: RunRegistry | None = None,
+    watermarks: WatermarkWriter | None = None,
+    weight_of: Callable[[str], float] | None = None,
+    sharing: Sharing | None = None,
+    max_queued_bytes: int | None = None,
+    keeps_retry_slots: bool = True,
+    request_timeout_s: float | None = None,
+) -> Gateway:
+    """A gateway around a pool. Must be called on its event loop."""
+    admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
+    if watermarks is not None:
+        admission.on_renewed = watermarks.wake
+    depth, estimator = QueueDepth(), Estimator()
+    limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
+    deadlines = Deadlines(request_timeout_s, clock.now)
+    waits = WaitModel(depth)
+    scheduler = Scheduler(lanes, weights=weight_of)
+    loop = make_loop(
+        scheduler=scheduler,
+        lanes=lanes,
+        pool=pool,
+        recorder=recorder,
+        metrics=metrics,
+        clock=clock,
+        depth=depth,
+        limiter=limiter,
+        waits=waits,
+        estimator=estimator,
+        deadlines=deadlines,
+        budget=admission,
+    )
+    _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes)
+    host = JobHost(pool, loop, admission, recorder, metrics, watermarks)
+    return Gateway(
+        clock=clock,
+        models=ModelCatalog(lanes, pool, {} if tokenizers is None else tokenizers, estimator, clock),
+        pool=pool,
+        loop=loop,
+        host=host,
+        single_flight=SingleFlight(sharing or Sharing(), host, clock, deadlines),
+        admission=admission,
+        queue_limiter=limiter,
+        deadlines=deadlines,
+        recorder=recorder,
+        metrics=metrics,
+        watermarks=watermarks,
+    )
+
+
+def _watch_states(
+    metrics: Metrics,
+    pool: Pool,
+    recorder: Recorder,
+    scheduler: Scheduler,
+    depth: QueueDepth,
+    limiter: QueueLimiter,
+    waits: WaitModel,
+    estimator: Estimator,
+    admission: AdmissionControl,
+    loop: DispatchLoop,
+    lanes: Iterable[Lane],
+) -> None:
+    """Where metrics read states at scrape time."""
+    metrics.watch(
+        queue_depths=depth.by_lane,
+        views=pool.views,
+        open_streams=lambda: loop.open_streams,
+        merged_deltas=lambda: loop.merged_deltas,
+        ledger_written=lambda: recorder.written,
+        ledger_dropped=lambda: recorder.dropped,
+        wait_coverage=waits.coverages,
+        output_error=lambda: estimator.output_accuracy.mean_abs_log_error,
+        pending_retries=limiter.pending_retries,
+        fairness=lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
+        queued_bytes=lambda: limiter.queued_bytes,
+        shadow_refusals=lambda: admission.gate.shadow_refused,
+        overrun_tokens=lambda: admission.gate.overrun_tokens,
+    )
+
+
+def make_loop(
+    *,
+    scheduler: Scheduler,
+    lanes: Mapping[Lane, LanePolicy],
+    pool: Pool,
+    recorder: Recorder,
+    metrics: Metrics,
+    clock: Clock,
+    depth: QueueDepth,
+    limiter: QueueLimiter,
+    waits: WaitModel,
+    estimator: Estimator,
+    deadlines: Deadlines,
+    budget: Budget | None = None,
+) -> DispatchLoop:
+    """The dispatch loop, and which component hears which job event."""
+    queue_admission = QueueAdmission(scheduler, limiter, waits)
+    capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
+    hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
+    # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
+    events = JobEvents(
+        queued=(depth, queue_admission, deadlines, metrics),
+        sent=(depth, queue_admission, capacity, hedging, deadlines, metrics),
+        first_token=(capacity, hedging, metrics),
+        produced=(metrics,),
+        ended=(depth, queue_admission, capacity, hedging, deadlines, estimator, metrics, recorder, pool),
+    )
+    tasks = TaskSet()
+    cancel_sender = CancelSender(pool.worker, tasks.spawn)
+    usage_validator = UsageValidator(metrics)
+    lifecycle = JobLifecycle(
+        scheduler=scheduler,
+        lanes=lanes,
+        pool=pool,
+        clock=clock,
+        events=events,
+        cancel_sender=cancel_sender,
+        usage_validator=usage_validator,
+        budget=budget,
+    )
+    return DispatchLoop(
+        scheduler=scheduler,
+        pool=pool,
+        clock=clock,
+        lifecycle=lifecycle,
+        queue_admission=queue_admission,
+        depth=depth,
+        fleet=FleetMonitor(scheduler, pool, capacity, hedging, metrics, clock.now),
+        usage_validator=usage_validator,
+        cancel_sender=cancel_sender,
+        tasks=tasks,
+    )

@@ -1,0 +1,230 @@
+"""Makes workers from their configuration, and gives advice on the engines behind them. Part of the composition root."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from inferry.cli.config.schema import Config, ConfigError, HealthConfig
+from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    OpenAIWorkerConfig,
+    VllmInProcessWorkerConfig,
+    VllmWorkerConfig,
+    WorkerConfig,
+)
+from inferry.domain.clock import Clock, SystemClock
+from inferry.domain.errors import GatewayError
+from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
+from inferry.domain.ports import Tokenizer, Worker
+from inferry.domain.workers import Capacity
+from inferry.workers.openai_http.advice import EngineFacts, advice
+from inferry.workers.openai_http.profiles import PROFILES
+from inferry.workers.openai_http.settings import HttpWorkerSettings
+from inferry.workers.openai_http.worker import OpenAIHttpWorker
+
+BUILT_IN_MODEL = "inferry-tiny"
+
+
+def make_worker(
+    config: WorkerConfig,
+    clock: Clock,
+    lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
+    health: HealthConfig | None = None,
+) -> tuple[Worker, dict[str, Tokenizer]]:
+    match config:
+        case EmbeddedWorkerConfig():
+            return _embedded(config, clock)
+        case VllmInProcessWorkerConfig():
+            return _vllm_in_process(config, clock)
+        case HttpWorkerConfig():
+            return http_worker(config, clock, lanes, health), {}
+
+
+def worker_kind(config: WorkerConfig | HttpWorkerConfig) -> str:
+    return str(config.__struct_config__.tag)
+
+
+def http_worker(
+    config: HttpWorkerConfig, clock: Clock, lanes: Mapping[Lane, LanePolicy], health: HealthConfig | None = None
+) -> OpenAIHttpWorker:
+    """The worker for a server that speaks the OpenAI API."""
+    vllm = config if isinstance(config, VllmWorkerConfig) else None
+    keys = config.api_keys if isinstance(config, OpenAIWorkerConfig) else ()
+    health = health or HealthConfig()
+    settings = HttpWorkerSettings(
+        url=config.url.rstrip("/").removesuffix("/v1"),
+        profile=PROFILES[worker_kind(config)],
+        models=config.models,
+        group=config.group,
+        pool=config.pool,
+        api_key=_secret(config, config.api_key),
+        api_keys=tuple(key for name in keys if (key := _secret(config, name))),
+        capacity=Capacity(config.max_sequences, config.kv_tokens, config.prefill_tokens),
+        wants_priorities=vllm is not None and vllm.engine_priority,
+        cache_salts=vllm is not None and vllm.isolation == "salt",
+        salt_secret=None if vllm is None else _secret(config, vllm.salt_secret),
+        controlled=config.capacity == "adaptive",
+        chunk_tokens=config.chunk_tokens,
+        connect_timeout_s=config.connect_timeout_s,
+        first_token_timeout_s=config.first_token_timeout_s,
+        inter_token_timeout_s=config.inter_token_timeout_s,
+        liveness_interval_s=health.liveness_interval_s,
+        liveness_timeout_s=health.liveness_timeout_s,
+    )
+    return OpenAIHttpWorker(config.name, settings, clock, lanes)
+
+
+def _secret(config: HttpWorkerConfig, secret: str | None) -> str | None:
+    """The secret itself, or the value of the environment variable where it is written as `$NAME`."""
+    if secret is None or not secret.startswith("$"):
+        return secret
+    found = os.environ.get(secret[1:])
+    if not found:
+        raise ConfigError(f"worker `{config.name}`: the environment variable {secret[1:]} is not set")
+    return found
+
+
+def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+    try:
+        if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
+            raise ModuleNotFoundError("no torch", name="torch")
+        from inferry.engine.config import EngineConfig
+        from inferry.engine.tiny import ensure_tiny_model
+        from inferry.engine.tokenizer import HfTokenizer
+        from inferry.streams.detokenizer import Assembler
+        from inferry.workers.in_process.embedded import EmbeddedWorker
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"worker `{config.name}` is of kind embedded, which needs {error.name}: install the `engine` extra "
+            "(pip install 'inferry[engine]', in a clone pip install '.[engine]')"
+        ) from None
+    if config.model is None:
+        directory = ensure_tiny_model(model_home() / BUILT_IN_MODEL)
+        names = config.models or (BUILT_IN_MODEL,)
+    else:
+        directory = Path(config.model).expanduser()
+        names = config.models or (directory.resolve().name,)
+        if not (directory / "config.json").is_file():
+            raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    try:
+        tokenizer = HfTokenizer(directory)
+        engine = EngineConfig(
+            max_sequences=config.max_sequences,
+            kv_tokens=config.kv_tokens,
+            chunk_tokens=config.chunk_tokens,
+            threads=config.threads,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"worker `{config.name}`: {error}") from None
+    worker = EmbeddedWorker(
+        config.name,
+        model_dir=directory,
+        models=names,
+        group=config.group,
+        pool=config.pool,
+        engine=engine,
+        default_output_tokens=config.default_output_tokens,
+        controlled=config.capacity == "adaptive",
+        make_assembler=lambda stops: Assembler(tokenizer, stops),
+        clock=clock,
+    )
+    return worker, dict.fromkeys(names, tokenizer)
+
+
+def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+    try:
+        from inferry.engine.tokenizer import HfTokenizer
+        from inferry.streams.detokenizer import Assembler
+        from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"worker `{config.name}` is of kind vllm-inprocess, whose prompts are made here, which needs {error.name}: "
+            "install the `engine` extra (pip install 'inferry[engine]', in a clone pip install '.[engine]')"
+        ) from None
+    directory = Path(config.model).expanduser()
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    # Made absolute and not resolved: a virtual environment's interpreter is a link out of it.
+    python = Path(config.python).expanduser().absolute()
+    if not python.is_file():
+        raise ConfigError(
+            f"worker `{config.name}`: there is no interpreter {python}; vLLM has a virtual environment of its own "
+            "(`make venv-vllm` makes one for CPUs), and `python` says where it is"
+        )
+    try:
+        tokenizer = HfTokenizer(directory)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"worker `{config.name}`: {error}") from None
+    names = config.models or (directory.resolve().name,)
+    worker = VllmInProcessWorker(
+        config.name,
+        model_dir=directory.absolute(),
+        models=names,
+        engine=VllmEngine(
+            python=python,
+            max_sequences=config.max_sequences,
+            chunk_tokens=config.chunk_tokens,
+            context_tokens=config.context_tokens,
+            arguments=config.engine_args,
+        ),
+        group=config.group,
+        pool=config.pool,
+        default_output_tokens=config.default_output_tokens,
+        controlled=config.capacity == "adaptive",
+        make_assembler=lambda stops: Assembler(tokenizer, stops),
+        clock=clock,
+    )
+    return worker, dict.fromkeys(names, tokenizer)
+
+
+def model_home() -> Path:
+    """Where the built-in model is kept once made: INFERRY_HOME, else the user's cache directory."""
+    home = os.environ.get("INFERRY_HOME")
+    if home:
+        return Path(home) / "models"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "inferry" / "models"
+
+
+def advise(config: Config) -> list[str]:
+    """Advice from the configuration alone: engine settings that prevent a lane from meeting its SLO targets."""
+    lanes = config.lane_policies()
+    return [
+        message
+        for worker in config.workers
+        if isinstance(worker, HttpWorkerConfig)
+        for message in advice(_configured_facts(worker), lanes)
+    ]
+
+
+async def query_engines(config: Config, clock: Clock | None = None) -> list[str]:
+    """The same advice after querying the servers, and the error of each server that cannot be queried."""
+    lanes = config.lane_policies()
+    messages: list[str] = []
+    for worker_config in config.workers:
+        if isinstance(worker_config, HttpWorkerConfig):
+            worker = http_worker(worker_config, clock or SystemClock(), lanes)
+            try:
+                await worker.start()
+                messages += advice(worker.engine_facts(), lanes)
+            except GatewayError as error:
+                messages += [
+                    f"worker {worker_config.name}: {error.message}",
+                    *advice(_configured_facts(worker_config), lanes),
+                ]
+            finally:
+                await worker.close()
+    return messages
+
+
+def _configured_facts(worker: HttpWorkerConfig) -> EngineFacts:
+    return EngineFacts(
+        worker=worker.name,
+        kind=worker_kind(worker),
+        max_sequences=worker.max_sequences,
+        prefill_tokens=worker.prefill_tokens,
+        kv_tokens=worker.kv_tokens,
+        chunk_tokens=worker.chunk_tokens,
+    )

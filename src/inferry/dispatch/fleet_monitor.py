@@ -1,0 +1,91 @@
+"""Keeps the scheduler's view of the workers current: their views, their computed capacity, and overdue calls.
+
+Belongs to the dispatch loop. Capacity is recomputed every CAPACITY_INTERVAL_S while jobs are in flight; without jobs
+only time changes it, and the first job computes it at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from inferry.dispatch.capacity import CAPACITY_INTERVAL_S, CapacityTracker
+from inferry.dispatch.hedging import HedgePolicy
+from inferry.dispatch.pool import Pool
+from inferry.domain.attempts import Attempt
+from inferry.observe.metrics import Metrics
+from inferry.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+LOG_INTERVAL_S = 1.0
+
+
+class FleetMonitor:
+    """`on_change` is called after the scheduler got a new view, `on_overdue` with each call whose first token is late;
+    `has_jobs` says whether any job is in flight. The owner sets all three.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: Pool,
+        capacity: CapacityTracker,
+        hedging: HedgePolicy,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._capacity = capacity
+        self._hedging = hedging
+        self._metrics = metrics
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._logged_at = 0.0
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_overdue: Callable[[Attempt, float], None] = lambda attempt, now: None
+        self.has_jobs: Callable[[], bool] = lambda: False
+
+    def view_changed(self, worker: str) -> None:
+        view = self._pool.view(worker)
+        self._metrics.register_models(view.models)
+        self._metrics.register_worker(worker)
+        now = self._now()
+        self._scheduler.observe(self._capacity.update_view(view, now), now)
+        self.on_change()
+
+    def forget(self, worker: str) -> None:
+        """The worker was removed."""
+        self._scheduler.forget(worker)
+        self._capacity.forget(worker)
+        self._hedging.forget(worker)
+        self._metrics.remove_worker(worker)
+
+    def take_hedge_token(self) -> bool:
+        """Whether one more call may be retried for being overdue; if so it is counted."""
+        return self._hedging.take_token()
+
+    def resume(self) -> None:
+        """A job is in flight: compute capacities now and then regularly, unless that is already under way."""
+        if self._timer is None:
+            self._refresh()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _refresh(self) -> None:
+        self._timer = None
+        now = self._now()
+        if log.isEnabledFor(logging.DEBUG) and now >= self._logged_at + LOG_INTERVAL_S:
+            self._logged_at = now
+            for line in self._capacity.describe():
+                log.debug(line)
+        for view in self._capacity.refresh(now):
+            self._scheduler.observe(view, now)
+            self.on_change()
+        for attempt in self._hedging.due(self._pool.last_activity_at, now):
+            self.on_overdue(attempt, now)
+        if self.has_jobs():
+            self._timer = self._loop.call_later(CAPACITY_INTERVAL_S, self._refresh)

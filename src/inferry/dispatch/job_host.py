@@ -1,0 +1,87 @@
+"""Runs admitted jobs: the host of single flight, and the way to the dispatch loop."""
+
+from functools import partial
+
+from inferry.dispatch.admission_control import AdmissionControl, FollowerSession
+from inferry.dispatch.cancel_sender import PendingCancel
+from inferry.dispatch.loop import DispatchLoop
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.singleflight.single_flight import SharingKind
+from inferry.dispatch.watermark_writer import WatermarkWriter
+from inferry.domain.callers import Caller
+from inferry.domain.errors import GatewayError, LedgerUnavailable, NoWorker
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.ledger import LedgerEntry
+from inferry.ledger.recorder import Recorder
+from inferry.observe.metrics import Metrics
+from inferry.streams.mailbox import JobStream
+
+RETRY_AFTER_S = 2.0
+"""Told to a refused client where no better time is known."""
+
+
+class JobHost:
+    """Admits jobs and gives them to the loop; accounts for jobs that share an execution."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        loop: DispatchLoop,
+        admission: AdmissionControl,
+        recorder: Recorder,
+        metrics: Metrics,
+        watermarks: WatermarkWriter | None = None,
+    ) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._admission = admission
+        self._recorder = recorder
+        self._watermarks = watermarks
+        self._metrics = metrics
+
+    def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
+        """Admit and run the job, or raise its refusal."""
+        if not self._pool.serves(job.route.model) and not self._may_wait_for_worker(job):
+            raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
+        if job.route.isolation is not None and not self._loop.has_route(job.route):
+            raise NoWorker(
+                f"no worker in the tenant's pool serves model `{job.route.model}`", retry_after_s=RETRY_AFTER_S
+            )
+        job, granted_tokens, batch = self._admission.admit(job, caller)
+        try:
+            stream = self._loop.submit(job, granted_tokens, _watermark_timeout() if batch else None)
+        except BaseException:
+            self._admission.reject(job.job_id)
+            raise
+        finally:
+            if self._watermarks is not None:
+                self._watermarks.wake()
+        if batch and self._watermarks is not None:
+            self._watermarks.on_batch_written(batch, partial(self._loop.reoffer, job.job_id))
+        return stream
+
+    def cancel_execution(self, job_id: str, error: GatewayError | None) -> PendingCancel | None:
+        return self._loop.cancel(job_id, error)
+
+    def admit_follower(self, job: InferenceJob, caller: Caller) -> FollowerSession:
+        return self._admission.admit_follower(job, caller)
+
+    def follower_ended(self, entry: LedgerEntry) -> None:
+        self._metrics.shared_ended(entry)
+        self._recorder.record(entry)
+
+    def shared(self, kind: SharingKind) -> None:
+        self._metrics.shared(kind)
+
+    def unshared(self) -> None:
+        self._metrics.unshared()
+
+    def _may_wait_for_worker(self, job: InferenceJob) -> bool:
+        """Whether a worker of the job's model may come back up in time."""
+        return self._pool.policy.no_worker_timeout_s > 0 and self._pool.is_model_out(job.route.model)
+
+
+def _watermark_timeout() -> LedgerUnavailable:
+    """Ends a job whose budget watermarks are not in the database in time."""
+    message = "the budget watermark was not written in time"
+    return LedgerUnavailable(message, retry_after_s=RETRY_AFTER_S)

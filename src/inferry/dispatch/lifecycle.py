@@ -1,0 +1,245 @@
+"""The life of a job after admission: its stream, its attempts, its one end.
+
+Belongs to the dispatch loop. Items of workers come in through `emit`; each attempt ends through `attempt_ended`, each
+job through `end`, exactly once. The job events (`domain.job_events`) are published here and only here.
+"""
+
+from collections.abc import Callable, Mapping
+
+from inferry.dispatch.budget import Budget, budget_stop, is_budget_capped
+from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
+from inferry.dispatch.pool import Pool
+from inferry.dispatch.usage_validator import UsageValidator
+from inferry.domain.attempts import Attempt
+from inferry.domain.clock import Clock
+from inferry.domain.errors import GatewayError
+from inferry.domain.job_events import JobEvents
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.plans import BatchPlan, Ended, FirstToken, PredictedWait, Produced
+from inferry.domain.recovery import Retry, next_attempt, total_usage
+from inferry.domain.streams import Delta, Done, End, Failed, Item
+from inferry.domain.values import replace
+from inferry.scheduling.scheduler import Scheduler
+from inferry.streams.demux import Demux
+from inferry.streams.mailbox import JobStream
+
+RETRY_DELAY_S = 0.1
+"""Pause before a lost job is offered again where only a worker that lost it can take it; four times as long after each
+further loss, up to the third."""
+PROGRESS_INTERVAL_TOKENS = 32
+"""The scheduler charges output to its run in units of this many tokens, and the rest at the end."""
+
+_FIRST_TOKEN = FirstToken()
+
+
+class JobLifecycle:
+    """Streams and attempts of the jobs in flight.
+
+    The owner sets `request_tick`, `on_retry`, which offers a job again after a delay in seconds, and `on_idle`, called
+    when the last job has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        lanes: Mapping[Lane, LanePolicy],
+        pool: Pool,
+        clock: Clock,
+        events: JobEvents,
+        cancel_sender: CancelSender,
+        usage_validator: UsageValidator,
+        budget: Budget | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._clock = clock
+        self._now = clock.now
+        self._events = events
+        self._cancel_sender = cancel_sender
+        self._usage_validator = usage_validator
+        self._budget = budget
+        self._slo_targets = {
+            lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
+            for lane, policy in lanes.items()
+            if policy.ttft_ms is not None
+        }
+        self.demux = Demux()
+        self._cancel_reasons: dict[str, GatewayError] = {}
+        self._budget_stopped: set[str] = set()
+        self.request_tick: Callable[[], None] = lambda: None
+        self.on_retry: Callable[[str, float], None] = lambda job_id, delay_s: None
+        self.on_idle: Callable[[], None] = lambda: None
+
+    # -- before the worker -------------------------------------------------------------------------------------------
+
+    def open(self, job: InferenceJob, granted_tokens: int, predicted: PredictedWait) -> JobStream:
+        """The stream of a new job, which is not queued yet."""
+        attempt = self._new_attempt(job)
+        attempt.grant(granted_tokens)
+        attempt.predicted = predicted
+        return self.demux.open(attempt)
+
+    def queued(self, attempt: Attempt, now: float) -> None:
+        self._events.queued(attempt, now)
+
+    def sent(self, plan: BatchPlan, now: float) -> None:
+        for job in plan.jobs:
+            stream = self.demux.get(job.job_id)
+            assert stream is not None, "a planned job has a stream"
+            stream.attempt.sent(plan, now)
+            self._events.sent(stream.attempt, now)
+
+    def stop(self, attempt: Attempt, reason: GatewayError) -> PendingCancel | None:
+        """Have the worker end a running attempt for this reason."""
+        plan, job_id = attempt.plan, attempt.job.job_id
+        if plan is None:
+            return None
+        self._cancel_reasons[job_id] = reason
+        return self._cancel_sender.send(plan.worker, job_id)
+
+    def is_stopping(self, job_id: str) -> bool:
+        return job_id in self._cancel_reasons
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def emit(self, plan: BatchPlan, item: Item) -> None:
+        """Takes an item from a worker. Runs once per item: the hot path."""
+        stream = self.demux.get(item.job_id)
+        if stream is None:
+            return  # late: the job has ended
+        attempt = stream.attempt
+        if attempt.plan is not plan:
+            return  # late: another attempt continues the job
+        now = self._now()
+        if type(item) is not Delta:
+            self.attempt_ended(stream, item, now)  # type: ignore[arg-type]
+            self.request_tick()
+            return
+        if item.tokens:
+            job = attempt.job
+            if attempt.last_token_at is None:
+                attempt.first_token(now)
+                self._events.first_token(attempt, now)
+                self._scheduler.progress(job.job_id, _FIRST_TOKEN, now)
+                self.request_tick()
+            else:
+                self._events.produced(attempt, now)
+                attempt.last_token_at = now
+            slo_target = self._slo_targets.get(job.lane)
+            if (
+                slo_target is not None
+                and now - attempt.slo_start_at > slo_target[0] + attempt.output_tokens * slo_target[1]
+            ):
+                attempt.slo_attained = False
+            attempt.output_tokens += item.tokens
+            if attempt.output_tokens >= attempt.renew_at_tokens and not self._may_continue(attempt, item):
+                return
+            if attempt.output_tokens >= attempt.reported_tokens + PROGRESS_INTERVAL_TOKENS:
+                self._scheduler.progress(job.job_id, Produced(attempt.output_tokens - attempt.reported_tokens), now)
+                attempt.reported_tokens = attempt.output_tokens
+        stream.push(item)
+
+    def _may_continue(self, attempt: Attempt, item: Delta) -> bool:
+        """Whether the delta may be delivered. A job whose budget is used up is stopped, and ends as `Done`."""
+        job, budget = attempt.job, self._budget
+        assert budget is not None, "a grant comes from a budget"
+        if job.job_id not in self._budget_stopped:
+            before = 0 if job.resume_point is None else len(job.resume_point.output_ids)
+            attempt.grant(budget.renew_grant(job.job_id, before + attempt.output_tokens))
+            if attempt.output_tokens < max(attempt.granted_tokens, attempt.renew_at_tokens):
+                return True
+            self._budget_stopped.add(job.job_id)
+            self.stop(attempt, budget.exhausted_error(job.job_id))
+            attempt.renew_at_tokens = 0  # every further delta exceeds the grant
+            if attempt.output_tokens == attempt.granted_tokens:
+                return True
+        attempt.output_tokens -= item.tokens
+        return False
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def attempt_ended(self, stream: JobStream, end: End, now: float) -> None:
+        """The worker has ended its attempt. The job ends too, unless another attempt may continue it."""
+        end = self._usage_validator.corrected(stream.attempt, end)
+        if self._cancel_reasons:
+            reason = self._cancel_reasons.pop(end.job_id, None)
+            if end.job_id in self._budget_stopped:
+                end = budget_stop(stream.attempt, end, reason)
+            elif reason is not None and isinstance(end, Failed):
+                end = replace(end, error=reason)
+        if isinstance(end, Failed) and end.error.can_failover and self._may_retry(end.error):
+            retry = next_attempt(stream.attempt, end)
+            if isinstance(retry, Retry):
+                self._retry(stream, end, retry, now)
+                return
+            end = retry or end
+        self.end(stream, end, now)
+
+    def _may_retry(self, error: GatewayError) -> bool:
+        return (error.retry_after_s or 0.0) <= self._pool.policy.no_worker_timeout_s
+
+    def _retry(self, stream: JobStream, end: Failed, retry: Retry, now: float) -> None:
+        """Account for the attempt that is over and offer the job again."""
+        lost = stream.attempt
+        if self._budget is not None and (unwelcome := self._budget.retry_refusal(retry.job)) is not None:
+            self.end(stream, replace(end, error=unwelcome), now)
+            return
+        lost.ended(end, now)
+        lost.resumed = not retry.from_start
+        self._settle(lost, end, now)
+        attempt = self._new_attempt(retry.job)
+        # The grant stays; tokens lost with a worker are not charged.
+        attempt.grant(lost.granted)
+        attempt.slo_attained = lost.slo_attained
+        slo_target = self._slo_targets.get(retry.job.lane)
+        if retry.job.resume_point is not None and slo_target is not None:
+            attempt.slo_start_at += len(retry.job.resume_point.output_ids) * slo_target[1]
+        stream.begin_attempt(attempt, from_start=retry.from_start)
+        self._events.queued(attempt, now)
+        job_id = retry.job.job_id
+        losses = retry.job.attempt - 1 - retry.job.preemptions
+        if not losses or self._pool.serves_elsewhere(retry.job.route.model, retry.job.route.avoid):
+            self.on_retry(job_id, 0.0)
+        else:
+            self.on_retry(job_id, max(RETRY_DELAY_S * 4 ** min(losses - 1, 2), end.error.retry_after_s or 0.0))
+
+    def end(self, stream: JobStream, end: End, now: float) -> None:
+        """The one place where a job ends."""
+        attempt = stream.attempt
+        job = attempt.job
+        self._cancel_reasons.pop(job.job_id, None)
+        self._budget_stopped.discard(job.job_id)
+        if self._budget is not None and is_budget_capped(job, end):
+            end = replace(end, stopped=self._budget.exhausted_error(job.job_id), stopped_by_engine=True)
+        attempt.ended(end, now)
+        usage = total_usage(job, attempt.usage())
+        cost = None if self._budget is None else self._budget.ended(attempt, usage, now)
+        self._settle(attempt, end, now, cost)
+        if job.resume_point is not None and isinstance(end, Done):
+            end = replace(end, usage=usage, raw=b"")
+        self.demux.close(stream, end)
+        if not len(self.demux):
+            self.on_idle()
+
+    def _settle(self, attempt: Attempt, end: End, now: float, cost: int | None = None) -> None:
+        """Release what an attempt held and publish its end. An attempt whose job is retried has no cost: the last one
+        pays for what was delivered.
+        """
+        usage = end.usage
+        self._scheduler.progress(
+            attempt.job.job_id,
+            Ended(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
+            if isinstance(end, Done)
+            else Ended(output_tokens=max(usage.output_tokens, attempt.output_tokens)),
+            now,
+        )
+        attempt.ledger_entry = attempt.entry(self._clock.wall(), cost)
+        self._events.ended(attempt, now)
+
+    def _new_attempt(self, job: InferenceJob) -> Attempt:
+        attempt = Attempt(job)
+        if job.lane in self._slo_targets:
+            attempt.slo_attained = True
+        return attempt
