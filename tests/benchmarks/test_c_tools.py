@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ import pytest
 
 from benchmarks.serving import free_port, run_process, wait_for
 from benchmarks.tools import Tools, build_tools
-
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 
 CALL = {"model": "m", "messages": [{"role": "user", "content": 'Say "stream": true.'}]}
 

@@ -102,7 +102,7 @@ class OwnerAccounts:
 
 
 class OwnerRegistry:
-    """Books by name, so many at most: where there are more, the blank ones go, then those longest unused."""
+    """Accounts by owner, bounded in number: empty ones are evicted first, then the least recently used."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -137,7 +137,7 @@ class OwnerRegistry:
 
 
 class RunAccounts:
-    """Accounts of runs, those longest unused first. One that nobody has used for `idle_s` is forgotten."""
+    """Accounts of runs, least recently used first. An account that is idle for `idle_s` is dropped."""
 
     def __init__(self, max_entries: int, idle_s: float, *, uses_watermarks: bool = False) -> None:
         self._max_entries = max_entries
@@ -188,7 +188,7 @@ class RunAccounts:
             self._accounts.pop(account.name, None)
 
     def end(self, tenant: str, run_id: str) -> None:
-        """The run is over: forget its account, once nobody holds leases on it."""
+        """The run has ended: drop its account once no lease is held on it."""
         account = self._accounts.get((tenant, run_id))
         if account is not None:
             account.is_ended = True
@@ -196,7 +196,7 @@ class RunAccounts:
                 del self._accounts[account.name]
 
     def forget_idle(self, now: float, limit: int) -> int:
-        """Forget up to so many that have been idle for long, or are too many; returns how many."""
+        """Drop a bounded number of idle or surplus accounts; returns how many."""
         accounts = self._accounts
         found: list[tuple[str, str]] = []
         for name, account in accounts.items():

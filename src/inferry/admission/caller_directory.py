@@ -1,7 +1,4 @@
-"""Who may call: every tenant and key as of one moment, and the answer to "who is this?".
-
-A snapshot. When a tenant or a key changes, a new one takes its place; nothing here is ever changed.
-"""
+"""Authentication: an immutable snapshot of all tenants and keys. It is replaced when a tenant or key changes."""
 
 import math
 import re
@@ -41,16 +38,15 @@ class _KeyEntry:
             self.valid_until = -math.inf
 
 
-# Nobody knows a secret that hashes to this, and comparing with it takes as long as with any other.
+# Compared with when the key id is unknown, so that the answer takes as long as for a wrong secret.
 _UNKNOWN_KEY = _KeyEntry(ApiKey(key_id="", tenant="", secret_hash=bytes(32)), Tenant(name=""))
 
 
 class Directory:
     """Callers by what they send.
 
-    Where `is_auth_required`, that is a key that is known, current and of a tenant that is known and not disabled; else
-    the tenant is whoever the client says it is. A key whose tenant nobody has configured opens nothing: taking a tenant
-    out of the configuration must not take its limits off.
+    With `is_auth_required`, a call needs a valid key of a known and enabled tenant; otherwise the tenant is taken from
+    the request. A key of an unknown tenant is refused, so that removing a tenant does not remove its limits.
     """
 
     __slots__ = ("_callers", "_keys", "is_auth_required", "tenants")
