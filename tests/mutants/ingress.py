@@ -6,7 +6,7 @@ _HEADERS = ("tests/ingress/test_headers.py", "tests/ingress/test_harness.py", "t
 _PROBLEMS = ("tests/ingress/test_zero_values.py", "tests/ingress/test_error_responses.py")
 _RATES = ("tests/ingress/test_zero_values.py", "tests/ingress/openai/test_rate_limit_headers.py")
 _PARSE = ("tests/ingress/openai/test_parameter_bounds.py", "tests/ingress/test_bad_input.py")
-_ANSWERS = ("tests/ingress/openai/test_response.py", "tests/ingress/openai/test_continuation_writer.py")
+_ANSWERS = ("tests/ingress/test_response.py", "tests/ingress/openai/test_continuation_writer.py")
 
 GROUP = MutantGroup(
     tests=(*_PROBLEMS, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ANSWERS),
@@ -223,28 +223,28 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "what came before an error is not written",
-            "ingress/openai/response.py",
-            "reply.end(body + error_event(end.error))",
-            "reply.end(error_event(end.error))",
+            "ingress/response.py",
+            "reply.end(body + self._format.error_event(end.error))",
+            "reply.end(self._format.error_event(end.error))",
             _ANSWERS,
         ),
         Mutant(
             "a whole answer keeps what is void",
-            "ingress/openai/response.py",
+            "ingress/response.py",
             "            self._texts.clear()\n            self._raws.clear()\n",
             "            self._texts.clear()\n",
             _ANSWERS,
         ),
         Mutant(
             "a client that leaves as much unread as it may is cut off",
-            "ingress/openai/response.py",
+            "ingress/response.py",
             "self._stream.unread_bytes > self._max_unread_bytes",
             "self._stream.unread_bytes >= self._max_unread_bytes",
             _ANSWERS,
         ),
         Mutant(
             "a resumed answer that a budget cut has no end",
-            "ingress/openai/response.py",
+            "ingress/response.py",
             "engine_sent_end = end.stopped_by_engine and self._stream.attempt.job.resume_point is None",
             "engine_sent_end = end.stopped_by_engine",
             _ANSWERS,

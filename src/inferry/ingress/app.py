@@ -19,19 +19,20 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.auth import Auth
-from inferry.ingress.errors import error_body, error_headers
+from inferry.ingress.errors import error_headers
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
-from inferry.ingress.openai.decode import Api
+from inferry.ingress.openai.decode import ChatEndpoint, CompletionsEndpoint
 from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
-from inferry.ingress.openai.response import FullResponse, HeartbeatTimer, StreamingResponse
 from inferry.ingress.openapi import document
+from inferry.ingress.response import FullResponse, HeartbeatTimer, StreamingResponse
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
+from inferry.ingress.wire_format import OPENAI, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,10 @@ class App:
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
         self._tokenizing_tasks: set[asyncio.Task[None]] = set()
-        self._posts: dict[bytes, Api] = {b"/v1/chat/completions": "chat", b"/v1/completions": "completions"}
+        self._posts: dict[bytes, Endpoint] = {
+            b"/v1/chat/completions": ChatEndpoint(),
+            b"/v1/completions": CompletionsEndpoint(),
+        }
         self._gets: dict[str, Handler] = {
             "/": self._index,
             "/health": self._health,
@@ -104,9 +108,9 @@ class App:
     def serve(self, request: Request, reply: Reply) -> None:
         """Answer the request, at once or later. Never raises."""
         try:
-            api = self._posts.get(request.target)
-            if api is not None and request.method == b"POST":
-                self._generate(api, request, reply)
+            endpoint = self._posts.get(request.target)
+            if endpoint is not None and request.method == b"POST":
+                self._generate(endpoint, request, reply)
             else:
                 self._route(request, reply)
         except GatewayError as error:
@@ -116,7 +120,7 @@ class App:
 
     # -- inference ---------------------------------------------------------------------------------------------------
 
-    def _generate(self, api: Api, request: Request, reply: Reply) -> None:
+    def _generate(self, endpoint: Endpoint, request: Request, reply: Reply) -> None:
         if request.problem is not None:
             self._metrics.refused(request.problem.code)
             self._refuse(request.problem, request, reply)
@@ -124,36 +128,42 @@ class App:
         caller = ANONYMOUS
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
-            job = parse(api, request.body, request.headers, self._gateway.models, caller)
+            decoded = endpoint.decode(request.body)
+            job = parse(decoded, request.headers, self._gateway.models, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
             return
         if isinstance(job, LongPrompt):
-            task = asyncio.get_running_loop().create_task(self._tokenize(job, caller, request, reply))
+            task = asyncio.get_running_loop().create_task(self._tokenize(job, caller, request, reply, decoded.format))
             self._tokenizing_tasks.add(task)
             task.add_done_callback(self._tokenizing_tasks.discard)
         else:
-            self._submit(job, caller, request, reply)
+            self._submit(job, caller, request, reply, decoded.format)
 
-    async def _tokenize(self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply) -> None:
+    async def _tokenize(
+        self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
+    ) -> None:
         try:
             try:
                 with self._gateway.reserved_bytes(len(request.body)):
                     job = await prompt.job()
                 if reply.is_disconnected:
                     raise ClientClosed("the client disconnected before its prompt was tokenised")
-                caller = self._auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
+                if not request.is_internal:
+                    caller = self._auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
-            self._submit(job, caller, request, reply)
+            self._submit(job, caller, request, reply, wire_format)
         except GatewayError as error:
             self._refuse(error, request, reply, caller)
         except Exception:
             self._internal_error(request, reply)
 
-    def _submit(self, job: InferenceJob, caller: Caller, request: Request, reply: Reply) -> None:
+    def _submit(
+        self, job: InferenceJob, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
+    ) -> None:
         gateway = self._gateway
         try:
             stream = gateway.submit(job, caller)
@@ -163,9 +173,9 @@ class App:
         response: StreamingResponse | FullResponse
         if job.stream:
             unread = self.limits.max_unread_bytes
-            response = StreamingResponse(stream, job, gateway, reply, self._heartbeats, unread)
+            response = StreamingResponse(stream, job, gateway, reply, wire_format, self._heartbeats, unread)
         else:
-            response = FullResponse(stream, job, gateway, reply)
+            response = FullResponse(stream, job, gateway, reply, wire_format)
         if has_rate_limits(caller) is not None:
             response.include_rate_limits(caller)
         response.start()
@@ -174,9 +184,9 @@ class App:
 
     def _route(self, request: Request, reply: Reply) -> None:
         target, _, query = request.target.partition(b"?")
-        api = self._posts.get(target)
-        if api is not None and request.method == b"POST":
-            self._generate(api, request, reply)
+        endpoint = self._posts.get(target)
+        if endpoint is not None and request.method == b"POST":
+            self._generate(endpoint, request, reply)
             return
         if request.problem is not None:
             self._refuse(request.problem, request, reply)
@@ -194,10 +204,10 @@ class App:
         handler = self._gets.get(path)
         if handler is None and path.startswith(_MODELS_PREFIX):
             handler = self._model
-        if handler is None and api is None:
+        if handler is None and endpoint is None:
             raise NotFound(f"unknown path {_printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
-            raise MethodNotAllowed(f"{_printable(path)} supports only {'GET' if api is None else 'POST'}")
+            raise MethodNotAllowed(f"{_printable(path)} supports only {'GET' if endpoint is None else 'POST'}")
         handler(path, reply, caller)
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
@@ -281,7 +291,14 @@ class App:
         client_id = request.headers.get(b"x-request-id", b"")
         printable = client_id if 0 < len(client_id) <= 256 and all(0x21 <= byte <= 0x7E for byte in client_id) else b""
         headers += b"x-request-id: %b\r\n" % (printable or generated_id.encode())
-        reply.respond(error.status, headers, error_body(error))
+        answer_id = printable.decode() or generated_id
+        wire_format = self._format_of(request)
+        reply.respond(wire_format.error_status(error), headers, wire_format.error_body(error, answer_id))
+
+    def _format_of(self, request: Request) -> WireFormat:
+        """The format of errors at this path."""
+        endpoint = self._posts.get(request.target.partition(b"?")[0])
+        return OPENAI if endpoint is None else endpoint.format
 
     def _internal_error(self, request: Request, reply: Reply) -> None:
         log.exception("a request failed")

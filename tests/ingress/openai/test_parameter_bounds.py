@@ -15,7 +15,7 @@ from inferry.domain.errors import ContextLengthExceeded, GatewayError, InvalidRe
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ports import ModelCard
-from inferry.ingress.openai.decode import MAX_STOP_STRINGS
+from inferry.ingress.openai.decode import MAX_STOP_STRINGS, ChatEndpoint, CompletionsEndpoint
 from inferry.ingress.openai.parse import parse
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -44,7 +44,8 @@ def a_job(api: Any = "chat", headers: dict[bytes, bytes] | None = None, **fields
         given = {"messages": [{"role": "user", "content": "hi"}]} if api == "chat" else {"prompt": [1, 2, 3]}
         body = msgspec.json.encode({"model": "m", **given, **fields})
         try:
-            job = parse(api, body, headers or {}, gateway.models, ANONYMOUS)
+            endpoint = ChatEndpoint() if api == "chat" else CompletionsEndpoint()
+            job = parse(endpoint.decode(body), headers or {}, gateway.models, ANONYMOUS)
         finally:
             await gateway.close()
         assert isinstance(job, InferenceJob)

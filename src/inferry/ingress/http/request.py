@@ -9,7 +9,8 @@ class Request:
 
     `length` is the announced length of the body in bytes, or `request_head.CHUNKED`. `problem` is the reason why the
     body was refused; `body` is empty then. `caller` is set once the request was authenticated. `protocol_error` is
-    (status, reason) where this object stands for bytes that are no valid request.
+    (status, reason) where this object stands for bytes that are no valid request. `is_internal`: the gateway made the
+    request itself, for a caller it knows.
     """
 
     __slots__ = (
@@ -18,6 +19,7 @@ class Request:
         "head_bytes",
         "headers",
         "is_http10",
+        "is_internal",
         "keeps_alive",
         "length",
         "method",
@@ -37,4 +39,5 @@ class Request:
         self.problem: GatewayError | None = None
         self.protocol_error: tuple[int, str] | None = None
         self.is_http10 = False
+        self.is_internal = False
         self.keeps_alive = True

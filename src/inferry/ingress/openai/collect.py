@@ -41,11 +41,11 @@ _join_texts = _load_c_function()
 _FULL_OBJECT_NAMES = {"chat.completion.chunk": "chat.completion"}
 
 
-def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> bytes:
+def collect_events(raw: bytes, usage_event: bytes, shape: dict[str, Any] | None = None) -> dict[str, Any]:
     """One JSON body from complete server-sent events, with the fields of the server's own non-streaming body."""
     try:
         body = _collect(raw, usage_event)
-        return _encode(body if shape is None else with_null_fields(body, shape))
+        return body if shape is None else with_null_fields(body, shape)
     except (AttributeError, TypeError, KeyError, ValueError):
         raise WorkerLost("the worker sent malformed events") from None
 

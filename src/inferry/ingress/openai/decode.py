@@ -8,6 +8,7 @@ import msgspec
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.openai.message_content import check_contents
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
+from inferry.ingress.wire_format import OPENAI, ClientRequest, Endpoint
 
 Api = Literal["chat", "completions"]
 
@@ -21,26 +22,44 @@ _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 
-def decode_request(api: Api, body: bytes) -> ChatCompletionRequest | CompletionRequest:
+class ChatEndpoint(Endpoint):
+    format = OPENAI
+
+    def decode(self, body: bytes) -> ClientRequest:
+        wire: ChatCompletionRequest = decode_body(_chat_decoder, body)
+        check_messages(wire)
+        return ClientRequest(wire, body, OPENAI)
+
+
+class CompletionsEndpoint(Endpoint):
+    format = OPENAI
+
+    def decode(self, body: bytes) -> ClientRequest:
+        wire: CompletionRequest = decode_body(_completion_decoder, body)
+        return ClientRequest(wire, body, OPENAI)
+
+
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """The body as the decoder's struct. Raises InvalidRequest."""
     if not body.isascii():
         try:
             body.decode()
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"the body is not valid UTF-8 at byte {error.start}") from None
-    decoder: msgspec.json.Decoder[Any] = _chat_decoder if api == "chat" else _completion_decoder
     try:
-        wire: ChatCompletionRequest | CompletionRequest = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise validation_error(error) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
-    if isinstance(wire, ChatCompletionRequest):
-        if not wire.messages:
-            raise InvalidRequest("`messages` must not be empty", param="messages")
-        check_contents(wire.messages)
-    return wire
+
+
+def check_messages(wire: ChatCompletionRequest) -> None:
+    if not wire.messages:
+        raise InvalidRequest("`messages` must not be empty", param="messages")
+    check_contents(wire.messages)
 
 
 def validation_error(error: msgspec.ValidationError) -> InvalidRequest:

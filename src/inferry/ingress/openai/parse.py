@@ -24,7 +24,7 @@ from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id, tier_of
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
 from inferry.ingress.job_ids import new_job_id
-from inferry.ingress.openai.decode import Api, check_ranges, decode_request
+from inferry.ingress.openai.decode import Api, check_ranges
 from inferry.ingress.openai.features import features_of
 from inferry.ingress.openai.output_tokens import choice_count, output_budget, output_limit
 from inferry.ingress.openai.prompt import PromptText, read_prompt
@@ -35,6 +35,7 @@ from inferry.ingress.openai.request_schema import (
     GenerationRequest,
     StreamOptions,
 )
+from inferry.ingress.wire_format import ClientRequest
 
 MIN_PREDICTED_TOKENS = 32
 """A job with a smaller budget is assumed to write all of it."""
@@ -53,10 +54,11 @@ _tokenizer_pool = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 
 
 def parse(
-    api: Api, body: bytes, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
+    request: ClientRequest, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
 ) -> "InferenceJob | LongPrompt":
-    """The job of a request, or the text of a long prompt. All validation of the request happens here."""
-    wire = decode_request(api, body)
+    """The job of a request, or the text of a long prompt."""
+    wire, body, _ = request
+    api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
     card = models.card(wire.model, caller.pool)
     if card is None:
         raise ModelNotFound(f"unknown model `{_sanitize(wire.model)}`", param="model")

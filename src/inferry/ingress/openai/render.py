@@ -4,7 +4,7 @@ Chunks are assembled from bytes around one encoded string, because this runs onc
 """
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -39,14 +39,6 @@ def set_service_tier_in_body(body: bytes, tier: str) -> bytes:
 def early_stop_object(stopped: GatewayError) -> dict[str, Any]:
     """The `inferry` field of a response that a budget ended early."""
     return {"code": stopped.code, "message": stopped.message}
-
-
-class EventWriter(Protocol):
-    """Writes the server-sent events of one stream: one piece per delta, then the last."""
-
-    def piece(self, delta: Delta) -> bytes: ...
-
-    def last(self, done: Done, *, include_usage: bool) -> bytes: ...
 
 
 class PassThrough:
@@ -152,7 +144,7 @@ class ChunkWriter:
         return self._open + role
 
 
-def full_response(job: InferenceJob, text: str, done: Done, created: float) -> bytes:
+def full_response(job: InferenceJob, text: str, done: Done, created: float) -> dict[str, Any]:
     """The body of a non-streaming response."""
     choice: dict[str, Any] = {"index": 0}
     if job.payload.api == "chat":
@@ -164,4 +156,4 @@ def full_response(job: InferenceJob, text: str, done: Done, created: float) -> b
     choice |= {"logprobs": None, "finish_reason": done.finish.value}
     head |= {"created": int(created), "model": job.route.model}
     stopped = {} if done.stopped is None else {"inferry": early_stop_object(done.stopped)}
-    return _encode(head | {"choices": [choice], "usage": usage_object(done.usage)} | stopped)
+    return head | {"choices": [choice], "usage": usage_object(done.usage)} | stopped

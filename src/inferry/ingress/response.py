@@ -8,6 +8,7 @@ the first delta, because only then worker and queue time are known. A client tha
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from typing import Any
 
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.callers import Caller
@@ -15,25 +16,24 @@ from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.domain.streams import Done, Failed
-from inferry.ingress.errors import error_body, error_event, error_headers
+from inferry.ingress.errors import error_headers
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.openai.collect import collect_events, pass_through_body
 from inferry.ingress.openai.rate_limit_headers import rate_limit_headers
 from inferry.ingress.openai.render import (
     ChunkWriter,
     ContinuationWriter,
-    EventWriter,
     PassThrough,
     full_response,
     set_service_tier,
     set_service_tier_in_body,
 )
+from inferry.ingress.wire_format import COMMENT, WireFormat
 
 log = logging.getLogger(__name__)
 
 _SSE = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _JSON = b"content-type: application/json\r\n"
-_HEARTBEAT = b": waiting\n\n"
 _CHECKS_PER_HEARTBEAT = 4
 _LANE_NAMES = {lane: lane.name.encode() for lane in Lane}
 
@@ -43,10 +43,13 @@ _pass_through = PassThrough()
 class _Response(ABC):
     """The response of one job, until its end or until the client disconnects."""
 
-    __slots__ = ("_gateway", "_job", "_rate_limited_caller", "_reply", "_stream")
+    __slots__ = ("_format", "_gateway", "_job", "_rate_limited_caller", "_reply", "_stream")
 
-    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
+    def __init__(
+        self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply, wire_format: WireFormat
+    ) -> None:
         self._rate_limited_caller: Caller | None = None
+        self._format = wire_format
         self._stream = stream
         self._job = job
         self._gateway = gateway
@@ -84,7 +87,10 @@ class _Response(ABC):
         headers = b"%bx-request-id: %b\r\n" % (error_headers(error, self._job.job_id), self._job.request_id.encode())
         if self._rate_limited_caller is not None:
             headers += rate_limit_headers(self._gateway, self._rate_limited_caller)
-        self._reply.respond(error.status, headers, error_body(error))
+        wire_format = self._format
+        self._reply.respond(
+            wire_format.error_status(error), headers, wire_format.error_body(error, self._job.request_id)
+        )
 
     def _open_choices(self, end: Done) -> int:
         """Choices that still need a finish reason: none where the engine's own events had it."""
@@ -117,8 +123,10 @@ class FullResponse(_Response):
 
     __slots__ = ("_raws", "_restarts", "_texts")
 
-    def __init__(self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply) -> None:
-        super().__init__(stream, job, gateway, reply)
+    def __init__(
+        self, stream: JobStream, job: InferenceJob, gateway: Gateway, reply: Reply, wire_format: WireFormat
+    ) -> None:
+        super().__init__(stream, job, gateway, reply, wire_format)
         self._texts: list[str] = []
         self._raws: list[bytes] = []
         self._restarts = 0
@@ -137,25 +145,28 @@ class FullResponse(_Response):
         if isinstance(end, Failed):
             self._refuse(end.error)
             return
-        raw = b"".join(self._raws)
-        text = "".join(self._texts)
-        payload = self._job.payload
-        if raw.startswith(b"{"):
-            body = pass_through_body(raw, end)
-        elif not raw:
-            body = full_response(self._job, text, end, self._gateway.wall())
-        elif end.stopped is not None or self._stream.attempt.job.resume_point is not None:
-            # It began with one engine's events, and was resumed on another worker or stopped.
-            writer = ContinuationWriter(raw, self._open_choices(end))
-            body = collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end), end.shape)
-        else:
-            body = collect_events(raw, end.raw, end.shape)
-        if payload.service_tier is not None:
-            body = set_service_tier_in_body(body, payload.service_tier)
+        tier = self._job.payload.service_tier
+        body = self._format.full_body(self._job, self._answer(end))
+        if tier is not None:
+            body = set_service_tier_in_body(body, tier)
         headers = _JSON + self._job_headers()
         if end.stopped is not None:
             headers += b"x-inferry-stop-reason: %b\r\n" % end.stopped.code.encode()
         self._reply.respond(200, headers, body)
+
+    def _answer(self, end: Done) -> bytes | dict[str, Any]:
+        """The body of a chat or completions response."""
+        raw = b"".join(self._raws)
+        if raw.startswith(b"{"):
+            return pass_through_body(raw, end)
+        text = "".join(self._texts)
+        if not raw:
+            return full_response(self._job, text, end, self._gateway.wall())
+        if end.stopped is not None or self._stream.attempt.job.resume_point is not None:
+            # It began with one engine's events, and was resumed on another worker or stopped.
+            writer = ContinuationWriter(raw, self._open_choices(end))
+            return collect_events(raw + writer.text(text) + writer.finish(end), writer.usage(end), end.shape)
+        return collect_events(raw, end.raw, end.shape)
 
 
 class StreamingResponse(_Response):
@@ -169,20 +180,21 @@ class StreamingResponse(_Response):
         job: InferenceJob,
         gateway: Gateway,
         reply: Reply,
+        wire_format: WireFormat,
         heartbeats: "HeartbeatTimer",
         max_unread_bytes: int,
     ) -> None:
-        super().__init__(stream, job, gateway, reply)
-        self._writer: EventWriter | None = None
+        super().__init__(stream, job, gateway, reply, wire_format)
+        self._writer = wire_format.writer(job, gateway.wall())
         self._first_raw = b""
-        self._tier = job.payload.service_tier
+        self._tier = job.payload.service_tier if self._writer is None else None
         self._has_begun = False
         self._max_unread_bytes = max_unread_bytes
         self._heartbeats = heartbeats
         self._quiet_checks = 0
 
     def start(self) -> None:
-        self._reply.heartbeat = _HEARTBEAT
+        self._reply.heartbeat = COMMENT
         self._reply.on_writable = self.on_news
         self._heartbeats.add(self)
         super().start()
@@ -196,7 +208,7 @@ class StreamingResponse(_Response):
         self._quiet_checks += 1
         if self._quiet_checks >= _CHECKS_PER_HEARTBEAT and not self._reply.is_paused:
             self._begin()
-            self._write(_HEARTBEAT)
+            self._write(self._format.heartbeat())
 
     def _flush(self) -> None:
         reply = self._reply
@@ -227,7 +239,7 @@ class StreamingResponse(_Response):
             elif isinstance(end.error, ClientClosed):
                 reply.abort()
             else:
-                reply.end(body + error_event(end.error))
+                reply.end(body + self._format.error_event(end.error))
             return
         self._begin()
         writer = self._writer or self._chunk_writer()

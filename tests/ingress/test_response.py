@@ -14,7 +14,8 @@ from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
 from inferry.domain.values import replace
 from inferry.ingress.openai.render import ContinuationWriter
-from inferry.ingress.openai.response import FullResponse, HeartbeatTimer, StreamingResponse
+from inferry.ingress.response import FullResponse, HeartbeatTimer, StreamingResponse
+from inferry.ingress.wire_format import OPENAI
 from inferry.streams.mailbox import JobStream, MergeCounter
 from support.builders import a_job
 from support.upstream import chunk
@@ -86,9 +87,9 @@ class Scene:
         client: Any = self.client
         if streams:
             beats = HeartbeatTimer(60.0)
-            StreamingResponse(self.stream, self.job, gateway, client, beats, max_unread_bytes).start()
+            StreamingResponse(self.stream, self.job, gateway, client, OPENAI, beats, max_unread_bytes).start()
         else:
-            FullResponse(self.stream, self.job, gateway, client).start()
+            FullResponse(self.stream, self.job, gateway, client, OPENAI).start()
         self._said = 0
 
     def says(self, text: str = "", raw: bytes = b"") -> None:

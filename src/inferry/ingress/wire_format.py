@@ -1,0 +1,76 @@
+"""What one API of clients defines: how a request becomes a chat or completions request, and how answers are written.
+
+`decode` turns a body into the request that workers are sent, so that every API shares one path from there on. Answers
+come back as chunks or bodies of that request, or as plain text, and the API's `WireFormat` writes them.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from inferry.domain.errors import GatewayError
+from inferry.domain.jobs import InferenceJob
+from inferry.domain.streams import Delta, Done
+from inferry.ingress.errors import error_body, error_event
+from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
+
+COMMENT = b": waiting\n\n"
+"""A server-sent event without meaning. It may be written at any time."""
+
+
+class EventWriter(Protocol):
+    """Writes the server-sent events of one stream: one piece per delta, then the last."""
+
+    def piece(self, delta: Delta) -> bytes: ...
+
+    def last(self, done: Done, *, include_usage: bool) -> bytes: ...
+
+
+class WireFormat:
+    """Answers, errors and heartbeats as OpenAI's chat and completions APIs write them; other APIs override.
+
+    One instance may serve all requests of an API, or one request where the answer depends on the request.
+    """
+
+    def writer(self, job: InferenceJob, created: float) -> EventWriter | None:
+        """The writer of a stream. None: the first delta decides, and chunks of a worker are forwarded unchanged."""
+        return None
+
+    def full_body(self, job: InferenceJob, answer: "bytes | dict[str, Any]") -> bytes:
+        """The body of a non-streaming response. `answer` is the body of a chat or completions response."""
+        return answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+
+    def heartbeat(self) -> bytes:
+        """Sent while a stream waits for its next token."""
+        return COMMENT
+
+    def error_status(self, error: GatewayError) -> int:
+        return error.status
+
+    def error_body(self, error: GatewayError, request_id: str) -> bytes:
+        return error_body(error)
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """The error inside a stream that has begun and must not look complete."""
+        return error_event(error)
+
+
+OPENAI = WireFormat()
+
+
+class ClientRequest(NamedTuple):
+    """A decoded request: what is sent to workers (`wire` and its encoding `body`), and how to answer the client."""
+
+    wire: ChatCompletionRequest | CompletionRequest
+    body: bytes
+    format: WireFormat
+
+
+class Endpoint:
+    """One inference endpoint. `format` answers requests that cannot be decoded."""
+
+    format: WireFormat
+
+    def decode(self, body: bytes) -> ClientRequest:
+        """Validate the body and translate it. Raises InvalidRequest or UnsupportedFeature."""
+        raise NotImplementedError
