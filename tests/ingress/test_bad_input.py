@@ -197,3 +197,34 @@ def read_all(sock: socket.socket) -> bytes:
     while part := sock.recv(65536):
         parts.append(part)
     return b"".join(parts)
+
+
+RESERVED: dict[str, Any] = {
+    "priority": -9,
+    "cache_salt": "another tenant's",
+    "request_id": "another call's",
+    "session_id": "another tenant's",
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "remote_host": "10.0.0.1"},
+    "ec_transfer_params": {},
+    "vllm_xargs": {"session_id": "x"},
+    "rid": "another call's",
+    "extra_key": "x",
+    "session_params": {"id": "x"},
+    "lora_path": "another",
+    "data_parallel_rank": 0,
+    "routed_dp_rank": 0,
+    "bootstrap_host": "10.0.0.1",
+    "bootstrap_port": 1,
+    "bootstrap_room": 1,
+    "disaggregated_params": {"ctx_request_id": 1},
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_fields_that_only_the_gateway_sets_are_refused_by_name(scripted: ScriptedGateway, path: str) -> None:
+    body = chat() if path == CHAT else {"model": "m", "prompt": "hello"}
+    for field, value in RESERVED.items():
+        status, _, answer = post(scripted.url, path, {**body, field: value})
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_request", field)
+        assert answer["error"]["message"] == f"`{field}` is set by the gateway and not accepted from clients"
+        assert post(scripted.url, path, {**body, field: None})[0] == 200

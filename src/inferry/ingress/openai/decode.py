@@ -7,7 +7,7 @@ import msgspec
 
 from inferry.domain.errors import InvalidRequest
 from inferry.ingress.openai.message_content import check_contents
-from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
+from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest, ReservedFields
 from inferry.ingress.wire_format import OPENAI, ClientRequest, Endpoint
 
 Api = Literal["chat", "completions"]
@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOKEN_ID = 2**31 - 1
+RESERVED_FIELDS = frozenset(ReservedFields.__struct_fields__)
 
 _PATH = re.compile(r"^(.*) - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -69,6 +70,8 @@ def validation_error(error: msgspec.ValidationError) -> InvalidRequest:
     if what.startswith("Invalid enum value"):
         # The only message of msgspec that quotes a value.
         what = "not one of the allowed values"
+    if path in RESERVED_FIELDS:
+        return InvalidRequest(f"`{path}` is set by the gateway and not accepted from clients", param=path)
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
         param = f"{path}.{missing[1]}" if path else missing[1]

@@ -43,7 +43,33 @@ class RawMessages(Struct):
     messages: Raw
 
 
-class GenerationRequest(Struct, kw_only=True):
+class ReservedFields(Struct, kw_only=True):
+    """Fields with which engines let a client choose its place in their queue, its cache, its id or its host. The gateway
+    alone sets them: only null is accepted.
+    """
+
+    priority: None = None
+    cache_salt: None = None
+    request_id: None = None
+    session_id: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    vllm_xargs: None = None
+    # SGLang
+    rid: None = None
+    extra_key: None = None
+    session_params: None = None
+    lora_path: None = None
+    data_parallel_rank: None = None
+    routed_dp_rank: None = None
+    bootstrap_host: None = None
+    bootstrap_port: None = None
+    bootstrap_room: None = None
+    # TensorRT-LLM
+    disaggregated_params: None = None
+
+
+class GenerationRequest(ReservedFields, kw_only=True):
     """Fields of both the chat and the completions API."""
 
     model: str
