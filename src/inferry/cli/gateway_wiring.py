@@ -12,6 +12,7 @@ from inferry.dispatch.cancel_sender import CancelSender
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.fleet_monitor import FleetMonitor
+from inferry.dispatch.foreign_load import ForeignLoadBound
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.hedging import HedgePolicy
 from inferry.dispatch.job_host import JobHost
@@ -145,6 +146,7 @@ def make_loop(
     """The dispatch loop, and which component hears which job event."""
     queue_admission = QueueAdmission(scheduler, limiter, waits)
     capacity = CapacityTracker(lanes, depth, estimator.learn_cached)
+    foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
     events = JobEvents(
@@ -174,7 +176,7 @@ def make_loop(
         lifecycle=lifecycle,
         queue_admission=queue_admission,
         depth=depth,
-        fleet=FleetMonitor(scheduler, pool, capacity, hedging, metrics, clock.now),
+        fleet=FleetMonitor(scheduler, pool, capacity, foreign_load, hedging, metrics, clock.now),
         usage_validator=usage_validator,
         cancel_sender=cancel_sender,
         tasks=tasks,

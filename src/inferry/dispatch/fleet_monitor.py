@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from inferry.dispatch.capacity import CAPACITY_INTERVAL_S, CapacityTracker
+from inferry.dispatch.foreign_load import ForeignLoadBound
 from inferry.dispatch.hedging import HedgePolicy
 from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
@@ -30,6 +31,7 @@ class FleetMonitor:
         scheduler: Scheduler,
         pool: Pool,
         capacity: CapacityTracker,
+        foreign_load: ForeignLoadBound,
         hedging: HedgePolicy,
         metrics: Metrics,
         now: Callable[[], float],
@@ -37,6 +39,7 @@ class FleetMonitor:
         self._scheduler = scheduler
         self._pool = pool
         self._capacity = capacity
+        self._foreign_load = foreign_load
         self._hedging = hedging
         self._metrics = metrics
         self._now = now
@@ -52,13 +55,14 @@ class FleetMonitor:
         self._metrics.register_models(view.models)
         self._metrics.register_worker(worker)
         now = self._now()
-        self._scheduler.observe(self._capacity.update_view(view, now), now)
+        self._scheduler.observe(self._foreign_load.bounded(self._capacity.update_view(view, now), now), now)
         self.on_change()
 
     def forget(self, worker: str) -> None:
         """The worker was removed."""
         self._scheduler.forget(worker)
         self._capacity.forget(worker)
+        self._foreign_load.forget(worker)
         self._hedging.forget(worker)
         self._metrics.remove_worker(worker)
 
@@ -82,7 +86,8 @@ class FleetMonitor:
             self._logged_at = now
             for line in self._capacity.describe():
                 log.debug(line)
-        for view in self._capacity.refresh(now):
+        changed = [self._foreign_load.bounded(view, now) for view in self._capacity.refresh(now)]
+        for view in changed + self._foreign_load.refresh(now):
             self._scheduler.observe(view, now)
             self.on_change()
         for attempt in self._hedging.due(self._pool.last_activity_at, now):
