@@ -12,7 +12,7 @@ from inferry.domain.errors import ClientClosed
 from inferry.domain.jobs import ResumeMode, ResumePoint
 from inferry.domain.streams import Delta, FinishReason, Item
 from inferry.workers.openai_http.profiles import TGI
-from inferry.workers.openai_http.token_trace import TokenTrace
+from inferry.workers.openai_http.token_trace import ContinuationScanner, TokenTrace
 from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
 from support.token_server import TokenServer, is_half, text_of, written
 from support.upstream import DONE, Upstream, begin, chunk, event, usage
@@ -356,3 +356,12 @@ def test_without_detokenization_a_job_resumes_from_all_its_ids() -> None:
             assert [*before, *ids] == written(prompt, 8)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("counts", ['"3"', "NaN", "true", "3.5"])
+def test_malformed_usage_does_not_fail_a_resumed_call(counts: str) -> None:
+    scanner = ContinuationScanner(ResumePoint((1, 2), (3,)))
+    piece = {"index": 0, "text": "a", "finish_reason": "stop", "token_ids": [4]}
+    malformed = event({"choices": [], "usage": {"prompt_tokens": "COUNT"}}).replace(b'"COUNT"', counts.encode())
+    assert scanner.read(event({"choices": [piece]}) + malformed + DONE) == ("a", (4,))
+    assert (scanner.error, scanner.usage, scanner.is_done) == (None, None, True)

@@ -99,3 +99,16 @@ def test_a_refusal_is_mapped_by_its_status() -> None:
             assert error.message == "no such thing"
 
     run(scenario())
+
+
+def test_malformed_usage_is_removed_and_does_not_fail_the_call() -> None:
+    async def scenario() -> None:
+        for counts in (b'"prompt_tokens":"9"', b'"prompt_tokens":NaN', b'"prompt_tokens":9.5'):
+            async with Upstream(answering(ANSWER.replace(b'"prompt_tokens":9', counts))) as up:
+                items = await ran(up, a_whole_call())
+                assert done(items).usage == Usage(output_tokens=1)
+                (delta,) = [one for one in items if isinstance(one, Delta)]
+                assert b'"usage"' not in delta.raw
+                assert delta.raw.startswith(ANSWER[:40])
+
+    run(scenario())

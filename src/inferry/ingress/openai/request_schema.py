@@ -44,8 +44,8 @@ class RawMessages(Struct):
 
 
 class ReservedFields(Struct, kw_only=True):
-    """Fields with which engines let a client choose its place in their queue, its cache, its id or its host. The gateway
-    alone sets them: only null is accepted.
+    """Fields with which a client could choose its place in an engine's queue, its cache, its id or its host. Only the
+    gateway sets them: null is accepted, other values are refused.
     """
 
     priority: None = None

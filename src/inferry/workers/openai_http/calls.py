@@ -10,7 +10,7 @@ from inferry.domain.errors import ClientClosed, GatewayError, WorkerLost
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.ports import Emit
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
-from inferry.domain.usage import max_plausible_output
+from inferry.domain.usage import max_plausible_output, with_usage
 from inferry.workers.http_client import Connection, Request
 from inferry.workers.openai_http.request_bodies import is_not_resumable, is_single_choice, requests_token_ids
 from inferry.workers.openai_http.sse import EventScanner, is_utf8
@@ -275,7 +275,9 @@ class Call:
         scanner = self._scanner
         reason = scanner.stop_reason
         shape = self._worker.shape_of(self.job.payload.api)
-        return Done(self.job.job_id, finish, self._usage(), scanner.usage_event, stop_reason=reason, shape=shape)
+        done = Done(self.job.job_id, finish, self._usage(), scanner.usage_event, stop_reason=reason, shape=shape)
+        # The client sees the usage that is billed.
+        return done if scanner.is_usage_event_exact else with_usage(done, done.usage)
 
     def _so_far(self) -> ResumePoint | None:
         scanner = self._scanner

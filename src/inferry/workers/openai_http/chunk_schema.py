@@ -10,6 +10,7 @@ class _CachedTokens(Struct):
 class ReportedUsage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _CachedTokens | None = None
 
 

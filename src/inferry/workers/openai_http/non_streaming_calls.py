@@ -41,10 +41,11 @@ class NonStreamingCall(Call):
 
     def _read_response(self, body: bytes) -> None:
         scanner = self._scanner
-        response = decode_response(body)
-        if response is None:
+        decoded = decode_response(body)
+        if decoded is None:
             scanner.error = b"invalid response"
             return
+        response, body = decoded
         for choice in response.choices:
             if choice.finish_reason is not None and choice.finish_reason != "abort":
                 scanner.finish = to_finish_reason(choice.finish_reason)

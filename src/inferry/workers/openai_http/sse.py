@@ -4,8 +4,10 @@ Most events carry one token and nothing else. A substring identifies them, and t
 quotes inside strings, so `"finish_reason":null` cannot be part of generated text.
 """
 
+import json
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -32,6 +34,7 @@ _FINISHES = {
 
 
 _decoder = msgspec.json.Decoder(StreamEvent)
+_Event = TypeVar("_Event")
 
 
 def scan_plain_events(events: bytes) -> tuple[int, int]:
@@ -65,7 +68,8 @@ _scan_plain_events = _load_scanner()
 class EventScanner:
     """Scans one stream: the bytes to forward, the tokens in them, and the end.
 
-    `[DONE]` alone is not success: an abort or an in-band error before it decides.
+    `[DONE]` alone is not success: an abort or an in-band error before it decides. The last usage reported counts;
+    `is_usage_event_exact` says whether `usage_event` shows it, with a total that is the sum.
     """
 
     __slots__ = (
@@ -74,6 +78,7 @@ class EventScanner:
         "events",
         "finish",
         "is_done",
+        "is_usage_event_exact",
         "reports_cached",
         "stop_reason",
         "tokens",
@@ -90,6 +95,7 @@ class EventScanner:
         self._counts_output = False  # the server reports usage without output tokens
         self.reports_cached = False
         self.usage_event = b""
+        self.is_usage_event_exact = True
         self.error: bytes | None = None
         self.is_done = False
 
@@ -133,10 +139,10 @@ class EventScanner:
                 if _ROLE not in event or not any(is_empty in event for is_empty in _EMPTY_DELTAS):
                     tokens += 1
             else:
-                decoded = self._parse_event(event)
-                if decoded is not None:
-                    forwarded.append(event)
-                    tokens += any(map(has_output, decoded.choices))
+                parsed = self._parse_event(event)
+                if parsed is not None:
+                    forwarded.append(parsed[0])
+                    tokens += any(map(has_output, parsed[1].choices))
                 elif self.is_done:
                     break
         if not forwarded:
@@ -144,7 +150,7 @@ class EventScanner:
         forwarded.append(b"")
         return b"\n\n".join(forwarded), tokens
 
-    def _parse_event(self, event: bytes) -> StreamEvent | None:
+    def _parse_event(self, event: bytes) -> tuple[bytes, StreamEvent] | None:
         """Scan one event that is not plain; return it if it is for the client."""
         data = data_of(event)
         if not data or data == b"[DONE]":
@@ -153,18 +159,24 @@ class EventScanner:
         try:
             decoded = _decoder.decode(data)
         except msgspec.MsgspecError:
-            self.error = b"not an event"
-            return None
+            corrected = decode_without_usage(_decoder, data)
+            if corrected is None:
+                self.error = b"not an event"
+                return None
+            decoded, data = corrected
+            event = b"data: " + data
+            if self.usage is None and not decoded.choices:
+                self.usage_event = event + b"\n\n"  # its other fields are correct
         if is_present(decoded.error):
             self.error = b"reported"
             return None
         usage, choices = decoded.usage, decoded.choices
         if usage is not None:
-            self.usage = to_usage(usage, self.tokens)
-            self._counts_output = usage.completion_tokens is None
-            self.reports_cached = usage.prompt_tokens_details is not None
+            self._record_usage(usage)
             if not choices:
-                self.usage_event = event + b"\n\n"
+                self.usage_event = b"data: " + data + b"\n\n"
+            elif self.usage_event:
+                self.is_usage_event_exact = False  # it shows an earlier usage
         for choice in choices:
             reason = choice.finish_reason
             if reason == "abort":
@@ -172,7 +184,31 @@ class EventScanner:
                 return None
             if reason is not None:
                 self.finish = to_finish_reason(reason)
-        return decoded if choices else None
+        return (event, decoded) if choices else None
+
+    def _record_usage(self, reported: ReportedUsage) -> None:
+        self.usage = to_usage(reported, self.tokens)
+        output_tokens = reported.completion_tokens
+        self._counts_output = output_tokens is None
+        self.reports_cached = reported.prompt_tokens_details is not None
+        self.is_usage_event_exact = (
+            output_tokens is not None and reported.total_tokens == reported.prompt_tokens + output_tokens
+        )
+
+
+def decode_without_usage(decoder: "msgspec.json.Decoder[_Event]", data: bytes) -> tuple[_Event, bytes] | None:
+    """An event, or a body, whose usage alone is malformed: decoded and as bytes, without the usage.
+
+    Malformed counts are strings, fractions and NaN, which is not JSON but which many engines write and Python reads.
+    """
+    try:
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.pop("usage", None) is None:
+            return None
+        stripped = msgspec.json.encode(fields)
+        return decoder.decode(stripped), stripped
+    except (ValueError, RecursionError):
+        return None
 
 
 def has_output(choice: ChunkChoice) -> bool:
@@ -188,13 +224,18 @@ def _clamp_count(count: int) -> int:
     return min(max(count, -1), MAX_TOKENS)
 
 
-def decode_response(body: bytes) -> StreamEvent | None:
-    """A decoded non-streaming response; None where it is malformed."""
+def decode_response(body: bytes) -> tuple[StreamEvent, bytes] | None:
+    """A non-streaming response, decoded and as bytes; None where it is malformed."""
+    if not body.isascii() and not is_utf8(body):
+        return None
     try:
         decoded = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return None if is_present(decoded.error) or (not body.isascii() and not is_utf8(body)) else decoded
+    except msgspec.MsgspecError:
+        corrected = decode_without_usage(_decoder, body)
+        if corrected is None:
+            return None
+        decoded, body = corrected
+    return None if is_present(decoded.error) else (decoded, body)
 
 
 def is_utf8(text: bytes) -> bool:

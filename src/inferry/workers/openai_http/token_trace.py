@@ -14,7 +14,14 @@ from inferry.domain.jobs import ResumePoint
 from inferry.domain.streams import FinishReason
 from inferry.domain.values import replace
 from inferry.workers.openai_http.chunk_schema import TracedChoice, TracedDelta, TracedEvent
-from inferry.workers.openai_http.sse import EventScanner, data_of, is_present, to_finish_reason, to_usage
+from inferry.workers.openai_http.sse import (
+    EventScanner,
+    data_of,
+    decode_without_usage,
+    is_present,
+    to_finish_reason,
+    to_usage,
+)
 from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher
 
 RECENT_EVENTS = 8
@@ -235,8 +242,11 @@ class ContinuationScanner(EventScanner):
             try:
                 decoded = _decoder.decode(data)
             except msgspec.MsgspecError:
-                self.error = b"not an event"
-                continue
+                corrected = decode_without_usage(_decoder, data)
+                if corrected is None:
+                    self.error = b"not an event"
+                    continue
+                decoded = corrected[0]
             if is_present(decoded.error):
                 self.error = b"reported"
                 continue
