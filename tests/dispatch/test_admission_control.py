@@ -7,7 +7,7 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import Caller
-from inferry.domain.errors import ClientClosed, GatewayError, RateLimited, RunCancelled, WorkerLost
+from inferry.domain.errors import ClientClosed, Draining, GatewayError, RateLimited, RunCancelled, WorkerLost
 from inferry.domain.jobs import ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
@@ -74,10 +74,10 @@ def test_a_refused_job_is_not_in_flight_in_its_run(free: bool) -> None:
 # -- who pays --------------------------------------------------------------------------------------------------------
 
 
-def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_token: bool) -> int:
+def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_token: bool, stream: bool = False) -> int:
     """What is charged for a job of 10 prompt tokens that ends so, having used all of them and 5 of output."""
     admission_control = an_entrance()
-    job, _, _ = admission_control.admit(a_call(10, 20), caller)
+    job, _, _ = admission_control.admit(replace(a_call(10, 20), stream=stream), caller)
     if resumed:
         job = replace(job, attempt=2, resume_point=ResumePoint(tuple(range(10)), (1, 2)))
     attempt = Attempt(job)
@@ -111,6 +111,17 @@ def test_answers_are_paid_for_and_what_a_client_left_that_had_some_of_it(
     caller: Caller, error: GatewayError | None, resumed: bool, has_token: bool, charged: int
 ) -> None:
     assert end_of(caller, error, resumed=resumed, has_token=has_token) == charged
+
+
+@pytest.mark.parametrize(
+    ("stream", "resumed", "has_token", "charged"),
+    [(True, False, True, 15), (True, True, False, 15), (True, False, False, 0), (False, False, True, 0)],
+)
+def test_what_was_delivered_before_the_gateway_stopped_is_charged(
+    stream: bool, resumed: bool, has_token: bool, charged: int
+) -> None:
+    caller = a_caller(day_token_ceiling=1000)
+    assert end_of(caller, Draining("stopped"), resumed=resumed, has_token=has_token, stream=stream) == charged
 
 
 def test_a_follower_takes_one_request_of_tenant_and_key_and_no_tokens() -> None:

@@ -260,6 +260,24 @@ def test_what_is_left_when_the_grace_is_over_is_told_so() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("streams", "outcome"), [(True, Outcome.CANCELLED), (False, Outcome.FAILED)])
+@pytest.mark.parametrize("immediately", [False, True])
+def test_a_stream_that_a_drain_ends_counts_as_cancelled_with_what_was_delivered(
+    streams: bool, outcome: Outcome, immediately: bool
+) -> None:
+    async def scenario() -> None:
+        async with a_house(pause_s=1.0) as house:
+            stream = house.gateway.submit(house.job(stream=streams))
+            delta, _ = await stream.take()
+            assert delta is not None
+            house.gateway.abandon(immediately=immediately)
+            await read(stream)
+            (row,) = house.entries()
+            assert (row.outcome, row.error_code, row.output_tokens) == (outcome, "draining", 1)
+
+    run(scenario())
+
+
 def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream() -> None:
     async def scenario() -> None:
         async with a_house(words=[f"{i} " for i in range(50)]) as house:

@@ -78,9 +78,15 @@ def test_what_cost_nobody_anything_is_not_added_up(ledger: SqliteLedger, engine:
             an_answer(4, 80, outcome=Outcome.CANCELLED),
             an_answer(5, 160, shared_with="job-4"),
             an_answer(6, 320, cost_nanos=None),
+            an_answer(7, 640, outcome=Outcome.EXPIRED, error_code="deadline_exceeded"),
         ]
     )
     assert found(query_spending(engine, NOON), "day") == {("a", None, None): (400, 80)}
+
+
+def test_a_call_whose_deadline_passed_after_its_first_token_is_added_up(ledger: SqliteLedger, engine: Engine) -> None:
+    ledger.append([an_answer(1, 10, outcome=Outcome.EXPIRED, error_code="deadline_exceeded", first_token_ms=5.0)])
+    assert found(query_spending(engine, NOON), "day") == {("a", None, None): (10, 10)}
 
 
 def test_a_run_has_spent_what_all_below_it_have(ledger: SqliteLedger, engine: Engine) -> None:

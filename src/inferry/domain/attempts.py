@@ -6,6 +6,7 @@ import sys
 from inferry.domain.errors import (
     ClientClosed,
     DeadlineExceeded,
+    Draining,
     GatewayError,
     InvalidApiKey,
     Preempted,
@@ -136,6 +137,11 @@ class Attempt:
         return self.job.resume_point is None and not self.usage_corrected
 
     @property
+    def has_delivered_output(self) -> bool:
+        """Whether the client has received output of this job, in this attempt or an earlier one."""
+        return self.job.stream and (self.first_token_at is not None or self.job.resume_point is not None)
+
+    @property
     def queue_s(self) -> float | None:
         return None if self.sent_at is None else self.sent_at - self.job.arrived_at
 
@@ -166,7 +172,7 @@ class Attempt:
             step_id=job.step_id,
             model=job.route.model,
             lane=job.lane.name,
-            outcome=_outcome(error),
+            outcome=_outcome(error, self.has_delivered_output),
             ended_at=wall,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -187,12 +193,14 @@ class Attempt:
         )
 
 
-def _outcome(error: GatewayError | None) -> Outcome:
+def _outcome(error: GatewayError | None, has_delivered_output: bool) -> Outcome:
     match error:
         case None:
             return Outcome.DONE
         case ClientClosed() | RunCancelled() | InvalidApiKey():
             return Outcome.CANCELLED
+        case Draining() if has_delivered_output:
+            return Outcome.CANCELLED  # charged, unlike a failed attempt
         case QueueTimeout() | DeadlineExceeded() | RequestTimeout():
             return Outcome.EXPIRED
         case Preempted():

@@ -1,16 +1,18 @@
 """Spending of budgets before the gateway was started, summed by the database.
 
-Attempts count as tenants were charged: completed ones, and those whose client disconnected. Lost and preempted attempts
-cost nothing; the attempt that resumed them has all tokens. A job counts in the day in which it ended.
+Attempts count as tenants were charged: completed and cancelled ones, and those whose deadline passed after their first
+token. Lost and preempted attempts cost nothing; the attempt that resumed them has all tokens. A job counts in the day
+in which it ended.
 """
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, case, func, not_, select
+from sqlalchemy import Connection, Engine, and_, case, func, not_, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
+from inferry.domain.errors import DeadlineExceeded
 from inferry.domain.ledger import Outcome
 from inferry.domain.spending import Period, Spending
 from inferry.ledger.schema import attempts
@@ -22,6 +24,10 @@ HISTORY_S = 7 * 86_400.0
 
 _BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)
 _row = attempts.c
+_IS_BILLABLE = or_(
+    _row.outcome.in_(_BILLABLE_OUTCOMES),
+    and_(_row.error_code == DeadlineExceeded.code, _row.first_token_ms.is_not(None)),
+)
 _TOKENS = func.sum(_row.prompt_tokens + _row.output_tokens)
 _NANOS = func.coalesce(func.sum(_row.cost_nanos), 0)
 
@@ -36,7 +42,7 @@ def query_spending(
 ) -> list[Spending]:
     """Spending of all tenants, or of one, in this UTC day and month, and of unfinished runs."""
     today = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    charged: list[ColumnElement[bool]] = [_row.outcome.in_(_BILLABLE_OUTCOMES), _row.shared_with.is_(None)]
+    charged: list[ColumnElement[bool]] = [_IS_BILLABLE, _row.shared_with.is_(None)]
     if tenant is not None:
         charged.append(_row.tenant == tenant)
     with engine.connect() as connection:
