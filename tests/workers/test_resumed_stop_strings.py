@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.streams import Delta, Done, Failed, Item
 from inferry.domain.values import replace
-from inferry.workers.openai_http.token_trace import TracingScanner
+from inferry.workers.in_process.engine_jobs import undelivered_text
+from inferry.workers.openai_http.token_trace import RECENT_EVENTS, TracingScanner
 from inferry.workers.stop_strings import StopMatcher, held_back_chars
 from support.http_jobs import a_call, a_plan, a_worker, failed, ran, raw_of, run
 from support.stop_server import StopServer, next_id, read, texts
@@ -172,6 +173,50 @@ def test_ids_that_do_not_match_the_delivered_text_are_not_resumed() -> None:
             assert isinstance((await ran(up, a_stopped(["xy"], resume_point)))[-1], Done)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("count", [4, 200])
+def test_text_of_which_nothing_was_delivered_is_delivered_after_the_resume(count: int) -> None:
+    async def scenario() -> None:
+        async with Upstream(StopServer()) as up:
+            up.detokenize = read
+            ids = (0, 1) * (count // 2)
+            items = await ran(up, a_stopped(["xy"], ResumePoint((5, 6, 7), ids, tail="")))
+            assert told(items)[0].startswith("ab" * (count // 2))
+            items = await ran(up, a_stopped(["xy"], ResumePoint((5, 6, 7), ids)))
+            assert not told(items)[0].startswith("abab"), "by the rule, all but one character was delivered"
+
+    run(scenario())
+
+
+def test_an_engine_that_held_back_less_than_the_rule_says_is_not_resumed() -> None:
+    async def scenario() -> None:
+        async with Upstream(StopServer()) as up:
+            up.detokenize = read
+            resume_point = ResumePoint((5, 6, 7), (0, 1, 0, 1), tail="abab")
+            assert failed(await ran(up, a_stopped(["a long stop string"], resume_point))).error.can_failover
+
+    run(scenario())
+
+
+def test_a_stream_without_any_text_so_far_says_so() -> None:
+    scanner = TracingScanner(engine_holds_text=True)
+    opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    scanner.scan(event({**opening, "prompt_token_ids": [1]}))
+    choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": None, "token_ids": [4]}
+    for _ in range(2 * RECENT_EVENTS):
+        scanner.scan(event({"choices": [choice]}))
+    assert scanner.resume_point() == ResumePoint((1,), (4,) * 2 * RECENT_EVENTS, tail="")
+    scanner.scan(event({"choices": [{**choice, "delta": {"content": "a"}}]}))
+    for _ in range(RECENT_EVENTS):
+        scanner.scan(event({"choices": [choice]}))
+    assert scanner.resume_point() == ResumePoint((1,), (4,) * (3 * RECENT_EVENTS + 1)), "the text is too long ago"
+
+
+def test_an_engine_in_process_delivers_text_of_which_nothing_was_delivered() -> None:
+    undelivered = ResumePoint((1,), (2, 3), tail="")
+    assert undelivered_text(undelivered, "some text", "x", ("xy",)) == "some text"
+    assert undelivered_text(replace(undelivered, tail="tex"), "some text", "x", ("xyz",)) == "t"
 
 
 WORDS = st.text("ab", min_size=1, max_size=4)

@@ -86,28 +86,23 @@ def held_back_chars(stops: Sequence[str], *, includes_stop: bool) -> int:
 def resume_stop_matcher(job: InferenceJob, resume_point: ResumePoint, text: str) -> StopMatcher | None:
     """A matcher for the resumed job. `text` is the end of its output so far.
 
-    Returns None where `text` differs from the delivered text. The text held back is `resume_point.unsent`, or follows
-    from the rule where that is None.
+    Returns None where `text` differs from the delivered text. The text held back is `resume_point.unsent`, all of
+    `text` where none was delivered, or else follows from the rule.
     """
     stops = job.payload.sampling.stop
     fields = _fields_decoder.decode(job.payload.body)
     includes_stop = fields.get("include_stop_str_in_output")
     includes_stop_value = includes_stop is not None and bytes(includes_stop) == b"true"
     min_tokens_field = fields.get("min_tokens")
-    if resume_point.unsent is None:
+    if resume_point.unsent is None and resume_point.tail == "":
+        unsent = len(text)
+    elif resume_point.unsent is None:
         unsent = min(len(text), held_back_chars(stops, includes_stop=includes_stop_value))
     elif text.endswith(resume_point.unsent):
         unsent = len(resume_point.unsent)
     else:
         return None
-    delivered = text[: len(text) - unsent]
-    if resume_point.tail and not _ends_match(delivered, resume_point.tail):
+    if resume_point.tail and not text[: len(text) - unsent].endswith(resume_point.tail):
         return None
     min_tokens = msgspec.json.decode(min_tokens_field, type=int | None) if min_tokens_field is not None else None
     return StopMatcher(stops, text, unsent, includes_stop=includes_stop_value, min_tokens=min_tokens or 0)
-
-
-def _ends_match(delivered: str, tail: str) -> bool:
-    """Whether both texts end alike, over at most COMPARED_CHARS characters that both have."""
-    length = min(len(delivered), len(tail), COMPARED_CHARS)
-    return delivered[len(delivered) - length :] == tail[len(tail) - length :]

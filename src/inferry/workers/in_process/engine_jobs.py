@@ -97,6 +97,8 @@ def undelivered_text(resume_point: ResumePoint, replayed: str, held: str, stops:
     """
     if resume_point.unsent is None and resume_point.tail is None:
         return ""
+    if resume_point.unsent is None and resume_point.tail == "":
+        return replayed  # no text was delivered
     text = replayed + held
     unsent = held_back_chars(stops, includes_stop=False) if resume_point.unsent is None else len(resume_point.unsent)
     return replayed[max(0, len(text) - unsent) :]

@@ -40,6 +40,8 @@ class ResumePoints:
         if not stop:
             return written, None
         chars = max(map(len, stop)) + COMPARED_CHARS
+        if resume_point.tail == "":
+            chars = max(chars, written)  # no text was delivered, so all of it is needed
         text = await self.text_tail(model, resume_point.prompt_ids, resume_point.output_ids[:written], chars)
         return written, None if text is None else resume_stop_matcher(job, resume_point, text)
 

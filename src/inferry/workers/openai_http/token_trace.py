@@ -159,6 +159,11 @@ class TokenTrace:
                 self.is_exact = False  # a server that returns ids sends those of the prompt first
             self.add(text, choice.token_ids)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether some text has arrived. Its ids stop being pending then."""
+        return len(self._output) > 0
+
     def resume_point(self) -> ResumePoint | None:
         """Where another attempt can resume; None where that is not exact."""
         if not self.is_exact or self._prompt is None:
@@ -201,8 +206,10 @@ class TracingScanner(EventScanner):
         found = self.trace.resume_point()
         if found is None or self._recent is None:
             return found
+        if not self.trace.has_text:
+            return replace(found, tail="")
         try:
-            return replace(found, tail=text_of(b"".join(self._recent))[-COMPARED_CHARS:])
+            return replace(found, tail=text_of(b"".join(self._recent))[-COMPARED_CHARS:] or None)
         except msgspec.MsgspecError:
             return None  # an event was malformed
 
