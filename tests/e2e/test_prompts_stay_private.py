@@ -1,12 +1,20 @@
 """Prompts are hazardous material: they reach the engine and the one client, and nothing else."""
 
+import json
 import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
+from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
+from support.tenant_gateway import bearer
+from support.upstream import Upstream, well_behaved
 
 CANARY = "canary-5c1d9e"
 
@@ -24,6 +32,50 @@ def test_a_prompt_is_in_no_log_no_metric_and_no_ledger(tmp_path: Path, caplog: p
         metrics = get(gateway.url, "/metrics")[2]
     assert CANARY not in caplog.text
     assert CANARY not in metrics
+    for path in tmp_path.iterdir():
+        assert CANARY.encode() not in path.read_bytes(), path
+
+
+def test_an_error_of_an_engine_that_quotes_the_prompt_reaches_its_caller_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two tenants send the same call under the same names at the same time. The engine numbers its answers."""
+    caplog.set_level(logging.DEBUG)
+
+    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if CANARY not in json.dumps(body):
+            return await well_behaved(up, request, body)
+        number = len(up.bodies)
+        if number_of_calls(up) == 2:
+            up.release.set()
+        await up.release.wait()
+        message = f"call {number}: the prompt `{CANARY}` is invalid"
+        return web.json_response({"error": {"message": message, "param": CANARY}}, status=400)
+
+    def number_of_calls(up: Upstream) -> int:
+        return sum(CANARY in json.dumps(body) for body in up.bodies)
+
+    call = {"model": "m", "messages": [{"role": "user", "content": CANARY}], "temperature": 0}
+    names = {"idempotency-key": "same", "x-inferry-run-id": "run", "x-inferry-step-id": "step"}
+    with HttpGateway(tmp_path, script) as gateway, ThreadPoolExecutor(2) as threads:
+        keys = [gateway.key("acme"), gateway.key("globex")]
+
+        def ask(headers: Mapping[str, str]) -> Any:
+            return gateway.call("POST", "/v1/chat/completions", call, headers)
+
+        answers = list(threads.map(ask, [{**bearer(key), **names} for key in keys]))
+        assert [answer.status for answer in answers] == [400, 400]
+        messages = [answer.json["error"]["message"] for answer in answers]
+        assert all(CANARY in message for message in messages), "the caller may read its own prompt"
+        assert len(set(messages)) == 2, "each tenant reads the answer to its own call"
+        assert number_of_calls(gateway.upstream) == 2
+        seen_elsewhere = [
+            gateway.call("GET", f"/v1/runs/run{more}", None, bearer(keys[0])).body for more in ("", "/jobs")
+        ]
+        seen_elsewhere.append(gateway.as_admin("GET", "/admin/workers").body)
+        seen_elsewhere.append(gateway.call("GET", "/metrics").body)
+    assert CANARY.encode() not in b"".join(seen_elsewhere)
+    assert CANARY not in caplog.text
     for path in tmp_path.iterdir():
         assert CANARY.encode() not in path.read_bytes(), path
 

@@ -4,7 +4,11 @@ from typing import ClassVar
 
 
 class GatewayError(Exception):
-    """A refusal or failure that a client may see. `message` never contains text of a prompt."""
+    """A refusal or failure that a client may see.
+
+    `message` contains no text of a prompt, except where a server's refusal of a request is forwarded. Such a message
+    goes to the caller alone and is never logged or stored.
+    """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
