@@ -102,6 +102,21 @@ def test_one_cancel_ends_what_is_queued_and_what_runs_in_the_whole_tree() -> Non
     run(scenario())
 
 
+def test_queued_jobs_are_reported_by_the_cancel_that_ended_them() -> None:
+    async def scenario() -> None:
+        async with a_house(sequences=1) as house:
+            for _ in range(4):
+                house.gateway.submit(house.job("root"))
+            await house.until_running(1)
+            first, second = await asyncio.gather(*(house.gateway.cancel_run("a", "root") for _ in range(2)))
+            assert (first.queued, first.running) == (3, 1)
+            assert (second.queued, second.running) == (0, 1), (
+                "the running job is reported until its worker has freed it"
+            )
+
+    run(scenario())
+
+
 def test_other_runs_and_other_tenants_are_untouched() -> None:
     async def scenario() -> None:
         async with a_house(sequences=4) as house:

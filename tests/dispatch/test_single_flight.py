@@ -356,6 +356,37 @@ def test_a_cancelled_run_that_shares_with_itself_is_gone_whole() -> None:
     run(scenario())
 
 
+def test_a_second_cancel_of_a_run_whose_execution_continues_for_another_reports_nothing() -> None:
+    async def scenario() -> None:
+        async with a_gateway() as harness:
+            first = harness.job(run_id="cancelled")
+            own = harness.gateway.submit(first)
+            other = harness.gateway.submit(harness.same_call(first, run_id="other"))
+            await harness.worker.says(first, "one")
+            reports = [await harness.gateway.cancel_run("a", "cancelled") for _ in range(3)]
+            assert [(one.queued, one.running, one.unconfirmed) for one in reports] == [(1, 0, 0), (0, 0, 0), (0, 0, 0)]
+            assert isinstance((await read(own))[1], Failed)
+            await harness.worker.ends(first)
+            assert await text_of(other) == "one"
+
+    run(scenario())
+
+
+def test_a_cancel_that_ends_the_last_reader_reports_the_execution_though_its_leader_has_left() -> None:
+    async def scenario() -> None:
+        async with a_gateway() as harness:
+            first = harness.job(run_id="cancelled")
+            harness.gateway.submit(first)
+            follower = harness.gateway.submit(harness.same_call(first, run_id="sub", parent_run="cancelled"))
+            await harness.worker.says(first, "one")
+            harness.gateway.cancel(first.job_id)
+            report = await harness.gateway.cancel_run("a", "cancelled")
+            assert (report.queued, report.running, report.freed) == (1, 1, 1)
+            assert isinstance((await read(follower))[1], Failed)
+
+    run(scenario())
+
+
 def test_what_costs_nothing_is_there_for_a_run_that_has_used_up_its_budget() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:

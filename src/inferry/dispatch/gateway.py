@@ -82,7 +82,13 @@ class Gateway:
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._run_canceller = RunCanceller(
-            admission.runs, clock, single_flight.cancel, self._evict_queued, loop.attempt_of, pool.is_stranded
+            admission.runs,
+            clock,
+            cancel=single_flight.cancel,
+            evict_queued=self._evict_queued,
+            attempt_of=loop.attempt_of,
+            is_cancelled=lambda job_id: loop.is_evicted(job_id) or single_flight.has_left(job_id),
+            is_stranded=pool.is_stranded,
         )
         deadlines.on_expired = single_flight.cancel
 

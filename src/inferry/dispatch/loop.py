@@ -158,6 +158,10 @@ class DispatchLoop:
         self._request_tick()
         return found
 
+    def is_evicted(self, job_id: str) -> bool:
+        """Whether the job was taken out of the queue and waits for its `cancel`."""
+        return job_id in self._evicted
+
     def reoffer(self, job_id: str) -> None:
         """Offer a job that was held or rests before a retry."""
         if (timer := self._delayed.pop(job_id, None)) is not None:

@@ -25,8 +25,9 @@ NOTIFY_BATCH = 64
 class RunCanceller:
     """Ends runs. Belongs to the event loop of the gateway whose jobs it ends.
 
-    `cancel` returns the cancel that a worker is to confirm, or None where no worker has to. `is_stranded` says of a job
-    that a worker which lost it is still down: whether it holds anything there cannot be known.
+    `cancel` returns the cancel that a worker is to confirm, or None where no worker has to. `is_cancelled` says of a job
+    that an earlier cancel has ended it, although it is still in flight for others or about to be told. `is_stranded`
+    says that a worker which lost the job is still down: whether it holds anything there cannot be known.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RunCanceller:
         cancel: Callable[[str, GatewayError], PendingCancel | None],
         evict_queued: Callable[[Iterable[str]], set[str]],
         attempt_of: Callable[[str], Attempt | None],
+        is_cancelled: Callable[[str], bool],
         is_stranded: Callable[[InferenceJob], bool],
     ) -> None:
         self._runs = runs
@@ -44,6 +46,7 @@ class RunCanceller:
         self._evict_queued = evict_queued
         self._notify_tasks: set[asyncio.Task[None]] = set()
         self._attempt_of = attempt_of
+        self._is_cancelled = is_cancelled
         self._is_stranded = is_stranded
 
     async def cancel_run(
@@ -55,6 +58,7 @@ class RunCanceller:
         """
         started_at = self._clock.now()
         jobs = self._runs.cancel(tenant, run_id, started_at, is_known=is_known)
+        cancelled_now = {job_id for job_id in jobs if not self._is_cancelled(job_id)}
         error = RunCancelled(f"run `{run_id}` was cancelled")
         attempts = {job_id: attempt for job_id in jobs if (attempt := self._attempt_of(job_id)) is not None}
         sent = {job_id for job_id, attempt in attempts.items() if attempt.plan is not None}
@@ -71,7 +75,7 @@ class RunCanceller:
         running = {job_id: attempts[job_id] for job_id in confirmations.keys() | stranded}
         done = {job_id for job_id, attempt in running.items() if isinstance(attempt.end, Done)}
         freed = (confirmed | done) & running.keys() - stranded
-        return _report(len(jobs), running, len(freed), started_at, self._clock.now())
+        return _report(len(cancelled_now | running.keys()), running, len(freed), started_at, self._clock.now())
 
     async def _notify(self, job_ids: Iterable[str], error: GatewayError) -> None:
         """End the streams of jobs that were evicted."""

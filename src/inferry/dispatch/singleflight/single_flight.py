@@ -132,6 +132,11 @@ class SingleFlight:
         """Whether the job shares an execution, or others may share its own."""
         return job_id in self._subscribers or self._executions.led_by(job_id) is not None
 
+    def has_left(self, job_id: str) -> bool:
+        """Whether the job has ended for its own reader, while its execution continues for others."""
+        execution = self._executions.led_by(job_id)
+        return execution is not None and job_id not in self._subscribers and bool(execution.readers)
+
     def readers(self) -> list[InferenceJob]:
         """The jobs that share an execution, or whose own others may share."""
         return [subscriber.job for subscriber in self._subscribers.values()]
@@ -143,10 +148,9 @@ class SingleFlight:
         """
         subscriber = self._subscribers.get(job_id)
         if subscriber is None:
-            led_execution = self._executions.led_by(job_id)
-            if led_execution is not None:
-                if led_execution.readers:
-                    return None  # its own reader has left before; the execution continues for the others
+            if self.has_left(job_id):
+                return None
+            if (led_execution := self._executions.led_by(job_id)) is not None:
                 self._executions.hide(led_execution)
             return self._host.cancel_execution(job_id, error)
         execution = subscriber.execution
