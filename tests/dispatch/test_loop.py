@@ -9,13 +9,21 @@ import pytest
 
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.pool import Pool
-from inferry.domain.errors import ClientClosed, Draining, NoWorker, QueueFull, QueueTimeout, WorkerLost
+from inferry.domain.errors import (
+    ClientClosed,
+    Draining,
+    LedgerUnavailable,
+    NoWorker,
+    QueueFull,
+    QueueTimeout,
+    WorkerLost,
+)
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.streams import Delta, Done, Failed
 from inferry.domain.values import replace
-from inferry.domain.workers import Capacity
+from inferry.domain.workers import Capacity, Phase
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.builders import a_job
@@ -222,6 +230,29 @@ def test_no_job_is_taken_for_a_model_whose_workers_are_drained() -> None:
                 await asyncio.sleep(0)
             with pytest.raises(NoWorker):
                 house.gateway.submit(house.job())
+
+    run(scenario())
+
+
+def test_a_held_job_is_queued_although_retries_have_filled_its_lane_meanwhile() -> None:
+    async def scenario() -> None:
+        lanes = {**DEFAULT_LANES, Lane.P1: replace(DEFAULT_LANES[Lane.P1], queue_limit=1)}
+        async with a_house(lanes, capacity=Capacity(sequences=1)) as house:
+            house.worker.gate.clear()
+            first = house.gateway.submit(house.job())
+            await run_pending()
+            loop = house.gateway._loop
+            held = house.job()
+            stream = loop.submit(held, hold_error=LedgerUnavailable("not written in time"))
+            house.worker.dies_after, house.worker.phase = 0, Phase.DOWN
+            house.worker.gate.set()
+            await asyncio.sleep(1.0)
+            assert first.attempt.job.attempt == 2, "the lost job waits for its worker"
+            assert first.attempt.sent_at is None
+            loop.reoffer(held.job_id)
+            house.worker.dies_after, house.worker.phase = None, Phase.READY
+            for one in (first, stream):
+                assert isinstance((await read(one))[1], Done)
 
     run(scenario())
 

@@ -110,9 +110,7 @@ def test_queued_jobs_are_reported_by_the_cancel_that_ended_them() -> None:
             await house.until_running(1)
             first, second = await asyncio.gather(*(house.gateway.cancel_run("a", "root") for _ in range(2)))
             assert (first.queued, first.running) == (3, 1)
-            assert (second.queued, second.running) == (0, 1), (
-                "the running job is reported until its worker has freed it"
-            )
+            assert (second.queued, second.running) == (0, 1), "a running job is reported until it is freed"
 
     run(scenario())
 

@@ -163,12 +163,12 @@ class DispatchLoop:
         return job_id in self._evicted
 
     def reoffer(self, job_id: str) -> None:
-        """Offer a job that was held or rests before a retry."""
+        """Offer a job that was held or rests before a retry. It was admitted before, so no queue limit applies."""
         if (timer := self._delayed.pop(job_id, None)) is not None:
             timer.cancel()
         stream = self._demux.get(job_id)
         if stream is not None:
-            self._scheduler.offer(stream.attempt.job, self._now())
+            self._scheduler.offer(stream.attempt.job, self._now(), is_admitted=True)
             self._request_tick()
 
     def _offer_later(self, job_id: str, delay_s: float) -> None:

@@ -25,9 +25,9 @@ NOTIFY_BATCH = 64
 class RunCanceller:
     """Ends runs. Belongs to the event loop of the gateway whose jobs it ends.
 
-    `cancel` returns the cancel that a worker is to confirm, or None where no worker has to. `is_cancelled` says of a job
-    that an earlier cancel has ended it, although it is still in flight for others or about to be told. `is_stranded`
-    says that a worker which lost the job is still down: whether it holds anything there cannot be known.
+    `cancel` returns the cancel that a worker is to confirm, or None where no worker has to. `is_cancelled`: an earlier
+    cancel has ended the job, although its execution continues for others or its client is yet to be told.
+    `is_stranded`: a worker that lost the job is still down; whether it holds anything there cannot be known.
     """
 
     def __init__(

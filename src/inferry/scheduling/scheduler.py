@@ -86,10 +86,10 @@ class Scheduler:
 
     # What the owner tells it.
 
-    def offer(self, job: InferenceJob, now: float) -> None:
+    def offer(self, job: InferenceJob, now: float, *, is_admitted: bool = False) -> None:
         """Queue a job, held for others or ready to go. Raises QueueFull when its lane is at the limit.
 
-        A retried job is always accepted.
+        A job that was admitted before, and a retried job, are always accepted.
         """
         job_id = job.job_id
         if job_id in self._entries:
@@ -97,7 +97,7 @@ class Scheduler:
         lane_queue = self._lane_queue_of[job.lane]
         if lane_queue is None:
             raise ValueError(f"no policy for lane {job.lane.name}")
-        if lane_queue.depth >= lane_queue.rules.queue_limit and job.attempt == 1:
+        if lane_queue.depth >= lane_queue.rules.queue_limit and job.attempt == 1 and not is_admitted:
             raise QueueFull(
                 f"lane {job.lane.name} holds {lane_queue.depth} jobs, which is its limit",
                 retry_after_s=lane_queue.drain.seconds_for(lane_queue.depth, now),
