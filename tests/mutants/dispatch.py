@@ -17,12 +17,50 @@ _PREFIXES = (
     "tests/prediction/test_prefix_hits.py",
     "tests/prediction/test_token_ratio.py",
 )
+_FOREIGN = ("tests/dispatch/test_foreign_load.py",)
+_CANCELS = ("tests/dispatch/test_single_flight.py", "tests/dispatch/test_run_cancellation.py")
+_BILLING = ("tests/dispatch/test_admission_control.py",)
 _DEADLINES = ("tests/dispatch/test_deadlines.py",)
 _POOL = ("tests/dispatch/test_memory_bounds.py", "tests/dispatch/test_pool.py")
 
 GROUP = MutantGroup(
     tests=(*_HEALTH, *_AGAIN, *_REPLAYS, *_PREFIXES, *_FLIGHTS, *_POOL, *_DEADLINES, "tests/dispatch/test_loop.py"),
     mutants=(
+        Mutant(
+            "foreign load holds jobs back although nothing else runs",
+            "dispatch/foreign_load.py",
+            "        elif now - self._held_since.setdefault(worker, now) >= FOREIGN_HOLD_S:",
+            "        elif now - self._held_since.setdefault(worker, now) < 0:",
+            _FOREIGN,
+        ),
+        Mutant(
+            "foreign load is disregarded while a job is at the worker",
+            "dispatch/foreign_load.py",
+            "if self._in_flight(worker) or not self._has_waiting_jobs(view):",
+            "if not self._has_waiting_jobs(view):",
+            _FOREIGN,
+        ),
+        Mutant(
+            "a worker that may take no job gets one because of foreign load",
+            "dispatch/foreign_load.py",
+            "sequences = 1 if capacity.sequences is None else min(capacity.sequences, 1)",
+            "sequences = 1",
+            _FOREIGN,
+        ),
+        Mutant(
+            "a cancel reports jobs that an earlier one has ended",
+            "dispatch/run_cancellation.py",
+            "for job_id in jobs if not self._is_cancelled(job_id)}",
+            "for job_id in jobs}",
+            _CANCELS,
+        ),
+        Mutant(
+            "a whole answer that was never delivered is charged at a stop",
+            "dispatch/admission_control.py",
+            "return attempt.has_delivered_output",
+            "return attempt.first_token_at is not None",
+            _BILLING,
+        ),
         Mutant(
             "a worker that generates once has never failed",
             "dispatch/circuit_breaker.py",

@@ -396,7 +396,15 @@ GROUP = MutantGroup(
             "if self.key.avoid:",
             "if False:",
         ),
-        Mutant("who was let in is turned away", "scheduling/scheduler.py", " and job.attempt == 1:", ":"),
+        Mutant(
+            "a retried job is turned away", "scheduling/scheduler.py", " and job.attempt == 1 and not is_admitted:", ":"
+        ),
+        Mutant(
+            "a job that was admitted before is turned away",
+            "scheduling/scheduler.py",
+            " and job.attempt == 1 and not is_admitted:",
+            " and job.attempt == 1:",
+        ),
         Mutant(
             "a padded pass that runs is joined",
             "scheduling/worker_state.py",

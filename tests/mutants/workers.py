@@ -9,12 +9,42 @@ _BODIES = (
     *("tests/workers/test_load_estimate.py", "tests/workers/test_output_cap.py"),
     "tests/workers/test_continuation.py",
 )
+_USAGE = ("tests/e2e/test_usage_checked.py",)
+_STOPS = ("tests/workers/test_resumed_stop_strings.py",)
 _HTTP = ("tests/workers/test_unread_data.py", "tests/workers/test_http_client.py", "tests/workers/test_misbehaviour.py")
 _ENGINE = ("tests/workers/test_engine_worker.py",)
 
 GROUP = MutantGroup(
     tests=(*_HOSTED, *_BODIES, *_SSE, *_HTTP, *_METRICS, *_ENGINE),
     mutants=(
+        Mutant(
+            "a usage event shows an earlier usage than the one billed",
+            "workers/openai_http/sse.py",
+            "                self.is_usage_event_exact = False  # it shows an earlier usage",
+            "                pass",
+            _USAGE,
+        ),
+        Mutant(
+            "a malformed usage replaces a correct one",
+            "workers/openai_http/sse.py",
+            "            if self.usage is None and not decoded.choices:",
+            "            if not decoded.choices:",
+            _USAGE,
+        ),
+        Mutant(
+            "text of which nothing was delivered is lost at a resume",
+            "workers/stop_strings.py",
+            "        unsent = len(text)\n",
+            "        unsent = 0\n",
+            _STOPS,
+        ),
+        Mutant(
+            "text that is too long ago counts as none",
+            "workers/openai_http/token_trace.py",
+            "[-COMPARED_CHARS:] or None)",
+            "[-COMPARED_CHARS:])",
+            _STOPS,
+        ),
         Mutant(
             "a shorter pause ends a longer one",
             "workers/openai_http/rate_limits.py",

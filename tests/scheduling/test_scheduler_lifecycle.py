@@ -50,6 +50,14 @@ def test_a_refused_job_leaves_no_state() -> None:
     assert scheduler.queued == 1
 
 
+def test_a_job_that_was_admitted_before_is_queued_beyond_the_limit() -> None:
+    scheduler = a_scheduler(P1=a_policy(queue_limit=1))
+    scheduler.offer(a_job("a"), 0.0)
+    scheduler.offer(a_job("b"), 0.0, is_admitted=True)
+    with pytest.raises(QueueFull):
+        scheduler.offer(a_job("c"), 0.0)
+
+
 def test_held_jobs_count_towards_the_queue_limit() -> None:
     scheduler = a_scheduler(a_view(), P1=a_policy(window="fixed", queue_limit=1))
     offer(scheduler, a_job("1"))
