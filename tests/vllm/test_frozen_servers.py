@@ -76,7 +76,7 @@ def test_no_call_waits_for_a_server_that_froze_while_idle(serve: Serve, servers:
         time.sleep(idle_s)
         found = latest(calls(gateway, 300))
         assert time.monotonic() - began < FROZEN_S, "nobody may have waited for the thaw"
-        retried, again = (gateway.metric(f"inferry_{name}_total") for name in ("overdue_retries", "attempts_again"))
+        retried, again = (gateway.metric(f"inferry_{name}_retries_total") for name in ("hedged", "attempt"))
         assert 0.0 in up(gateway)
     print(f"latest first token: {normal:.2f} s, with one server frozen {found:.2f} s; {retried=:g}, {again=:g}")
     assert found < normal + SLACK_S

@@ -18,6 +18,8 @@ MAX_CHARACTER_BYTES = 4
 TIMEOUT_S = 10.0
 """Long, because a server under load responds late, and a guess may repeat or lose part of a character. Liveness probes
 detect an unresponsive server."""
+ATTEMPTS = 3
+"""Requests to a server that does not respond. Without the text, a stream with stop strings cannot be resumed."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -82,8 +84,12 @@ class ResumePoints:
 
     async def _detokenize(self, model: str, ids: tuple[int, ...]) -> str | None:
         body = msgspec.json.encode({"model": model, "tokens": ids})
-        try:
-            status, response = await self._client.post(self._path, self._headers, body, TIMEOUT_S)
-            return msgspec.json.decode(response, type=PromptText).prompt if status == 200 else None
-        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
+        for _ in range(ATTEMPTS):
+            try:
+                status, response = await self._client.post(self._path, self._headers, body, TIMEOUT_S)
+                return msgspec.json.decode(response, type=PromptText).prompt if status == 200 else None
+            except WorkerLost:
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                break
+        return None
