@@ -150,7 +150,7 @@ def test_there_are_never_more_accounts_of_runs_than_allowed_beside_those_in_flig
     held = [admit(gate, caller, a_call(run=f"held-{number}")) for number in range(10)]
     for number in range(1_000):
         gate.settle(admit(gate, caller, a_call(run=f"run-{number}")), used(), 0.0, NOON)
-    assert gate.accounts <= 110
+    assert gate.run_count <= 110
     assert gate.run_report("a", "run-999") is not None
     for permit in held:
         gate.settle(permit, used(), 0.0, NOON)
@@ -183,7 +183,7 @@ def test_a_refused_call_makes_no_account_for_its_run() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=5)
     with pytest.raises(RunBudgetExhausted):
         admit(gate, caller)
-    assert gate.accounts == 0
+    assert gate.run_count == 0
 
 
 # -- what is restored ------------------------------------------------------------------------------------------------

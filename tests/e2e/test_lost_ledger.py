@@ -73,7 +73,7 @@ def test_a_gateway_without_keys_does_not_stay_open_when_its_database_is_deleted(
         assert status_of(gateway) == (401, "invalid_api_key")
         assert status_of(gateway, key) == (200, None)
         assert "inferry_ledger_up 1.0" in get(gateway.url, "/metrics")[2]
-    assert caplog.text.count("the ledger is gone") == 1
+    assert caplog.text.count("the ledger's database file is missing") == 1
     assert caplog.text.count("replaced by another file") == 1
     assert keys_in(url) == [key.split("_")[1]]
 

@@ -218,7 +218,7 @@ class GateMachine(RuleBasedStateMachine):
         return (
             self.gate.rate_limit_status(caller, self.now),
             [(id(one), one.committed_tokens, one.committed_nanos, one.active_jobs) for one in self.accounts.values()],
-            self.gate.accounts,
+            self.gate.run_count,
         )
 
     def comes_back_when_told_to(

@@ -1,1 +1,1 @@
-"""Whether a job may enter, and what it must expect if it does. Pure: time is an argument."""
+"""Admission: authentication, quotas, budgets and queue limits. Pure: time is an argument."""

@@ -1,4 +1,4 @@
-"""Accounts as the database has them: what was spent before, and what a process that was killed may have used."""
+"""Restores accounts from the database: earlier spending, and the watermarks that a killed process left."""
 
 from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
 from inferry.admission.budgets import Account, Calendar, utc_day, utc_month
@@ -6,7 +6,7 @@ from inferry.domain.spending import Spending, Watermark
 
 
 class AccountRestorer:
-    """Finds the gate's accounts by what the database calls them, and makes those that are not there yet."""
+    """Maps rows of the database to the gate's accounts. Accounts that do not exist yet are created."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class AccountRestorer:
         self._uses_watermarks = uses_watermarks
 
     def restore_spending(self, one: Spending, now: float) -> None:
-        """So much was spent, at least."""
+        """Raise the account's spending to at least the given amount."""
         if one.run_id is not None:
             account = self._runs.touch(one.tenant, one.run_id, now)
             account.raise_spent_to(one.tokens, one.nanos)
@@ -48,7 +48,7 @@ class AccountRestorer:
             period_account.raise_spent_to(one.tokens, one.nanos)
 
     def account_for(self, watermark: Watermark, now: float, wall: float) -> Account | None:
-        """The account that the mark is of; None where nothing is charged to it any more."""
+        """The account of the watermark; None if its period or run is over, so that nothing can be charged to it."""
         if watermark.scope == "run":
             return (
                 self._runs.touch(watermark.tenant, watermark.name, now)
@@ -66,7 +66,7 @@ class AccountRestorer:
         return account if account.period == watermark.number else None
 
     def all_accounts(self) -> list[Account]:
-        """Those of days, months and runs."""
+        """The accounts of all days, months and runs."""
         owner = (*self._tenants.all(), *self._keys.all())
         days = [one.day for one in owner if one.day is not None]
         months = [one.month for one in owner if one.month is not None]

@@ -1,7 +1,7 @@
-"""What the gate keeps of one tenant, one key, and of runs: quotas, ceilings and accounts, by name.
+"""Quotas, ceilings and accounts of tenants, keys and runs, by name.
 
-Accounts belong to names, not to the limits they are held against: who gets other limits keeps what was spent. An
-account begins when a ceiling first names it. Books are bounded: who calls without authentication may be anybody.
+An account belongs to its owner's name and not to its limits: changed limits keep what was spent. An account is opened
+when a ceiling first applies. The number of owners and runs is bounded, because unauthenticated callers choose names.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _TOUCH_INTERVAL_S = 10.0
 
 
 class OwnerAccounts:
-    """Those of one tenant, or of one key of it."""
+    """The quotas, ceilings and accounts of one tenant or one key."""
 
     __slots__ = (
         "day",
@@ -47,7 +47,7 @@ class OwnerAccounts:
         self.month: Account | None = None
 
     def set_limits(self, limits: Limits, now: float) -> None:
-        """The limits from now on, for calls in flight too."""
+        """Replace the limits. They apply to calls in flight too."""
         self.limits = limits
         self.quotas.set_limits(limits, now)
         self.run_tokens, self.run_nanos = _ceiling_values(limits.run_token_ceiling, limits.run_money_ceiling)
@@ -60,7 +60,7 @@ class OwnerAccounts:
             self.month.set_ceilings(self.month_tokens, self.month_nanos)
 
     def day_account(self, calendar: Calendar) -> Account | None:
-        """The account of the day, where it has a ceiling."""
+        """The account of the current day; None if there is no daily ceiling."""
         account = self.day
         if account is not None and account.period == calendar.day:
             return account
@@ -69,7 +69,7 @@ class OwnerAccounts:
         return self.open_day_account(calendar.day)
 
     def month_account(self, calendar: Calendar) -> Account | None:
-        """The account of the month, where it has a ceiling."""
+        """The account of the current month; None if there is no monthly ceiling."""
         account = self.month
         if account is not None and account.period == calendar.month:
             return account
@@ -92,7 +92,7 @@ class OwnerAccounts:
         return account
 
     def is_unused(self, calendar: Calendar, now: float) -> bool:
-        """Nothing would be lost with them: the buckets are full again, and nothing was spent in this day and month."""
+        """Whether eviction loses no state: buckets are full again, and nothing was spent this day and month."""
         if self.quotas.in_flight or now - self.quotas.last_change_at < MINUTE_S:
             return False
         day, month = self.day, self.month
@@ -102,7 +102,7 @@ class OwnerAccounts:
 
 
 class OwnerRegistry:
-    """Accounts by owner, bounded in number: empty ones are evicted first, then the least recently used."""
+    """Accounts by owner. At `max_entries`, unused ones are evicted first, then the least recently used."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -125,7 +125,7 @@ class OwnerRegistry:
         return owner
 
     def _evict(self, calendar: Calendar, now: float) -> None:
-        """Make room for many at once, so that the search is paid for by all who come after it."""
+        """Evict down to three quarters of the limit, so that the cost of the scan is spread over many additions."""
         owner = self._owners
         for name in [name for name, one in owner.items() if one.is_unused(calendar, now)]:
             del owner[name]
@@ -152,7 +152,7 @@ class RunAccounts:
         return self._accounts.get((tenant, run_id))
 
     def get_or_new(self, tenant: str, run_id: str) -> Account:
-        """The run's account, or a new one that `set_limits` will keep."""
+        """The run's account, or a new one that is stored by `acquire`."""
         name = (tenant, run_id)
         account = self._accounts.get(name)
         if account is None:
@@ -162,8 +162,8 @@ class RunAccounts:
     def all(self) -> list[Account]:
         return list(self._accounts.values())
 
-    def set_limits(self, account: Account, now: float) -> None:
-        """A job comes in that charges it. It is now among those used last."""
+    def acquire(self, account: Account, now: float) -> None:
+        """Count a job that charges the account, and store the account as the most recently used one."""
         account.active_jobs += 1
         account.is_ended = False
         if now - account.last_used_at < _TOUCH_INTERVAL_S and account.name in self._accounts:
@@ -175,20 +175,20 @@ class RunAccounts:
         accounts[name] = account
 
     def touch(self, tenant: str, run_id: str, now: float) -> Account:
-        """The run's account, without a job that charges it."""
+        """The run's account, stored and marked as used, without a job that charges it."""
         account = self.get_or_new(tenant, run_id)
-        self.set_limits(account, now)
+        self.acquire(account, now)
         account.active_jobs -= 1
         return account
 
     def release(self, account: Account) -> None:
-        """A job that charged it is over."""
+        """A job that charged the account has ended."""
         account.active_jobs -= 1
         if account.is_ended and not account.active_jobs:
             self._accounts.pop(account.name, None)
 
     def end(self, tenant: str, run_id: str) -> None:
-        """The run has ended: drop its account once no lease is held on it."""
+        """The run has ended: drop its account once its last job has ended."""
         account = self._accounts.get((tenant, run_id))
         if account is not None:
             account.is_ended = True
@@ -196,7 +196,7 @@ class RunAccounts:
                 del self._accounts[account.name]
 
     def forget_idle(self, now: float, limit: int) -> int:
-        """Drop a bounded number of idle or surplus accounts; returns how many."""
+        """Drop up to `limit` idle or surplus accounts; return how many."""
         accounts = self._accounts
         found: list[tuple[str, str]] = []
         for name, account in accounts.items():

@@ -1,31 +1,36 @@
-"""Budgets by lease: what is spent and what is leased of an account never exceeds its ceiling.
+"""Budgets as leases: spent + leased of an account never exceeds its ceiling.
 
-A job leases its prompt and a first piece of its output when it comes in, further pieces as it writes, and gives back
-at its end what it did not use. An account counts in tokens (of prompts and answers) and in billionths of money; it
-belongs to a run's tree, or to a tenant's or a key's day or month. Ceilings may change at any time: they hold for what
-is leased from then on.
+A job leases its prompt and a first part of its output on admission, and further parts while it generates. At its end
+the unused rest is returned. An account counts tokens (prompt and output) and money in billionths (nanos). It belongs to
+a run tree, or to one day or month of a tenant or key. A changed ceiling applies to later leases.
 """
 
 from inferry.admission.reports import AccountReport
 from inferry.domain.tenants import NANOS_PER_UNIT, Price
 
 UNBOUNDED = 2**63 - 1
-"""The ceiling where there is none."""
+"""The value of a ceiling that is not set."""
 NO_THRESHOLD = 2**62 - 1
-"""An alarm that is never reached. It is compared for every job, and numbers beyond it are slower to compare."""
+"""A threshold that is never reached. Every job is compared with it; larger integers are slower to compare."""
 LEASE_DIVISOR = 64
+"""One lease is at most this fraction (1/64) of what is left of the budget."""
 MIN_LEASE_TOKENS = 16
-"""A job gets one part in so many of what is left at a time, and at least so many tokens while there are any."""
+"""One lease is at least this many tokens, while that many are left."""
 DAY_S = 86_400
 _MAX_CLOCK_STEP_BACK_S = 3600.0
 
 
 class Account:
-    """`taken` is what is spent and leased together. `kind` and `owner_kind` say in words what it is the account of;
-    `name` is the tenant and the run or the key, and `parent` the account of the run above it, which has all of this
-    one's spending in it. `token_watermark` and `nano_watermark` are how far `taken` may go by what the database has
-    (`watermarks`), and the alarms when to raise them: always, for an account without a mark, never where marks are not
-    kept."""
+    """What one owner has spent and leased in one period, against its ceilings.
+
+    - `committed_*`: spent + leased.
+    - `kind`, `owner_kind`: the words for error messages (" a day", "tenant").
+    - `name`: tenant and run id, or tenant and key id.
+    - `parent`: the account of the parent run. It includes all spending of this account.
+    - `*_watermark`: the highest `committed_*` that the database covers (module `watermarks`); -1 for none.
+    - `*_threshold`: the value above which the watermark is raised. An account without a watermark has -1 (always);
+      without a database it is `NO_THRESHOLD` (never).
+    """
 
     __slots__ = (
         "active_jobs",
@@ -82,12 +87,12 @@ class Account:
         self.clear_watermark()
 
     def clear_watermark(self) -> None:
-        """Nothing in the database covers what is taken from now on."""
+        """Forget the watermark: the database covers no further lease."""
         self.token_watermark = self.nano_watermark = self.requested_tokens = self.requested_nanos = -1
         self.token_threshold = self.nano_threshold = self.initial_threshold
 
     def set_ceilings(self, tokens: int, nanos: int) -> None:
-        """Set the ceilings. What had none has no mark yet; other marks stand, whatever the ceiling."""
+        """Set the ceilings. A ceiling that is new starts without a watermark; other watermarks stay valid."""
         if tokens != self.token_ceiling:
             if self.token_watermark == UNBOUNDED:
                 self.token_watermark = self.requested_tokens = -1
@@ -108,9 +113,9 @@ class Account:
         return self.committed_nanos - self.spent_nanos
 
     def charge(self, tokens: int, nanos: int, leased_tokens: int, leased_nanos: int) -> tuple[int, int]:
-        """Turn leases into what was really spent, and return what of it found no room under the ceiling.
+        """Replace leases by actual usage; return the tokens and nanos that exceed the ceiling and are not charged.
 
-        More than was leased is charged as far as there is room: the ceiling holds, whatever an engine does.
+        Usage beyond the lease is charged up to the ceiling, so an engine that overruns cannot break the ceiling.
         """
         headroom = max(0, self.token_ceiling - self.committed_tokens) + leased_tokens
         charged = tokens if tokens < headroom else headroom
@@ -123,18 +128,18 @@ class Account:
         return tokens - charged, nanos - paid
 
     def record_spending(self, tokens: int, nanos: int) -> None:
-        """Count what was spent without a lease, whatever the ceiling."""
+        """Count spending that had no lease, even beyond the ceiling."""
         self.spent_tokens += tokens
         self.committed_tokens += tokens
         self.spent_nanos += nanos
         self.committed_nanos += nanos
 
     def raise_spent_to(self, tokens: int, nanos: int) -> None:
-        """So much is known to have been spent. What is counted already is not counted again."""
+        """Raise the spending to at least these totals. It never decreases."""
         self.record_spending(max(0, tokens - self.spent_tokens), max(0, nanos - self.spent_nanos))
 
     def describe_limit(self, in_money: bool) -> str:
-        """The ceiling, what is spent and what is leased, for whoever is refused."""
+        """The text of a refusal: the ceiling, what is spent and what is leased."""
         if in_money:
             ceiling, spent, leased = self.nano_ceiling, self.spent_nanos, self.leased_nanos
             return (
@@ -148,7 +153,7 @@ class Account:
 
 
 class Tariff:
-    """A model's price as leases count it: never less than what it will be."""
+    """A model's price for leases: an upper bound of the price that is charged at the end."""
 
     __slots__ = ("input_nanos", "is_per_token", "is_priced", "output_nanos", "price")
 
@@ -163,14 +168,14 @@ class Tariff:
             self.output_nanos = 1000 * price.output
 
     def prompt(self, tokens: int) -> int:
-        """What the prompt may cost. GPU time costs what nobody knows before; then something at least must be left."""
+        """The most that the prompt may cost. GPU time has no price in advance: 1 nano, so that some budget is left."""
         return int(tokens * self.input_nanos) + 1 if self.is_priced and tokens else 0
 
     def output(self, tokens: int) -> int:
         return int(tokens * self.output_nanos) + 1 if self.output_nanos else 0
 
     def affordable_tokens(self, nanos: int) -> int:
-        """The most output tokens that cost no more than this; -1 where not even none do."""
+        """The number of output tokens that `nanos` pay for; -1 where `nanos` is negative."""
         rate = self.output_nanos
         if nanos < 0 or not rate:
             return -1 if nanos < 0 else UNBOUNDED
@@ -186,9 +191,9 @@ class Tariff:
 def headroom(
     accounts: list[Account], tariff: Tariff, prompt_tokens: int = 0, prompt_nanos: int = 0
 ) -> tuple[int, Account | None, bool]:
-    """For how many output tokens all the accounts have room beside the prompt, which one binds, and whether in money.
+    """Output tokens that all accounts allow beside the prompt, the account that binds, and whether it binds in money.
 
-    Less than zero: not even for the prompt.
+    A negative number of tokens means that the prompt itself does not fit.
     """
     tokens = nanos = UNBOUNDED
     token_account: Account | None = None
@@ -210,7 +215,7 @@ def headroom(
 
 
 def lease_size(left: int, most: int) -> int:
-    """How much of what is left a job gets at a time: little where little is left, so that many share it."""
+    """Tokens of one lease, at most `most`. Leases shrink with what is left, so that concurrent jobs share the rest."""
     if left > MIN_LEASE_TOKENS:
         share = left // LEASE_DIVISOR
         left = share if share > MIN_LEASE_TOKENS else MIN_LEASE_TOKENS
@@ -218,7 +223,7 @@ def lease_size(left: int, most: int) -> int:
 
 
 class Calendar:
-    """UTC's day and month, told from seconds since the Unix epoch. It does not go back over a mere correction."""
+    """The current UTC day and month, from Unix time. A clock set back by up to an hour does not change the day back."""
 
     __slots__ = ("day", "day_ends_at", "day_starts_at", "month")
 
@@ -227,7 +232,7 @@ class Calendar:
         self.day = self.month = 0
 
     def advance_to(self, wall: float) -> None:
-        """Make it the day that `wall` is in."""
+        """Set day and month to those of `wall`."""
         if self.day_starts_at - _MAX_CLOCK_STEP_BACK_S <= wall < self.day_ends_at:
             return
         self.day = utc_day(wall)
@@ -241,8 +246,8 @@ def utc_day(wall: float) -> int:
 
 
 def utc_month(day: int) -> int:
-    """Months since the year 0 of a day since 1970."""
-    # Years that begin in March put the leap day last, so that the months' lengths repeat every five of them.
+    """The month, counted from year 0, of a day counted from 1970-01-01."""
+    # With years that begin in March the leap day is the last day, and month lengths repeat every five months.
     era, day_of_era = divmod(day + 719_468, 146_097)
     year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
@@ -255,7 +260,7 @@ def format_money(nanos: int) -> str:
 
 
 def to_nanos(amount: float | None) -> int:
-    """A ceiling in money, as it is written, in billionths."""
+    """A ceiling in currency units as nanos."""
     return UNBOUNDED if amount is None else round(amount * NANOS_PER_UNIT)
 
 

@@ -22,7 +22,7 @@ _TENANT_NAME = re.compile(rb"[\x21-\x7e]{1,256}")
 
 
 class _KeyEntry:
-    """One key, ready to be asked for."""
+    """One key, prepared for the look-up of a request."""
 
     __slots__ = ("caller", "header", "secret_hash", "valid_until")
 
@@ -38,15 +38,15 @@ class _KeyEntry:
             self.valid_until = -math.inf
 
 
-# Compared with when the key id is unknown, so that the answer takes as long as for a wrong secret.
+# Stands in for an unknown key id, so that the response takes as long as for a wrong secret.
 _UNKNOWN_KEY = _KeyEntry(ApiKey(key_id="", tenant="", secret_hash=bytes(32)), Tenant(name=""))
 
 
 class Directory:
-    """Callers by what they send.
+    """Maps request headers to a caller.
 
-    With `is_auth_required`, a call needs a valid key of a known and enabled tenant; otherwise the tenant is taken from
-    the request. A key of an unknown tenant is refused, so that removing a tenant does not remove its limits.
+    With `is_auth_required`, a call needs a valid key of a known and enabled tenant. Otherwise the tenant is taken from
+    the request. A key of an unknown tenant is refused, so that removing a tenant does not lift its limits.
     """
 
     __slots__ = ("_callers", "_keys", "is_auth_required", "tenants")
@@ -65,10 +65,10 @@ class Directory:
     def caller(
         self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
     ) -> Caller:
-        """Who sent this. Raises InvalidApiKey, with a message that repeats nothing of what was sent.
+        """The caller of a request. Raises InvalidApiKey; its message never repeats what was sent.
 
-        A key that does not exist takes the same path as one whose secret is wrong, so that neither the answer nor its
-        time says which ids there are.
+        An unknown key id takes the same path as a wrong secret, so that neither the response nor its duration reveals
+        which ids exist.
         """
         if not self.is_auth_required:
             return self._anonymous_caller(tenant_header)
@@ -84,7 +84,7 @@ class Directory:
         return entry.caller
 
     def revocation_error(self, tenant: str, key_id: str | None, wall: float) -> InvalidApiKey | None:
-        """Why a call that was let in may not go on: its key is no longer valid, or its tenant is disabled."""
+        """The error that ends an admitted call: its key is no longer valid, or its tenant is disabled. Else None."""
         if key_id is None:
             known = self.tenants.get(tenant)
             return InvalidApiKey(_DISABLED_MESSAGE) if known is not None and known.disabled else None
@@ -92,7 +92,7 @@ class Directory:
         return InvalidApiKey(_KEY_ENDED_MESSAGE) if entry is None or wall >= entry.valid_until else None
 
     def next_expiry_at(self, wall: float) -> float:
-        """When the next key ends by itself; infinity where none does."""
+        """The Unix time at which the next key expires; infinity if none will."""
         return min((entry.valid_until for entry in self._keys.values() if entry.valid_until > wall), default=math.inf)
 
     def _anonymous_caller(self, named: bytes | None) -> Caller:

@@ -1,4 +1,4 @@
-"""Evaluation of a job against quotas and budgets. Nothing is taken from any of them: the gate commits afterwards."""
+"""Evaluation of a job against quotas and budgets. It changes neither: the gate commits afterwards."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -18,12 +18,12 @@ _NOTHING_COUNTED = _counted(Limits())
 
 
 def has_limits(limits: Limits) -> bool:
-    """Whether there is anything to count."""
+    """Whether any quota or ceiling is set."""
     return _counted(limits) != _NOTHING_COUNTED
 
 
 def find_accounts(permit: Permit, runs: RunAccounts, calendar: Calendar, tenant: str, lineage: Sequence[str]) -> None:
-    """Write the accounts into the permit: those that limit the job, and those it only charges."""
+    """Set the permit's accounts: those that limit the job, and those that it only charges."""
     owner, key, leased_accounts = permit.tenant, permit.key, permit.leased_accounts
     assert owner is not None
     if owner.limits_runs or (key is not None and key.limits_runs):
@@ -48,7 +48,7 @@ def find_accounts(permit: Permit, runs: RunAccounts, calendar: Calendar, tenant:
 
 
 def evaluate(permit: Permit, job: InferenceJob, lease_tokens: int, now: float) -> Refusal | None:
-    """The job's refusal; None with what it is to lease and reserve written into the permit. Takes nothing."""
+    """The job's refusal, or None. Without a refusal, the permit holds what the job will lease and reserve."""
     payload, prompt = job.payload, job.footprint.prompt
     choices, cap = payload.choices, job.token_budget
     limit = payload.output_limit
@@ -57,7 +57,7 @@ def evaluate(permit: Permit, job: InferenceJob, lease_tokens: int, now: float) -
         tariff = permit.tariff
         prompt_nanos = tariff.prompt(prompt.high)
         left, account, in_money = headroom(permit.leased_accounts, tariff, prompt.high, prompt_nanos)
-        min_output = choices if cap else 0  # a follower of a shared execution writes nothing
+        min_output = choices if cap else 0  # a subscriber of a shared execution generates nothing itself
         if left < min_output:
             assert account is not None
             return Refusal(account=account, in_money=in_money)
@@ -90,7 +90,10 @@ def evaluate(permit: Permit, job: InferenceJob, lease_tokens: int, now: float) -
 
 
 def apply_run_ceilings(permit: Permit) -> None:
-    """Several keys may have calls in one run: each is limited by its own ceilings, as they are now."""
+    """Set the root run's ceilings to those of the permit's tenant and key.
+
+    Calls of several keys may share a run, so the ceilings are set again for every call.
+    """
     root, tenant, key = permit.root, permit.tenant, permit.key
     if root is None or tenant is None:
         return

@@ -1,4 +1,4 @@
-"""What an admitted job holds: leases on budgets and parts of quotas, until its end gives them back."""
+"""What an admitted job holds until its end: leases on budgets and shares of quotas."""
 
 from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.budgets import UNBOUNDED, Account, Tariff
@@ -6,16 +6,20 @@ from inferry.admission.quotas import TokenBucket
 
 
 class Permit:
-    """One per admitted job; the gate's to change. Jobs of callers without limits share one per model.
+    """One per admitted job. Only the gate changes it. Jobs of callers without limits share one permit per model.
 
-    `granted_tokens` is for how many output tokens it holds leases, all choices together; `output_cap` the most it may
-    ever write per choice. The rest is the gate's. `max_output` is where its own limit ends it anyway, all choices
-    together, and `is_capped` says that what was left of a budget set that. Every account in `leased_accounts` holds
-    `leased_tokens` and `leased_nanos` for it; those in `charge_only_accounts` are only told what it was in the end.
-    `runs` are the accounts of its run and those above it, the last of them the `root`; `watermark_batch` is the batch
-    of marks that must be in the database before the job may be served, 0 where none; `is_watermark_blocked` says that a
-    mark that could not be written keeps it from more; `requests` and `tokens` are the buckets that it took from, of the
-    latter `reserved`.
+    Read by others:
+    - `granted_tokens`: output tokens covered by leases, over all choices.
+    - `output_cap`: the most output tokens per choice.
+
+    Used by the gate:
+    - `max_output`: the most output tokens over all choices; `is_capped` if the rest of a budget sets it.
+    - `leased_accounts`: accounts that each hold `leased_tokens` and `leased_nanos` for the job.
+    - `charge_only_accounts`: accounts that are charged at the end and never limit the job.
+    - `runs`: accounts of the job's run and its ancestors; the last one is `root`.
+    - `watermark_batch`: the batch of watermarks to be written before the job is served; 0 for none.
+    - `is_watermark_blocked`: a watermark that could not be written prevents a further lease.
+    - `requests`, `tokens`: the buckets that were taken from; `reserved` tokens from each of the latter.
     """
 
     __slots__ = (

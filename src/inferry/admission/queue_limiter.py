@@ -1,9 +1,9 @@
 """Queue limits: whether one more job may join a queue, and if not, when a refused client should retry.
 
-A lane takes new jobs up to a part of its limit (`high_watermark`); the rest is for retries. All lanes together hold a
-bounded number of body bytes. A refused client gets a retry slot: the time at which the queue will have had space for
-all clients refused before it, at the measured drain rate. A retry is recognised by tenant, prompt and token budget, and
-goes before new jobs: stock clients retry twice and then give up, so an unplanned "retry later" would lose most of them.
+A lane takes new jobs up to a fraction of its limit (`high_watermark`); the rest is for retries. All lanes together hold
+a bounded number of body bytes. A refused client gets a retry slot: the time at which the queue, at the measured drain
+rate, has had space for all clients refused before it. A retry is recognised by tenant, prompt and token budget, and
+precedes new jobs: stock clients retry twice and then give up, so an unplanned "retry later" would lose most of them.
 
 A burst of live work makes the drain rate of batch jobs look near zero. The first refusal assumes that the burst is
 short and uses the lane's best-case rate; a retry that is refused again is told the present rate.
@@ -13,7 +13,7 @@ Retry slots alternate between tenants: a tenant with a thousand refused calls do
 Retry slots are best-effort: capacity is never held idle for an absent client. A new job is admitted when there is space
 for it and for the retries that are due while the queue empties.
 
-The limiter reads `QueueDepth` and owns the retry slots and the bytes of bodies that are no job yet.
+The limiter reads `QueueDepth`. It owns the retry slots and the byte count of bodies that are still being read.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ DEFAULT_SPACING_S, DEFAULT_MIN_RETRY_AFTER_S = 0.1, 1.0
 MAX_RETRY_AFTER_S = 115.0
 """OpenAI's clients do not retry at all when told to wait for more than two minutes."""
 NO_SLOT_RETRY_AFTER_S = 90.0
-"""Told to clients whose slot would be later still. They get no slot; their retries are spread out at random."""
+"""Retry time of clients whose slot would be later than the maximum. They get no slot; retries are spread at random."""
 EARLY_TOLERANCE_S = 0.25
 """A retry this early is on time: clocks and timers differ."""
 LATE_TOLERANCE_S = 5.0
@@ -102,21 +102,21 @@ class RetrySlots:
             del self._last_slot_at[client[0]]
 
     def count_due_by(self, until: float) -> int:
-        """Retries due by then, to the second."""
+        """The number of retries due at or before `until`, to the second."""
         last = int(until)
         return sum([count for second, count in self._due_by_second.items() if second <= last])
 
-    def expire_before(self, slots_before: float) -> None:
+    def expire_before(self, time: float) -> None:
         """Drop slots whose clients did not retry in time."""
         expiry_heap = self._expiry_heap
-        while expiry_heap and expiry_heap[0][0] < slots_before:
+        while expiry_heap and expiry_heap[0][0] < time:
             _, client = heappop(expiry_heap)
-            if self.is_due(client, slots_before):  # else it was used
+            if self.is_due(client, time):  # else it was used
                 self.consume(client)
 
 
 class QueueLimiter:
-    """Which jobs may join a queue. Without `keeps_retry_slots` a retry is treated as any new job."""
+    """Decides which jobs may join a queue. Without `keeps_retry_slots`, a retry is treated as a new job."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class QueueLimiter:
         self._reserved_bytes -= size
 
     def has_space(self, job: InferenceJob) -> bool:
-        """Whether the job may be queued without asking `refusal`: the common case, answered from three counters."""
+        """Whether the job may be queued without a call of `refusal`: the common case, decided by three counters."""
         lane = job.lane
         return (
             self._depth.jobs[lane] < self._newcomer_limits[lane]
@@ -166,10 +166,10 @@ class QueueLimiter:
     def refusal(
         self, job: InferenceJob, seconds_per_job: float, best_case_s_per_job: float, now: float
     ) -> QueueFull | None:
-        """Why the job may not be queued now, with when to retry; None where it may.
+        """The refusal with its retry time; None if the job may be queued.
 
-        `seconds_per_job` is the measured time for one job of its lane to leave the queue, `best_case_s_per_job` the
-        same without arrivals in higher lanes; 0 where nothing has been measured.
+        `seconds_per_job` is the measured interval between two jobs of the lane that leave the queue.
+        `best_case_s_per_job` is the same without arrivals in higher lanes. Both are 0 before the first measurement.
         """
         lane = job.lane
         depth = self._depth.jobs[lane]
@@ -190,7 +190,7 @@ class QueueLimiter:
         slots, queued = self._retry_slots[lane], self._depth.by_tenant[lane]
         if slots.is_due(client, now + EARLY_TOLERANCE_S):
             return self._queue_limits[lane]
-        # The rest is also for tenants below their part of the queue: a tenant that floods it excludes no other.
+        # The rest is also for tenants below their share of the queue: a tenant that floods it excludes no other.
         tenants = len(queued) + (job.tenant not in queued)
         if tenants > 1 and queued.get(job.tenant, 0) < newcomer_limit // tenants:
             return self._queue_limits[lane]
@@ -231,14 +231,12 @@ class QueueLimiter:
         return refusal
 
     def _has_bytes_for(self, size: int) -> bool:
-        """Whether the body fits. One body is always taken, however large."""
+        """Whether the body fits. An empty queue takes a body of any size."""
         limit = self._max_queued_bytes
         return limit is None or not self.queued_bytes or self.queued_bytes + size <= limit
 
     def _bytes_exceeded(self) -> QueueFull:
-        return QueueFull(
-            f"queued prompts take {self.queued_bytes} bytes, and no more than {self._max_queued_bytes} may"
-        )
+        return QueueFull(f"queued request bodies hold {self.queued_bytes} bytes; the limit is {self._max_queued_bytes}")
 
 
 def _decrement(counts: dict[_Key, int], key: _Key) -> None:

@@ -1,8 +1,8 @@
-"""The quota gate: whether a job is admitted, how much it may write, and what it cost in the end.
+"""The quota gate: whether a job is admitted, how much output it may generate, and what it cost.
 
-One gate serves one gateway and has one owner, which calls `admit` once for every job, `renew` while it writes, and
-`settle` once at its end. All quotas and accounts of a job are evaluated before anything is taken from any
-(`evaluation`), so a refusal leaves no trace. Time is an argument: `now` is the gateway's clock, `wall` is Unix time.
+One gate serves one gateway and has one owner, which calls `admit` once for every job, `renew` while the job generates,
+and `settle` once at its end. All quotas and accounts of a job are evaluated (`evaluation`) before any of them changes,
+so a refusal leaves no trace. Time is an argument: `now` is the gateway's clock, `wall` is Unix time.
 
 Callers without any limit share one permit per model, and nothing is counted for them.
 """
@@ -42,9 +42,11 @@ RUN_IDLE_TIMEOUT_S = 86_400.0
 
 
 class QuotaGate:
-    """Quotas and budgets of all tenants. `refused` counts refusals by the name of the limit, `shadow_refused` those of
-    tenants whose limits are only reported. `overrun_tokens` and `overrun_nanos` are what engines used beyond every
-    lease and no account had room for."""
+    """Quotas and budgets of all tenants.
+
+    - `refused`: refusals by limit; `shadow_refused`: the same for tenants whose limits are only reported.
+    - `overrun_tokens`, `overrun_nanos`: usage beyond leases and ceilings, which was charged to no account.
+    """
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class QuotaGate:
             raise refusal.error()
         else:
             if len(permit.runs) == 1 and job.run_id == job.job_id:
-                # A call that names no run is a run of its own, which is not called again after a crash.
+                # A call without a run id is a run of its own. No later call joins it, so it needs no watermark.
                 permit.runs[0].token_threshold = permit.runs[0].nano_threshold = NO_THRESHOLD
             for account in permit.leased_accounts:
                 account.committed_tokens += permit.leased_tokens
@@ -128,14 +130,14 @@ class QuotaGate:
         return permit
 
     def renew(self, permit: Permit, written: int) -> int:
-        """Extend the lease of a job that has written `written` tokens; returns how many it may write in total.
+        """Extend the lease of a job that has generated `written` tokens; return how many it may generate in total.
 
-        The extension is a small part of what is left, so that concurrent calls share the rest.
+        The extension is a small fraction of what is left, so that concurrent calls share the rest.
         """
         leased_accounts, granted_tokens = permit.leased_accounts, permit.granted_tokens
         if not leased_accounts or permit.is_settled:
             return granted_tokens
-        # An engine may slightly exceed what the client asked for, but never what is left of a budget.
+        # An engine may slightly exceed the client's limit, but never what is left of a budget.
         max_output = permit.max_output if permit.is_capped or written < permit.max_output else written
         wanted = max_output - granted_tokens
         if wanted <= 0:
@@ -154,13 +156,13 @@ class QuotaGate:
         else:
             granted = lease_size(left, self.lease_tokens if self.lease_tokens < wanted else wanted)
         nanos = permit.tariff.output(granted)
-        uses_watermarks = True
+        is_covered = True
         for account in leased_accounts:
             account.committed_tokens += granted
             account.committed_nanos += nanos
             if account.committed_tokens > account.token_threshold or account.committed_nanos > account.nano_threshold:
-                uses_watermarks = False
-        if not uses_watermarks:
+                is_covered = False
+        if not is_covered:
             assert self.watermarks is not None, "thresholds exist only with watermarks"
             granted, nanos = self.watermarks.trim_to_watermarks(permit, granted, nanos)
         permit.leased_tokens += granted
@@ -251,7 +253,7 @@ class QuotaGate:
         return None if account is None else account_report(account, run_id=run_id)
 
     def unpriced_models(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
-        """The models without a price per token while some limit is in money: they cost nothing against it."""
+        """Models without a price per token, if any limit is in money: that limit does not count them."""
         if all(
             one.run_money_ceiling is None and one.day_money_ceiling is None and one.month_money_ceiling is None
             for one in limits
@@ -265,7 +267,7 @@ class QuotaGate:
         return len(self._tenants) + len(self._keys)
 
     @property
-    def accounts(self) -> int:
+    def run_count(self) -> int:
         """Runs with accounts."""
         return len(self._runs)
 
@@ -285,7 +287,7 @@ class QuotaGate:
             self._account_restorer.restore_spending(one, now)
 
     def restore_watermarks(self, watermarks: Iterable[Watermark], now: float, wall: float) -> int:
-        """Count as spent what a killed process may have used at most; returns the number of accounts.
+        """Count the most that a killed process may have used as spent; return the number of accounts.
 
         Call it after `restore`.
         """
@@ -329,7 +331,7 @@ class QuotaGate:
     # -- parts of admitting ------------------------------------------------------------------------------------------
 
     def _commit(self, permit: Permit, now: float, *, charges_quotas: bool) -> None:
-        """Count the job, and take from its buckets what was evaluated."""
+        """Count the job, and take the evaluated amounts from its buckets."""
         if permit.runs:
             self._commit_runs(permit.runs, now)
         for owner in (permit.tenant, permit.key):
@@ -348,11 +350,11 @@ class QuotaGate:
     def _commit_runs(self, runs: list[Account], now: float) -> None:
         """Count the job in the accounts of its run and of all its ancestors."""
         for account in runs:
-            self._runs.set_limits(account, now)
+            self._runs.acquire(account, now)
         for level in range(len(runs) - 1, 0, -1):
             child, account = runs[level - 1], runs[level]
             if child.parent is not account:
-                # It got a parent only now: its own spending counts for all ancestors from here on.
+                # The run has just got its parent: what it has spent counts for all ancestors from here on.
                 child.parent = account
                 for one in runs[level:]:
                     self.overrun_tokens += one.charge(child.spent_tokens, child.spent_nanos, 0, 0)[0]

@@ -1,10 +1,10 @@
-"""Quotas of one tenant or one key: requests and tokens per minute, and calls at once.
+"""Quotas of one tenant or one key: requests per minute, tokens per minute, and concurrent calls.
 
-What a job may use is taken when it comes in, and at its end the difference to what it really used is given back, or is
-a debt that later calls pay first: calls side by side cannot overshoot. Looking changes nothing but how full a bucket
-is known to be, so a refusal leaves no trace.
+A job takes the most it may use on admission. At its end the bucket gets back what was not used; usage beyond that is a
+debt, which refills first. Concurrent calls therefore cannot overshoot. A check only refills the bucket, so a refusal
+leaves no trace.
 
-`Quotas` belong to the gate, which looks at all of a call's quotas before it takes from any.
+The gate owns all `Quotas`. It checks all quotas of a call before it takes from any.
 """
 
 from math import inf
@@ -14,14 +14,14 @@ from inferry.domain.tenants import Limits
 MINUTE_S = 60.0
 MAX_RETRY_S = 120.0
 DEFAULT_END_INTERVAL_S = 1.0
-"""When to come back while nobody knows how fast calls end."""
+"""Interval between ends of calls, assumed before the first measurement."""
 _ROUNDING_TOLERANCE = 1e-6
-"""Who comes back exactly when told to is not turned away for the last digits of a float."""
+"""A retry exactly at the stated time is not refused because of rounding."""
 _END_INTERVAL_WEIGHT = 0.2
 
 
 class TokenBucket:
-    """Fills at so much a minute, holds a minute's worth. Below zero it is in debt."""
+    """A token bucket that refills at the rate per minute and holds one minute's amount. A negative level is debt."""
 
     __slots__ = ("at", "burst", "level", "per_s", "tolerance")
 
@@ -31,7 +31,7 @@ class TokenBucket:
         self.resize(per_minute)
 
     def resize(self, per_minute: int) -> None:
-        """Another limit from now on. What is in it stays, as far as it still fits."""
+        """Change the rate and the size. The level is kept, up to the new size."""
         self.burst = per_minute
         self.per_s = per_minute / MINUTE_S
         self.tolerance = _ROUNDING_TOLERANCE * max(1.0, per_minute / 1000)
@@ -48,7 +48,7 @@ class TokenBucket:
             self.at = now
 
     def wait_s(self, amount: int, now: float) -> float:
-        """Seconds until so much can be taken; 0 where it can be now. More than it holds can be once it is full."""
+        """Seconds until `amount` can be taken; 0 for now. An amount above the size needs a full bucket."""
         self.fill(now)
         missing = (amount if amount < self.burst else self.burst) - self.level
         if missing <= self.tolerance and self.burst:
@@ -56,18 +56,18 @@ class TokenBucket:
         return missing / self.per_s if self.burst else inf
 
     def take(self, amount: int) -> None:
-        """`wait_s` has just said that it can be."""
+        """Take `amount`. The caller has checked `wait_s` at the same time."""
         self.level -= amount
 
     def settle(self, amount: int, now: float) -> None:
-        """Give back what was taken too much (or take what was taken too little)."""
+        """Return `amount` to the bucket; a negative amount is taken."""
         self.fill(now)
         level = self.level + amount
         self.level = level if level < self.burst else float(self.burst)
 
 
 class Quotas:
-    """What one tenant or key has used lately, against the limits it was last seen with."""
+    """The recent use of one tenant or key, and its current limits."""
 
     __slots__ = ("_end_interval_s", "_last_end_at", "in_flight", "max_concurrent", "owner_kind", "requests", "tokens")
 
@@ -81,13 +81,13 @@ class Quotas:
         self._end_interval_s: float | None = None
 
     def set_limits(self, limits: Limits, now: float) -> None:
-        """The limits from now on. Jobs in flight keep what they have taken."""
+        """Replace the limits. Jobs in flight keep what they have taken."""
         self.max_concurrent = limits.max_concurrent
         self.requests = _resized_bucket(self.requests, limits.requests_per_minute, now)
         self.tokens = _resized_bucket(self.tokens, limits.tokens_per_minute, now)
 
     def wait(self, tokens: int, now: float) -> tuple[float, str] | None:
-        """When a call of so many tokens should come back, and for which limit's sake; None: it may come in."""
+        """Seconds until a call with `tokens` tokens fits, and the limit that binds; None if it fits now."""
         wait_s, limit = 0.0, ""
         limit_concurrent = self.max_concurrent
         if limit_concurrent is not None and self.in_flight >= limit_concurrent:
@@ -104,7 +104,7 @@ class Quotas:
     def acquire(self, now: float) -> None:
         """One more call is in flight."""
         if not self.in_flight:
-            self._last_end_at = now  # the time nobody called says nothing of how long calls take
+            self._last_end_at = now  # idle time does not count as an interval between ends
         self.in_flight += 1
 
     def release(self, now: float) -> None:
@@ -118,13 +118,13 @@ class Quotas:
         self.in_flight -= 1
 
     def slots_free_in_s(self, count: int) -> float:
-        """How long until so many calls have ended, at the rate at which they did lately."""
+        """Seconds until `count` calls have ended, at the recent rate."""
         interval_s = DEFAULT_END_INTERVAL_S if self._end_interval_s is None else self._end_interval_s
         return min(MAX_RETRY_S, max(0.001, count * interval_s))
 
     @property
     def last_change_at(self) -> float:
-        """When anything was last taken or given back."""
+        """The time at which a quota was last taken or returned."""
         at = self._last_end_at
         if self.requests is not None:
             at = max(at, self.requests.at)

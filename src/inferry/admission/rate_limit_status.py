@@ -1,4 +1,4 @@
-"""Where a caller stands with what it may call in a minute, for whoever asks."""
+"""The state of a caller's rate limits, for the `x-ratelimit-*` headers."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from inferry.domain.tenants import Limits
 
 
 def rate_limit_status(kept: Sequence[tuple[Limits, OwnerAccounts | None]], now: float) -> RateLimitStatus | None:
-    """Of a tenant and, where there is one, of a key: each with its limits and what is known of it."""
+    """The tighter state of tenant and key; None if neither has a rate limit. An owner without calls has no accounts."""
     request_limit: int | None = None
     token_limit: int | None = None
     requests_left = request_reset_s = tokens_left = token_reset_s = 0.0
@@ -37,7 +37,7 @@ def rate_limit_status(kept: Sequence[tuple[Limits, OwnerAccounts | None]], now: 
 
 
 def _left(bucket: TokenBucket | None, per_minute: int, now: float) -> tuple[float, float]:
-    """What is in a bucket, and how long until it is full."""
+    """The level of a bucket, and the seconds until it is full."""
     if bucket is None:
         return float(per_minute), 0.0
     level = min(bucket.level_at(now), float(per_minute))

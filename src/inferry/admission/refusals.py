@@ -1,4 +1,4 @@
-"""Why a job may not come in, and what it is told."""
+"""Refusals of jobs by quotas and budgets, and their errors."""
 
 from math import inf
 
@@ -20,7 +20,7 @@ _QUOTAS = {
 
 
 class Refusal:
-    """One limit that a job does not meet: an account without room, or a quota that is used up."""
+    """The limit that refuses a job: an exhausted account or an exhausted quota."""
 
     __slots__ = ("_account", "_in_money", "_owner", "_quota", "_wait_s")
 
@@ -41,7 +41,7 @@ class Refusal:
 
     @property
     def limit(self) -> str:
-        """Its name among the limits."""
+        """The limit's name, as in the configuration and in metrics."""
         account = self._account
         if account is None:
             return self._quota

@@ -1,13 +1,13 @@
-"""What the predictions are asked and what they answer: plain values.
+"""Reports of accounts and rate limits.
 
-Apart from what computes with them, for mypyc compiles that and cannot compile structs.
+They are msgspec Structs, which mypyc cannot compile, so this module is separate from the compiled ones.
 """
 
 from msgspec import Struct
 
 
 class AccountReport(Struct, frozen=True, kw_only=True):
-    """One account, for people. Ceilings are None where there are none; `key_id` is None for the tenant's own."""
+    """One account as users see it. A ceiling that is not set is None; `key_id` is None for the tenant's accounts."""
 
     kind: str
     spent_tokens: int
@@ -21,9 +21,9 @@ class AccountReport(Struct, frozen=True, kw_only=True):
 
 
 class RateLimitStatus(Struct, frozen=True):
-    """Where a caller stands with its requests and tokens per minute: the tighter one of tenant and key.
+    """Requests and tokens per minute of a caller: limit, remaining, and seconds until the bucket is full.
 
-    `reset_s` is how long until the bucket is full again. None where there is no such limit.
+    Each is the tighter one of tenant and key, and None without such a limit.
     """
 
     request_limit: int | None = None

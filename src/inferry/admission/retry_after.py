@@ -1,10 +1,10 @@
-"""When callers that have used up a limit of theirs should come back: one after the other, not all at once.
+"""Spreads the retry times of callers that have exhausted their own quota.
 
-The gate says when the next call of a caller may come in. Sixty-four agents of one tenant that are all told that moment
-come back together, one gets in, and the others have wasted one of the few attempts their clients make. So each is told
-a moment of its own, as far behind the one told before as one call takes out of the limit.
+The gate computes when the next call of a caller fits. If 64 refused calls of one tenant got this same time, they would
+retry together, one would be admitted, and the others would have wasted one of their few retries. So each refused call
+gets its own retry time. Retry times are as far apart as the quota needs to refill by one call.
 
-Nothing is kept for anybody: the limit is the caller's own, and so are those who may get there first.
+No quota is reserved for the retry: another call of the same caller may be admitted before it.
 """
 
 from math import inf
@@ -15,18 +15,18 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
 MAX_RETRY_AFTER_S = 115.0
-"""OpenAI's clients do not come back at all when told to wait for more than two minutes."""
+"""OpenAI's clients do not retry at all when told to wait for more than two minutes."""
 MAX_CALLERS = 10_000
 
 
 class RetryAfterSpreader:
-    """What callers were told last. Times are the owner's."""
+    """The last retry time given to each caller. The owner of this object supplies the clock."""
 
     def __init__(self) -> None:
         self._last_retry_at: dict[tuple[str, str], float] = {}
 
     def assign(self, refusal: GatewayError, job: InferenceJob, caller: Caller, now: float) -> None:
-        """Give the refused call a moment of its own, no sooner than the one it was refused with."""
+        """Set the refusal's own retry time, no earlier than the one it has."""
         wait_s = refusal.retry_after_s
         if wait_s is None or not isinstance(refusal, RateLimited | TenantConcurrency):
             return
@@ -34,7 +34,7 @@ class RetryAfterSpreader:
         caller_key = (caller.tenant.name if caller.key is None else caller.key.key_id, refusal.code)
         at = max(now + wait_s, self._last_retry_at.get(caller_key, -inf) + spacing_s)
         if at - now > max(wait_s, MAX_RETRY_AFTER_S):
-            return  # the whole of what can be told is taken: spread by chance
+            return  # all retry times that clients accept are taken: retries are spread at random
         if len(self._last_retry_at) >= MAX_CALLERS:
             self._last_retry_at = {one: last for one, last in self._last_retry_at.items() if last > now}
         self._last_retry_at[caller_key] = at
@@ -43,7 +43,7 @@ class RetryAfterSpreader:
 
 
 def _refill_s_per_call(job: InferenceJob, caller: Caller) -> float:
-    """How long the limits take to grow by one call like this."""
+    """Seconds until the quotas have refilled by one call like this."""
     tokens = job.footprint.prompt.expected + min(job.token_budget, job.footprint.output.high) * job.payload.choices
     limits = [caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]
     return max(_refill_s(one, tokens) for one in limits)

@@ -1,15 +1,16 @@
-"""High-water marks: what an account may have used at most, as the database has it.
+"""Watermarks: for each account the database holds an upper bound of what it may have used.
 
-What calls use is written to the ledger after they end, so a killed process leaves a ledger that says too little. A mark
-is written before: an account's `taken` (spent and leased) never passes its mark in the database, save where an engine
-used more than was leased. After a crash an account begins at its mark, so the ceiling holds over all incarnations. What
-is lost is what was marked and not used: at most one block and the leases that were held when the mark was raised.
+The usage of a call is written to the ledger after the call ends, so the ledger of a killed process is incomplete. The
+watermark is written before the usage: an account's committed amount (spent + leased) never exceeds its watermark in the
+database, except where an engine used more than was leased. After a crash an account starts at its watermark, so its
+ceiling holds across restarts. The part of the budget that is lost is what the watermark covered and no call used: at
+most one block, and the leases held when the watermark was raised.
 
-A mark is raised one block at a time, when half a block is left, so that calls seldom wait for it. An account that holds
-no leases gives its mark up once all its rows are in the ledger, and then a crash costs it nothing.
+A watermark is raised by one block when half a block is left, so that calls rarely wait for a write. Once all rows of an
+account without leases are in the ledger, its watermark is released, and a crash costs this account nothing.
 
-Pure: the owner calls `take_batch`, writes the batch in one transaction, then calls `batch_written`. One batch is on its
-way at most.
+Pure: the owner calls `take_batch`, writes the batch in one transaction, then calls `batch_written`. At most one batch
+is in flight.
 """
 
 from collections.abc import Iterable
@@ -21,16 +22,16 @@ from inferry.domain.spending import Watermark, WatermarkBatch
 MIN_BLOCK_TOKENS = 4096
 MIN_BLOCK_NANOS = 1_000_000
 BLOCKS_PER_CEILING = 64
-"""A block is the ceiling divided by this, and at least the values above (tokens, billionths of money)."""
+"""A block is the ceiling divided by this, and at least the values above (tokens, nanos)."""
 WATERMARK_IDLE_S = 10.0
-"""How long after its last raise a mark is given up at the earliest."""
+"""A watermark is released at the earliest this long after it was last raised."""
 RELEASE_BATCH = 1000
 
 _Identity = tuple[str, str, tuple[str, str], int]
 
 
 class WatermarkTracker:
-    """Which marks are to be written. `written` is the number of the last batch that the database has."""
+    """Decides which watermarks are written. `written` is the number of the last batch in the database."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -41,11 +42,11 @@ class WatermarkTracker:
         self._idle_since: dict[Account, tuple[int, int, int]] = {}
         self._released: dict[Account, None] = {}
         self._discarded: list[Watermark] = []
-        # A run that was forgotten and comes again has another account, whose mark must outlive the former's.
+        # A run that was forgotten and is used again has a new account. Its watermark must outlive that of the old one.
         self._account_by_identity: dict[_Identity, Account] = {}
 
     def __len__(self) -> int:
-        """How many marks the database has, as far as is known."""
+        """The number of watermarks in the database, as far as is known."""
         return len(self._stored_at)
 
     @property
@@ -54,8 +55,11 @@ class WatermarkTracker:
         return bool(self._due or self._released or self._discarded)
 
     def request_raise(self, account: Account) -> int:
-        """The account has taken more than its alarm: have its mark raised. Returns the number of the batch that must be
-        written before what was taken may be used; 0: none, the mark covers it."""
+        """Have the watermark of an account above its threshold raised.
+
+        Returns the number of the batch that must be written before the committed amount may be used; 0 if the present
+        watermark covers it.
+        """
         is_covered = (
             account.committed_tokens <= account.token_watermark and account.committed_nanos <= account.nano_watermark
         )
@@ -69,9 +73,9 @@ class WatermarkTracker:
         return 0 if is_covered else self._next_batch
 
     def trim_to_watermarks(self, permit: Permit, granted: int, nanos: int) -> tuple[int, int]:
-        """Give back what marks do not cover of a piece that was taken, have them raised, and say what is left of it.
+        """Reduce a committed lease to what watermarks cover, and request higher ones; return its tokens and nanos.
 
-        A running job does not wait for them: it asks again with every token.
+        A running job does not wait for the write: it tries to renew its lease with every token.
         """
         covered = granted
         for account in permit.leased_accounts:
@@ -94,7 +98,7 @@ class WatermarkTracker:
         return covered, cost
 
     def take_batch(self, wall: float) -> WatermarkBatch:
-        """What to write now, as one transaction."""
+        """The watermarks to write now, in one transaction."""
         number, self._next_batch = self._next_batch, self._next_batch + 1
         upserts: list[Watermark] = []
         deletes = self._discarded
@@ -132,7 +136,7 @@ class WatermarkTracker:
         return WatermarkBatch(number, upserts, deletes)
 
     def batch_written(self, number: int, now: float) -> None:
-        """The database has the batch."""
+        """The batch is in the database: its watermarks apply."""
         self.written = number
         for account in self._in_flight:
             tokens, nanos = account.requested_tokens, account.requested_nanos
@@ -146,9 +150,9 @@ class WatermarkTracker:
     def release_idle(
         self, now: float, recorded: int, settled: int, idle_s: float = WATERMARK_IDLE_S, limit: int = RELEASE_BATCH
     ) -> None:
-        """Give up marks of accounts that hold no leases, once the rows of all that they spent are in the ledger.
+        """Release watermarks of accounts without leases once all rows of their spending are in the ledger.
 
-        `recorded` is how many rows were given to the ledger so far, `settled` how many of them it has.
+        `recorded` is the number of rows passed to the ledger so far, `settled` the number of rows that it has written.
         """
         for account, stored_at in list(self._stored_at.items())[:limit]:
             if now - stored_at < idle_s:
@@ -172,12 +176,12 @@ class WatermarkTracker:
                 self._released[account] = None
 
     def retain_all(self) -> None:
-        """Rows were lost: the ledger alone no longer says what was spent, so no mark is given up."""
+        """Rows were lost, so the ledger no longer holds all spending: keep every watermark."""
         for account in (*self._stored_at, *self._due, *self._in_flight, *self._released):
             account.exceeds_ledger = True
 
     def rewrite_all(self, accounts: Iterable[Account]) -> None:
-        """The database is another one: write the marks of all that has spent anything, and keep them."""
+        """The database was replaced: write the watermarks of all accounts with spending or leases, and keep them."""
         for account in accounts:
             if account.committed_tokens or account.committed_nanos:
                 account.exceeds_ledger = True
@@ -190,7 +194,7 @@ class WatermarkTracker:
                     self._released[account] = None
 
     def restore_account(self, account: Account, watermark: Watermark, now: float) -> None:
-        """A process that was killed has left this mark."""
+        """Restore an account from the watermark of a killed process."""
         if watermark.tokens > account.spent_tokens or watermark.nanos > account.spent_nanos:
             account.exceeds_ledger = True
         account.raise_spent_to(watermark.tokens, watermark.nanos)
@@ -199,24 +203,24 @@ class WatermarkTracker:
         self._account_by_identity[_identity(account)] = account
 
     def discard(self, watermark: Watermark) -> None:
-        """Nothing can be charged to it any more."""
+        """Have a watermark deleted whose account can no longer be charged."""
         self._discarded.append(watermark)
 
 
 def block_size(ceiling: int, minimum: int) -> int:
-    """How far a mark is raised at a time."""
+    """The amount by which a watermark is raised."""
     return max(minimum, ceiling // BLOCKS_PER_CEILING)
 
 
 def _target(taken: int, ceiling: int, watermark: int, minimum: int) -> int:
-    """How far to raise a mark; UNBOUNDED where no ceiling has asked for one."""
+    """The next value of a watermark; UNBOUNDED if no ceiling has required one."""
     if ceiling == UNBOUNDED:
         return UNBOUNDED if watermark in (-1, UNBOUNDED) else max(watermark, taken + minimum)
     return max(taken, min(ceiling, taken + block_size(ceiling, minimum)))
 
 
 def _raise_threshold(watermark: int, ceiling: int, minimum: int) -> int:
-    """When the mark is to be raised again. At the ceiling it never is."""
+    """The committed amount above which the watermark is raised again. At the ceiling it is never raised."""
     if watermark == UNBOUNDED:
         return NO_THRESHOLD
     return watermark if watermark >= ceiling else max(0, watermark - block_size(ceiling, minimum) // 2)

@@ -1,8 +1,8 @@
-"""Who may call, kept current: tenants of the configuration and of the database, their keys, and who may change what.
+"""Tenants and keys of the configuration and the database, and the directory that authenticates callers.
 
-`TenantManager` is the rules, for whoever may wait for a disk. `TenantWatcher` is the book on an event loop: it owns the
-directory that every call is looked up in, puts a new one in its place as soon as it has changed something itself, and
-looks about once a second, in a thread, whether another process has.
+`TenantManager` holds the rules for changes; its methods block on a disk. `TenantWatcher` owns the current `Directory`
+on the event loop. It replaces the directory after each of its own changes, and polls the database every
+`POLL_INTERVAL_S`, in a thread, for changes by other processes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class TenantStore(Protocol):
-    """Where tenants and keys are kept. Methods wait for a disk, and may be called from any thread."""
+    """Stores tenants and keys. Methods block on a disk and may be called from any thread."""
 
     @property
     def generation(self) -> int: ...
@@ -57,10 +57,10 @@ class TenantStore(Protocol):
 
 
 class TenantManager:
-    """All tenants and keys, and what may be done to them.
+    """All tenants and keys, and the rules for changing them.
 
-    What the configuration says of a tenant is changed there and nowhere else, and counts where the database says
-    something too; keys are always the database's.
+    A tenant of the configuration can be changed only there, and overrides a tenant of the same name in the database.
+    Keys are always in the database.
     """
 
     def __init__(self, store: TenantStore, configured: Mapping[str, Tenant]) -> None:
@@ -75,7 +75,7 @@ class TenantManager:
         return self._store.version()
 
     def snapshot(self) -> TenantSnapshot:
-        """The tenants of both, the configuration's first."""
+        """Tenants of configuration and database, in this order, and all keys."""
         found = self._store.snapshot()
         others = (tenant for tenant in found.tenants if tenant.name not in self.configured)
         return TenantSnapshot(found.version, (*self.configured.values(), *others), found.keys)
@@ -118,14 +118,14 @@ class TenantManager:
         self._store.put_tenant(tenant)
 
     def remove_tenant(self, name: str, now: float) -> int:
-        """Its keys are revoked with it; how many those were."""
+        """Remove the tenant and revoke its keys; return their number."""
         self._check_editable(name)
         return self._store.remove_tenant(name, now)
 
     def create_key(
         self, tenant: str, *, now: float, label: str = "", limits: Limits | None = None, expires_at: float | None = None
     ) -> NewKey:
-        """A tenant that nobody has named so far is made with it, without limits of its own."""
+        """Create a key. A tenant that does not exist yet is created too, without limits."""
         _check_name(tenant)
         if len(label) > 200 or not label.isprintable():
             raise InvalidRequest("a label has at most 200 printable characters", param="label")
@@ -155,15 +155,16 @@ class TenantManager:
 
 
 class TenantWatcher:
-    """The directory of the moment. Belongs to the event loop it is started on; making it reads the store.
+    """Owns the current directory. It belongs to the event loop it is started on; its constructor reads the store.
 
-    `auto` asks for keys once there is one. That never turns back by itself: a gateway whose last key was revoked lets
-    nobody in, rather than everybody. `on_change` is called on the loop whenever another directory is in place, and
-    `on_keys_ended` whenever keys may have stopped being valid: with a change, and when one expires.
+    In mode `auto`, keys are required once the first key exists. This never reverts: a gateway whose last key was
+    revoked refuses every call.
 
-    A database that is deleted while the gateway runs is waited for. Meanwhile keys that are known stay good; callers
-    without one are refused, since whoever is to be kept out may have a key in a database that cannot be read. One that
-    is replaced counts from then on; `on_replaced` is called.
+    Callbacks run on the event loop: `on_change` after the directory was replaced, `on_keys_ended` when keys may have
+    become invalid (after a change, or when one expires), `on_replaced` when the database file was replaced.
+
+    While the database is missing, known keys stay valid and calls without a key are refused, because authentication may
+    have been turned on in the database that cannot be read. A database that was replaced is used from then on.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class TenantWatcher:
         self._generation = manager.generation
         self.ledger_error: str | None = None
         self._task: asyncio.Task[None] | None = None
-        # One at a time, so that what was read first is not put in the place of what was read last.
+        # Serialises refreshes, so that an older directory never replaces a newer one.
         self._refresh_lock = asyncio.Lock()
         self.directory = Directory(is_auth_required=mode == "on")
         self._version, self.directory = self._read()
@@ -209,7 +210,7 @@ class TenantWatcher:
         await asyncio.to_thread(self.manager.close)
 
     def revocation_error(self, tenant: str, key_id: str | None) -> GatewayError | None:
-        """Why a call in flight may not go on, if it may not."""
+        """The error that ends a call in flight whose key or tenant is no longer valid; else None."""
         return self.directory.revocation_error(tenant, key_id, self._wall())
 
     def weight_of(self, tenant: str) -> float:
@@ -217,13 +218,12 @@ class TenantWatcher:
         return 1.0 if found is None else found.weight
 
     async def ask(self, operation: Callable[[TenantManager, float], T]) -> T:
-        """Have something looked up in the book, off the loop. Raises LedgerUnavailable."""
+        """Run a read-only operation in a thread. Raises LedgerUnavailable."""
         with _as_client_errors():
             return await asyncio.to_thread(operation, self.manager, self._wall())
 
     async def change(self, operation: Callable[[TenantManager, float], T]) -> T:
-        """Have something done to the book, off the loop. When this returns, every call sees it. Raises
-        LedgerUnavailable."""
+        """Run a change in a thread. Once this returns, every call sees the change. Raises LedgerUnavailable."""
         async with self._refresh_lock:
             with _as_client_errors():
                 result, found = await asyncio.to_thread(self._run_and_read, operation)
@@ -231,13 +231,13 @@ class TenantWatcher:
         return result
 
     async def poll(self) -> None:
-        """See whether another process has changed something."""
+        """Read tenants and keys again if another process has changed them."""
         async with self._refresh_lock:
             try:
                 found = await asyncio.to_thread(self._read_if_new)
             except LedgerFileLost as error:
                 if self.ledger_error is None:
-                    log.error("the ledger is gone: %s", error)
+                    log.error("the ledger's database file is missing: %s", error)
                 self.ledger_error = str(error)
                 return
             except (OSError, RuntimeError) as error:
@@ -262,7 +262,7 @@ class TenantWatcher:
             self.notify_expired()
 
     def notify_expired(self) -> None:
-        """Tell of keys that have expired since the last look."""
+        """Call `on_keys_ended` if a key has expired since the last call."""
         wall = self._wall()
         if wall >= self._next_expiry_at:
             self._next_expiry_at = self.directory.next_expiry_at(wall)
@@ -287,8 +287,8 @@ class TenantWatcher:
         if self.manager.generation != self._generation:
             self._generation = self.manager.generation
             log.error(
-                "the ledger was replaced by another file: keys, tenants and rows are those of the new one from now on; "
-                "what was spent of budgets is still counted"
+                "the ledger's database was replaced by another file: keys, tenants and rows are now those of the new "
+                "file; spending that was already counted against budgets is kept"
             )
             if self.on_replaced is not None:
                 self.on_replaced()

@@ -1,7 +1,7 @@
-"""A list of workers in a file, and the part of the pool that follows it.
+"""Watches the workers file and updates the pool accordingly.
 
-One task looks at the file about once a second. What cannot be used is told to the log, and the workers stay as they
-are: a fleet must not be lost to a typing error.
+One task polls the file every `POLL_INTERVAL_S`. An invalid file is logged and changes no worker, so that a typing error
+does not remove a fleet.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MTIME_RESOLUTION_S = 2.0
-"""A file younger than this may change once more without a new date: clocks of file systems tick in milliseconds."""
+"""A file modified less than this ago is read again: it may have changed within the resolution of its time stamp."""
 
 Entry = TypeVar("Entry")
 
 
 class InvalidWorkersFile(Exception):
-    """What the file says cannot be done; the message says where and why."""
+    """The file's content is invalid; the message names the place and the reason."""
 
 
 class WatchedFile:
-    """A file's content, whenever it is another than before.
+    """Returns a file's content whenever it has changed.
 
-    Replacing the file by renaming another over it is safe, and so is writing it in place: half a file is at worst one
-    that cannot be used, until the next look.
+    The file may be replaced by a rename or written in place. A partly written file is at worst invalid until the next
+    poll.
     """
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
@@ -45,7 +45,7 @@ class WatchedFile:
         self._digest = None if content is None else _digest(content)
 
     def poll(self) -> bytes | None:
-        """The content, or None where it is the same as last time. Raises OSError where there is none."""
+        """The content, or None if it has not changed. Raises OSError if the file cannot be read."""
         stat = os.stat(self.path)
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns)
         if stamp == self._stamp and time.time() - stat.st_mtime > MTIME_RESOLUTION_S:
@@ -59,15 +59,15 @@ class WatchedFile:
         return content
 
     def forget(self) -> None:
-        """The content was of no use: with a new date on it, it is worth another try."""
+        """The content was invalid: report the same content again when the file has a new time stamp."""
         self._digest = None
 
 
 class WorkerReconciler(Generic[Entry]):
-    """Workers that come and go as a list of entries says. An entry is anything that tells two configurations apart.
+    """Adds, replaces and removes workers until the pool matches a list of entries.
 
-    Changes of one worker happen one after another, those of different workers side by side: a worker that takes its
-    time to drain holds up only its own successor.
+    An entry is any value that is equal only for equal configurations. Changes to one worker are applied in order,
+    changes to different workers concurrently: a worker that drains slowly delays only its own replacement.
     """
 
     def __init__(
@@ -85,9 +85,7 @@ class WorkerReconciler(Generic[Entry]):
         self._changes: dict[str, asyncio.Task[None]] = {}
 
     async def reconcile(self, wanted: Mapping[str, Entry]) -> None:
-        """Begin to add, replace and remove until the fleet is what is wanted. Raises Unusable, and then nothing has
-        changed.
-        """
+        """Begin to add, replace and remove workers to match `wanted`. Raises InvalidWorkersFile before any change."""
         new = {name: entry for name, entry in wanted.items() if self._entries.get(name) != entry}
         made = {name: await self._make(entry) for name, entry in new.items()}
         for name in [name for name in self._entries if name not in wanted or name in new]:
@@ -97,7 +95,7 @@ class WorkerReconciler(Generic[Entry]):
         self._entries = dict(wanted)
 
     async def wait_settled(self) -> None:
-        """Until every change that has begun is done."""
+        """Wait until every change that has begun is complete."""
         while self._changes:
             await asyncio.wait(list(self._changes.values()))
 
@@ -137,7 +135,7 @@ class WorkerReconciler(Generic[Entry]):
 
 
 class WorkersFileWatcher(Generic[Entry]):
-    """Looks at the file, reads it, and has the fleet follow it."""
+    """Polls the workers file and passes its entries to the reconciler."""
 
     def __init__(
         self, file: WatchedFile, read: Callable[[bytes], Mapping[str, Entry]], reconciler: WorkerReconciler[Entry]

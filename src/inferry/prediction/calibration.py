@@ -1,12 +1,13 @@
-"""How far waits have been from what was predicted, and quantiles that keep their word.
+"""Calibration of wait predictions: the distribution of their errors, and a P90 with the stated coverage.
 
-Two parts. `ErrorHistogram` holds the recent logarithms of actual over predicted wait as a histogram that forgets: its
-quantiles stretch a prediction. `ConformalCorrection` moves the stated P90 after every outcome, up by step · 0.9 after a
-miss and down by step · 0.1 after a hit, so that in the long run nine in ten outcomes are within what was stated,
-whatever the histogram got wrong (adaptive conformal inference, Gibbs and Candès, 2021).
+- `ErrorHistogram` holds recent values of log(actual / predicted wait), with decaying weights. A prediction is
+  multiplied by its quantiles.
+- `ConformalCorrection` moves the stated P90 after every outcome: up by step · 0.9 after a miss, down by step · 0.1
+  after a hit. In the long run nine in ten outcomes are covered, even where the histogram is wrong (adaptive conformal
+  inference, Gibbs and Candès, 2021).
 
-The n jobs that stand in a queue share one error. Each outcome therefore counts by how much of its own wait has passed
-since the outcome before: a backlog that goes in one piece is a few observations, not hundreds.
+All jobs of one queue share one error. The weight of an outcome is therefore the time since the previous outcome,
+relative to the job's wait: a backlog that drains at once counts as a few observations and not as hundreds.
 """
 
 from math import exp
@@ -17,14 +18,14 @@ _MIN_LOG_ERROR, _BIN_WIDTH, _BINS = -3.0, 0.1, 70
 _NORMAL_DECILES = (-1.64, -1.04, -0.67, -0.39, -0.13, 0.13, 0.39, 0.67, 1.04, 1.64)
 """Ten equally likely values of a standard normal distribution."""
 MEMORY_OBSERVATIONS = 150.0
-"""Observations after which an older one counts for a third."""
+"""After this many further observations an observation has a third of its weight."""
 PRIOR_WEIGHT = 10.0
 _RESCALE_ABOVE = 1e9
 
 TARGET_COVERAGE = 0.9
 CORRECTION_STEP = 0.05
 MIN_CORRECTION, MAX_CORRECTION = -1.0, 1.2
-"""Between 0.4 and 3.3 times what the histogram says."""
+"""Bounds of the logarithm of the correction: 0.4 to 3.3 times the histogram's P90."""
 _CORRECTIONS_PER_WAIT = 120.0
 _OBSERVATIONS_PER_WAIT = 100.0
 _MIN_WEIGHT = 0.01
@@ -32,9 +33,10 @@ _WAIT_OFFSET_S = 0.01
 
 
 class ErrorHistogram:
-    """A histogram of log(actual / predicted), from a normal prior. Quantiles as factors: `p10`, `p50`, `p90`.
+    """A histogram of log(actual / predicted) that starts from a normal prior.
 
-    `evidence` is how many recent observations they rest on, those of the prior included.
+    `p10`, `p50` and `p90` are its quantiles as factors. `evidence` is the weight of the recent observations and the
+    prior together.
     """
 
     __slots__ = ("_last", "_refresh_in", "_scale", "_weights", "evidence", "p10", "p50", "p90")
@@ -51,7 +53,7 @@ class ErrorHistogram:
         self._refresh()
 
     def add(self, error: float, wait_s: float, now: float) -> tuple[int, float]:
-        """Count an outcome; return what `revise` needs to correct it."""
+        """Count an outcome; return the bin and weight that `revise` takes to correct it."""
         weight = _weight(now - self._last, wait_s, _OBSERVATIONS_PER_WAIT)
         self._last = now
         self._scale *= 1.0 + weight / MEMORY_OBSERVATIONS
@@ -67,7 +69,7 @@ class ErrorHistogram:
         return bin_index, amount
 
     def revise(self, counted: tuple[int, float], error: float) -> None:
-        """What was counted by `add` turned out to be this."""
+        """Move an outcome counted by `add` to its final error."""
         bin_index, amount = counted
         amount = min(amount, self._weights[bin_index])
         self._weights[bin_index] -= amount
@@ -77,7 +79,7 @@ class ErrorHistogram:
         weights = self._weights
         total = sum(weights, 0.0)
         self.evidence = total / self._scale
-        # A sixteenth of the evidence has to be new before the quantiles are computed again.
+        # The quantiles are computed again when a sixteenth of the evidence is new.
         self._refresh_in = max(1.0, total / self._scale / 16)
         quantiles = []
         cumulative, bins = 0.0, iter(enumerate(weights))
@@ -92,7 +94,10 @@ class ErrorHistogram:
 
 
 class ConformalCorrection:
-    """By how much the stated P90 of a lane is stretched beyond what the histogram says. `factor` is what to use."""
+    """The factor by which the histogram's P90 of a lane is multiplied, so that its coverage is 90 %.
+
+    `covered` is the recent coverage over `jobs` outcomes.
+    """
 
     __slots__ = ("_last", "_value", "covered", "factor", "jobs")
 
@@ -104,7 +109,7 @@ class ConformalCorrection:
         self.covered = 0.0
 
     def record(self, was_covered: bool, wait_s: float, now: float) -> None:
-        """The time that was stated is up, or the job has gone: whether the statement held."""
+        """Count an outcome: whether the job left the queue within the stated P90."""
         step = CORRECTION_STEP * _weight(now - self._last, wait_s, _CORRECTIONS_PER_WAIT)
         self._last = now
         updated = self._value + step * (TARGET_COVERAGE - 1.0 if was_covered else TARGET_COVERAGE)
@@ -115,7 +120,7 @@ class ConformalCorrection:
 
 
 def error_histograms(priors: tuple[tuple[float, float], ...]) -> list[list[ErrorHistogram]]:
-    """For every lane, one histogram for each of the priors (middle, spread)."""
+    """For every lane, one histogram per prior (center, spread)."""
     return [[ErrorHistogram(center, spread) for center, spread in priors] for _ in Lane]
 
 

@@ -1,8 +1,8 @@
-"""How long answers have been: a histogram over log-spaced lengths that forgets.
+"""Output lengths as a histogram with log-spaced buckets and decaying weights.
 
-Why not P²: its five markers cannot forget, cannot say "at least this long", and lose their way when a template changes.
-A histogram with a bucket per quarter octave answers every quantile to within 19 %, takes one addition per observation,
-forgets by giving each observation a little more weight than the one before, and can hold cut-off answers apart.
+Four buckets per octave give every quantile within 19 %. An observation costs one addition. Decay is a weight that grows
+with every observation. Truncated outputs are counted apart, as lower bounds. The P² algorithm has neither decay nor
+lower bounds, and its five markers adapt slowly when a template changes.
 """
 
 from array import array
@@ -11,12 +11,12 @@ from math import exp, log, log2
 from inferry.prediction.values import Spread
 
 EXACT_TOKENS = 8
-"""Lengths up to here have a bucket each; short answers (a label, a yes) are often always the same."""
+"""Lengths up to this have one bucket each: short outputs, such as labels, often have exactly one length."""
 PER_OCTAVE = 4
 MAX_TOKENS = 2**20
 BUCKET_COUNT = EXACT_TOKENS + PER_OCTAVE * 17
 MEMORY_OBSERVATIONS = 200
-"""An observation counts for half after about 0.7 times this many others."""
+"""An observation has half its weight after 0.7 times this many further observations."""
 
 _WEIGHT_GROWTH = 1 / (1 - 1 / MEMORY_OBSERVATIONS)
 _RESCALE_ABOVE = 1e100
@@ -45,7 +45,7 @@ _MIDDLE = [(low * high) ** 0.5 for low, high in zip(_LOWER, _UPPER, strict=True)
 
 
 class LengthSketch:
-    """Lengths seen under one key. One addition per observation; the spread is computed when asked, and kept a while."""
+    """Output lengths of one key. The spread is computed on demand and cached."""
 
     __slots__ = ("_completed", "_refresh_at_count", "_spread", "_truncated", "_weight", "count")
 
@@ -58,7 +58,7 @@ class LengthSketch:
         self._refresh_at_count = 0
 
     def add(self, bucket: int, truncated: bool) -> None:
-        """Count an answer; `truncated` says it was stopped by its limit, so that its own length is at least this."""
+        """Count an output. A `truncated` one was stopped by its limit: its length is a lower bound."""
         weight = self._weight
         if truncated:
             if self._truncated is None:
@@ -73,11 +73,11 @@ class LengthSketch:
 
     @property
     def evidence(self) -> int:
-        """How many observations still count."""
+        """The number of observations that have weight."""
         return min(self.count, MEMORY_OBSERVATIONS)
 
     def spread(self) -> Spread | None:
-        """None before the first observation. Renewed when a sixteenth of the evidence is new."""
+        """The spread; None before the first observation. It is renewed when a sixteenth of the evidence is new."""
         if not self.count:
             return None
         if self._spread is None or self.count >= self._refresh_at_count:
@@ -86,8 +86,10 @@ class LengthSketch:
         return self._spread
 
     def _compute(self) -> Spread:
-        """The Kaplan-Meier estimate: a cut answer says nothing about lengths beyond its cut, so its weight goes to
-        the longer answers seen. What nobody has outlived is put at twice the longest cut."""
+        """The Kaplan-Meier estimate: the weight of a truncated output is distributed over the longer outputs.
+
+        Weight without a longer output is placed at twice the longest length.
+        """
         seen, truncated = self._completed, self._truncated
         at_risk = sum(seen, 0.0) + (sum(truncated, 0.0) if truncated is not None else 0.0)
         if truncated is None:
@@ -121,7 +123,7 @@ class LengthSketch:
         return Spread(log(low), log(mean / total), log(high))
 
     def _rescale(self) -> None:
-        # Weights only mean anything relative to each other.
+        # Only the ratios of weights matter.
         scale = 1 / self._weight
         self._completed = array("d", [weight * scale for weight in self._completed])
         if self._truncated is not None:
@@ -130,5 +132,5 @@ class LengthSketch:
 
 
 def tokens_of(logarithm: float) -> int:
-    """The length whose logarithm this is, at least one token."""
+    """The length with this logarithm, at least one token."""
     return max(1, round(exp(min(logarithm, 14.0))))

@@ -1,18 +1,18 @@
-"""How much a job will write.
+"""Prediction of a job's output length.
 
-Three sources, each weighted by what it is worth:
+Three sources are combined:
 
-- *History*, per (tenant, template, model), leaning on (tenant, model), leaning on (model). A level with n answers
-  counts n / (n + 4), the rest comes from the level below it.
-- *The size of the prompt*, as the prior under all history: answers grow with prompts, but slowly.
-- *The user's hint*. For each tenant the bias and the spread of its hints are tracked; a hint is corrected by the bias
-  and counts by its precision against that of history. A tenant that always writes 4096 is soon not believed.
+- *History* on three levels: (tenant, template, model), (tenant, model), (model). A level with n outputs has the weight
+  n / (n + 4); the rest of the weight belongs to the next, more general level.
+- *Prompt length* is the prior below all history. Output grows slowly with the prompt.
+- *The client's hint* (`x-inferry-expected-output-tokens`). The model tracks bias and variance of each tenant's hints.
+  A hint is corrected by the bias and weighted by its precision, so a constant hint of 4096 soon has little weight.
 
-`expected` is a mean, because packing adds it up over jobs; `low` and `high` are the tenth and ninetieth percentile.
-All are capped by what the job may write.
+`expected` is a mean, because packing sums it over jobs. `low` and `high` are the 10th and 90th percentiles. All are
+capped by the job's token budget.
 
-Keys are named by clients: tenants, and the templates of each, are the ones used last. A tenant that makes up templates
-forgets its own, not its neighbours'.
+Clients choose the names of tenants and templates, so both are bounded, least recently used first. A tenant that invents
+templates evicts only its own.
 """
 
 from collections import OrderedDict
@@ -25,24 +25,24 @@ from inferry.prediction.values import Accuracy, LengthQuery, Spread
 
 MAX_TENANTS = 512
 MAX_TEMPLATES_PER_TENANT = 64
-"""Of one tenant. Both bounds full of sketches take about 25 MB."""
+"""With both limits reached, the sketches take about 25 MB."""
 MAX_MODELS = 256
 SHRINKAGE_COUNT = 4.0
-"""A level of history counts as much as what it leans on after this many answers."""
+"""After this many outputs a level of history has the same weight as the levels below it."""
 SHORT_OUTPUT_TOKENS = 256
 
 _Key = TypeVar("_Key")
 _Z90 = 1.2816
 _HINT_RATE = 0.05
 _HINT_PRIOR_STD = 1.0
-"""Spread (standard deviation of the logarithm) that the hints of an unknown tenant are taken to have."""
+"""Standard deviation of log(output / hint) assumed for a tenant without history."""
 _ERROR_RATE = 1 / 500
 _PRIOR_HALF_WIDTH = 2.08
-"""The prior's percentiles are this far (a factor of eight) from its mean."""
+"""Distance of the prior's percentiles from its mean, as a logarithm: a factor of eight."""
 
 
 class _HintAccuracy:
-    """How a tenant's hints relate to what its jobs wrote: moments of log(written / hinted)."""
+    """Bias and variance of log(output / hint) of one tenant."""
 
     __slots__ = ("bias", "count", "variance")
 
@@ -74,7 +74,7 @@ class _TenantHistory:
 
 
 class OutputLengthModel:
-    """Predicts output lengths and learns from what was written. One owner; no call waits or looks at a clock."""
+    """Predicts output lengths and learns from ended jobs. It has one owner, never waits and reads no clock."""
 
     def __init__(self, *, short_output_tokens: int = SHORT_OUTPUT_TOKENS) -> None:
         self.short_output_tokens = short_output_tokens
@@ -84,10 +84,10 @@ class OutputLengthModel:
         self._abs_log_error = 0.0
         self._coverage = 0.0
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------------------------------------
 
     def predict(self, query: LengthQuery) -> Estimate:
-        """The length to expect, with a tenth of jobs below `low` and a tenth above `high`."""
+        """The expected length; a tenth of jobs is below `low` and a tenth above `high`."""
         spread = prior(query.prompt_tokens)
         sketch = self._models.get(query.model)
         if sketch is not None:
@@ -104,7 +104,7 @@ class OutputLengthModel:
         if query.hint:
             hints = _HintAccuracy() if tenant is None else tenant.hints
             half_width = (spread.high - spread.low) / (2 * _Z90)
-            # The floor keeps a history of equal answers from shutting out a hint that has been as good.
+            # The floor on variances gives an exact hint weight beside a history of equal lengths.
             own_variance, hinted = max(half_width * half_width, 1e-4), max(hints.variance, 1e-4)
             spread = spread.mixed_with(hints.spread(query.hint), own_variance / (own_variance + hinted))
         budget = max(1, query.token_budget)
@@ -114,7 +114,7 @@ class OutputLengthModel:
         )
 
     def is_short(self, job: InferenceJob) -> bool:
-        """Whether the job belongs with the short ones. Means are pulled up by long tails: doubt makes a job long."""
+        """Whether the job's expected output is short. Long tails raise the mean, so an uncertain job counts as long."""
         return job.footprint.output.expected <= self.short_output_tokens
 
     @property
@@ -122,15 +122,17 @@ class OutputLengthModel:
         return Accuracy(self._jobs, self._abs_log_error, self._coverage)
 
     def hint_error(self, tenant: str) -> float | None:
-        """The spread of the tenant's hints around its own bias, as a standard deviation of logarithms."""
+        """Standard deviation of the logarithms of the tenant's hint errors; None without hints."""
         found = self._tenants.get(tenant)
         return found.hints.variance**0.5 if found is not None and found.hints.count else None
 
-    # -- what it learns ----------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------------------------
 
     def observe(self, query: LengthQuery, predicted: Estimate, output_tokens: int, *, truncated: bool) -> None:
-        """A job has ended of itself, or by its limit (`truncated`). Jobs that failed or were cancelled teach
-        nothing."""
+        """Learn from a job that ended by itself, or at its token limit (`truncated`).
+
+        Failed and cancelled jobs are not observed.
+        """
         if output_tokens < 1:
             output_tokens = 1
         self._track_error(predicted, output_tokens)
@@ -163,12 +165,12 @@ class OutputLengthModel:
             else:
                 tenant.templates.move_to_end(key)
             sketch.add(bucket, truncated)
-        # An answer that was cut says only that a lower hint was too low.
+        # A truncated output is only evidence against a hint below its length.
         if query.hint and (not truncated or output_tokens > query.hint):
             tenant.hints.learn(query.hint, output_tokens)
 
     def _track_error(self, predicted: Estimate, output_tokens: int) -> None:
-        # Against what was really written, cut or not: that is what the estimate was used for.
+        # Truncated outputs count too: the estimate was used for the tokens actually generated.
         self._jobs += 1
         rate = max(_ERROR_RATE, 1 / self._jobs)
         self._abs_log_error += rate * (abs(log(output_tokens / predicted.expected)) - self._abs_log_error)
@@ -177,17 +179,17 @@ class OutputLengthModel:
 
 
 def prior(prompt_tokens: int) -> Spread:
-    """What to expect of a job of which only the prompt is known: 256 tokens for 1024, twice that for sixteen times."""
+    """The spread for a job without history: 256 output tokens for a prompt of 1024, growing with its fourth root."""
     clamped_tokens = min(65_536, max(16, prompt_tokens))
     mean = log(256) + 0.25 * log(clamped_tokens / 1024)
     return Spread(mean - _PRIOR_HALF_WIDTH, mean, mean + _PRIOR_HALF_WIDTH)
 
 
 def expected_remaining(output: Estimate, produced: int, token_budget: int) -> int:
-    """What a running job is expected to write yet: at least one token, never more than it may.
+    """Output tokens that a running job is still expected to generate, between 1 and the rest of its budget.
 
-    A job that has outlived its expectation is likelier to be a long one than about to end: half of what it has
-    written, as for a tail that falls with the third power.
+    A job beyond its expected length is more likely long than about to end. It is expected to generate half of what it
+    has generated so far, as for a tail that falls with the third power.
     """
     left = max(output.expected - produced, produced // 2 if produced >= output.expected else 0, 1)
     return max(1, min(left, token_budget - produced))

@@ -1,10 +1,11 @@
-"""Beginnings of prompts that came before: what an engine with a prefix cache will not compute again.
+"""Prediction of prefix-cache hits: the part of a prompt that the engine has computed before.
 
-A prompt is hashed in slices, each hash chained to the one before, so that equal hashes mean equal beginnings. Only the
-process itself uses them. What is left behind the last whole slice is remembered as it is, for a while. Engines cache
-tokens and not bytes, and forget: what they report as cached corrects what is expected of the next prompt. Some report
-it for every job. Those that do not may still count it for themselves, and what they found in all is compared with what
-all prompts together had in common with earlier ones.
+A prompt is hashed in slices. Each hash includes the one before it, so equal hashes mean equal prefixes. Hashes never
+leave the process. The bytes after the last whole slice are kept as they are, within a byte limit.
+
+Engines cache tokens and evict them, so the known prefix is multiplied by a hit ratio per model. It is learned from the
+cached tokens that an engine reports for each job. Engines that report none may still count hits: then the totals of the
+engine are compared with the totals of known prefixes.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from inferry.prediction.values import PrefixMatch
 SLICE_BYTES = 1024
 LONG_SLICE_BYTES = 16_384
 SHORT_SLICES_BYTES = 32_768
-"""Slices are short where most prompts end and long behind that, where only the end of each is looked at: a long prompt
-must not cost much, and prompts that begin alike for so long go on alike, or end."""
+"""Slices are short up to this offset and long after it. Of a long slice only the last `SLICE_BYTES` are hashed, to
+bound the cost of long prompts: prompts with such a long common prefix seldom diverge inside a slice."""
 SEARCH_BYTES = 4096
 MAX_HASHES = 131_072
 MAX_TAIL_BYTES = 32 * 1024 * 1024
@@ -23,21 +24,20 @@ MAX_MODELS = 1000
 INITIAL_HIT_RATIO = 0.9
 LEARNING_RATE = 0.05
 TOTALS_DECAY = 0.97
-"""How much older totals count with every new one: with two readings a second, some fifteen seconds are remembered."""
+"""Factor for older totals at every new one. With two readings per second the memory is about 15 seconds."""
 MIN_KNOWN_TOKENS = 2000
-"""Totals say nothing while fewer tokens than this should have been found."""
+"""Totals below this many known tokens are ignored."""
 _PROMPT_FIELDS = (b'"messages"', b'"prompt"')
 
 
 NO_MATCH = PrefixMatch()
-"""A prompt of which nothing was known and nothing is remembered."""
+"""A prompt too short to be matched or stored."""
 
 
 class PrefixHitModel:
-    """A bounded memory of beginnings, per tenant and model.
+    """A bounded set of prefix hashes, salted by tenant and model.
 
-    Two generations: when the young one is full it becomes the old one, and what was in the old one and not seen since
-    is forgotten.
+    It has two generations. When the recent one is full, it replaces the old one, and hashes not seen since are dropped.
     """
 
     def __init__(self, limit: int = MAX_HASHES) -> None:
@@ -51,9 +51,9 @@ class PrefixHitModel:
         self._totals: dict[str, tuple[float, float]] = {}
 
     def match(self, tenant: str, model: str, body: bytes) -> PrefixMatch:
-        """Remember a prompt, and say how much of it was known. `body` is the request it came in."""
+        """Store the prompt's prefixes and return how much of it was known. `body` is the request's body."""
         if len(body) < SLICE_BYTES:
-            return NO_MATCH  # most small calls: not one whole slice
+            return NO_MATCH  # most small calls: less than one slice
         start = _prompt_start(body)
         size = len(body) - start
         if size < SLICE_BYTES:
@@ -62,7 +62,7 @@ class PrefixHitModel:
         chain = _chain(salt, body, start)
         known = len(chain)
         recent, old = self._recent, self._old
-        if chain[-1] not in recent:  # whatever is young was remembered together with all that comes before it
+        if chain[-1] not in recent:  # a recent hash was stored together with all hashes before it
             for depth, key in enumerate(chain):
                 if key not in recent and key not in old:
                     known = depth
@@ -72,7 +72,7 @@ class PrefixHitModel:
             self._old, self._recent = recent, set()
         known_bytes = _slice_bytes(known)
         if known:
-            # Conversations grow at their end, which is where the last one's last slice was not whole.
+            # A conversation grows at its end, inside the slice that was not whole in the call before.
             tail = self._tails.get(chain[known - 1])
             if tail is not None:
                 known_bytes += _common_prefix_bytes(tail, body, start + known_bytes)
@@ -87,11 +87,11 @@ class PrefixHitModel:
             self._tail_bytes -= len(tails.pop(next(iter(tails))))
 
     def expected(self, model: str, known_tokens: int) -> int:
-        """Of the tokens of a prompt that came before, those that the engine will find in its cache."""
+        """The part of `known_tokens` that the engine is expected to find in its cache."""
         return int(known_tokens * self._hit_ratios.get(model, INITIAL_HIT_RATIO))
 
     def learn(self, model: str, known_tokens: int, cached_tokens: int) -> None:
-        """What the engine reported of a job. One that has never reported anything says nothing by reporting nothing."""
+        """Learn from a job's reported cached tokens. Zeros are ignored until the engine has reported a hit."""
         if cached_tokens > 0 and len(self._reporting) < MAX_MODELS:
             self._reporting.add(model)
         if known_tokens < 1 or model not in self._reporting:
@@ -103,7 +103,7 @@ class PrefixHitModel:
             self._hit_ratios[model] = hit_ratio + LEARNING_RATE * (seen - hit_ratio)
 
     def learn_totals(self, model: str, known_tokens: int, found_tokens: int) -> None:
-        """What the engine found in its cache since it was last asked, of prompts with so much known from before."""
+        """Learn from an engine's own count: `found_tokens` hits since the last reading, of `known_tokens` expected."""
         if model in self._reporting or (model not in self._totals and len(self._totals) >= MAX_MODELS):
             return
         known, found = self._totals.get(model, (0.0, 0.0))
@@ -114,16 +114,16 @@ class PrefixHitModel:
 
 
 def _prompt_start(body: bytes) -> int:
-    """Where the prompt begins. What clients write before it may differ from call to call and says nothing.
+    """The offset of the prompt's field. Fields before it may differ between calls with the same prompt.
 
-    Looked for near the beginning only: to search a long body for a name that is not there takes as long as decoding it.
+    Only the first `SEARCH_BYTES` are searched: a full search of a long body takes as long as decoding it.
     """
     found = [at for at in (body.find(name, 0, SEARCH_BYTES) for name in _PROMPT_FIELDS) if at >= 0]
     return min(found, default=0)
 
 
 def _chain(salt: int, body: bytes, start: int) -> list[int]:
-    """One hash per whole slice, each of everything up to its end."""
+    """One hash per whole slice, chained to the hashes before it."""
     chain = []
     end = len(body)
     border = min(end, start + SHORT_SLICES_BYTES)
@@ -139,10 +139,10 @@ def _chain(salt: int, body: bytes, start: int) -> list[int]:
 
 
 def _common_prefix_bytes(tail: bytes, body: bytes, at: int) -> int:
-    """How many bytes of the body from there are those of the tail."""
+    """The length of the common prefix of `tail` and `body[at:]`."""
     least, most = 0, min(len(tail), len(body) - at)
     if body.startswith(tail, at):
-        return most  # a conversation that went on
+        return most  # a continued conversation
     while least < most:
         middle = (least + most + 1) // 2
         if body[at + least : at + middle] == tail[least:middle]:
@@ -158,7 +158,7 @@ def _slice_bytes(slices: int) -> int:
 
 
 def _sparse_chain(chain: Sequence[int]) -> tuple[str, ...]:
-    """Every second hash twice as far as the one before, and the last: enough to tell which worker has most of it."""
+    """The hashes at depths 1, 2, 4, 8, … and the last: enough to find the worker with the longest prefix."""
     sparse = []
     depth = 1
     while depth <= len(chain):
