@@ -19,7 +19,7 @@ from inferry.domain.streams import Done
 from inferry.runs.registry import RunRegistry
 
 NOTIFY_BATCH = 64
-"""Clients told at a time, so that a large run does not block the event loop."""
+"""Streams ended before the event loop serves other work (it yields, it waits for nothing)."""
 
 
 class RunCanceller:

@@ -47,7 +47,7 @@ class WatermarkWriter:
         sweep_s: float = SWEEP_S,
         idle_s: float = WATERMARK_IDLE_S,
     ) -> None:
-        assert gate.watermarks is not None, "there is a store for marks and no gate that sets any"
+        assert gate.watermarks is not None, "a watermark store needs a gate with watermarks"
         self._gate = gate
         self._watermarks = gate.watermarks
         self._store = store
@@ -62,7 +62,7 @@ class WatermarkWriter:
         counted = gate.restore_watermarks(store.read(), clock.now(), clock.wall())
         if counted:
             log.warning(
-                "the gateway was not stopped cleanly: for %d accounts of budgets, what may have been used counts as "
+                "the gateway was not stopped cleanly: %d budget accounts count the most that may have been used as "
                 "spent (at most one block more than was used)",
                 counted,
             )
@@ -71,7 +71,7 @@ class WatermarkWriter:
         self._sweep()
 
     def wake(self) -> None:
-        """Write due watermarks soon: requests of one burst go into one batch."""
+        """Start a write. The task begins after the current burst of callbacks, whose requests form one batch."""
         if self._task is None and self._watermarks.is_due:
             self._task = asyncio.get_running_loop().create_task(self._write())
 
@@ -111,7 +111,6 @@ class WatermarkWriter:
 
     async def _write(self) -> None:
         try:
-            await asyncio.sleep(0)
             while self._watermarks.is_due:
                 batch = self._watermarks.take_batch(self._clock.wall())
                 await self._write_with_retry(batch)

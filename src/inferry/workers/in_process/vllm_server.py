@@ -23,13 +23,11 @@ from inferry.engine.messages import (
 from inferry.workers.in_process.vllm_limits import VllmLimits, prompt_of
 from inferry.workers.in_process.vllm_metering import StepMeter
 
-_ABORT_RETRY_S = 0.01
-
 
 class _LiveRequest:
-    """A request that vLLM holds, and its usage so far."""
+    """A request and its usage so far. `added` is set once vLLM holds the request or has refused it."""
 
-    __slots__ = ("cached", "key", "output_tokens", "prompt_tokens", "seconds", "task")
+    __slots__ = ("added", "cached", "key", "output_tokens", "prompt_tokens", "seconds", "task")
 
     def __init__(self, key: int, prompt_tokens: int) -> None:
         self.key = key
@@ -37,6 +35,7 @@ class _LiveRequest:
         self.cached = 0
         self.output_tokens = 0
         self.seconds = 0.0
+        self.added = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     def account(self) -> Account:
@@ -116,13 +115,15 @@ class VllmServer:
 
         finish: str | None = None
         try:
-            outputs = self._engine.generate(
-                prompt_of(request),
-                self._limits.sampling(request),
-                str(request.key),
-                priority=request.lane,
+            # Not `generate`, which does not report when vLLM has added the request.
+            outputs = await self._engine.add_request(
+                str(request.key), prompt_of(request), self._limits.sampling(request), priority=request.lane
             )
-            async for output in outputs:
+            live.added.set()
+            is_finished = False
+            while not is_finished:
+                output = await outputs.get()
+                is_finished = output.finished
                 (one,) = output.outputs
                 self._count(live, output, one)
                 finish = one.finish_reason or finish
@@ -134,6 +135,8 @@ class VllmServer:
             self._live.pop(live.key, None)
             self._send(Rejected(live.key, False, f"vLLM refused the request ({type(error).__name__})"))
             return
+        finally:
+            live.added.set()
         if finish == "abort" and live.key in self._aborting:
             return  # reported in Aborted.freed
         del self._live[live.key]
@@ -160,7 +163,8 @@ class VllmServer:
     async def _abort(self, call: int, keys: Iterable[int]) -> None:
         """Abort requests and report them as freed once vLLM has done so.
 
-        The proof is the response to `is_paused`: the engine core handles messages in order.
+        vLLM ignores an abort of a request that it has not added yet, so the abort is sent after the addition. The proof
+        is the response to `is_paused`: the engine core handles messages in order.
         """
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -168,11 +172,11 @@ class VllmServer:
         self._aborting.update(live.key for live in found)
         tasks = {live.task for live in found if live.task is not None}
         try:
-            while tasks:
-                # Repeated, because vLLM ignores an abort of a request that it has not admitted yet.
+            for live in found:
+                await live.added.wait()
+            if tasks:
                 await self._engine.abort([str(live.key) for live in found if live.key in self._live])
-                _, tasks = await asyncio.wait(tasks, timeout=_ABORT_RETRY_S)
-            if found:
+                await asyncio.wait(tasks)
                 await self._engine.is_paused()
         except EngineDeadError:
             self.end("vLLM's engine core is dead")
