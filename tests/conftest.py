@@ -34,7 +34,7 @@ SLOW_FIRST = (
     "simulation",
     "prediction",
 )
-"""Folders that take longest. Several processes take files from the front, and are through at about the same time."""
+"""The slowest folders. Processes take files from the front of the list, so that all end at about the same time."""
 BOTH = (
     "admission",
     "ingress",
@@ -45,9 +45,9 @@ BOTH = (
     "workers/test_sse.py",
     "e2e/test_openai_client.py",
 )
-"""What `make test` runs compiled and in plain Python: the rooms on the path of a call, and what has a twin in C."""
+"""What `make test` runs compiled and in plain Python: packages on the path of a call, and code that exists in C too."""
 ONCE = ("prediction/test_wait_model.py", "prediction/test_wait_model_in_simulator.py")
-"""Long simulations of decisions that the other tests of their room make one by one, in both."""
+"""Long simulations that run once: the other tests of their folder cover the same decisions in both builds."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

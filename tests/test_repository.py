@@ -39,19 +39,19 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 
-def sources() -> Iterator[tuple[str, str]]:
-    for root in ("src", "benchmarks"):
+def sources(*roots: str) -> Iterator[tuple[str, str]]:
+    for root in roots:
         for path in sorted((ROOT / root).rglob("*.py")):
             yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
 def file_lengths() -> dict[str, int]:
-    return {name: len(text.splitlines()) for name, text in sources()}
+    return {name: len(text.splitlines()) for name, text in sources("src", "benchmarks", "tests")}
 
 
 def function_lengths() -> dict[str, int]:
     lengths: dict[str, int] = {}
-    for path, text in sources():
+    for path, text in sources("src", "benchmarks"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 name, lines = f"{path} {node.name}", node.end_lineno - node.lineno + 1

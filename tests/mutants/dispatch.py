@@ -1,4 +1,4 @@
-"""Dispatch and recovery, broken in one place at a time: breakers, second attempts, shared executions, charges."""
+"""Dispatch and recovery, broken in one place at a time: breakers, retries, deadlines, predictions, the pool."""
 
 from mutants.mutant import Mutant, MutantGroup
 
@@ -7,24 +7,23 @@ _AGAIN = (
     *("tests/domain/test_attempts.py", "tests/dispatch/test_admission_control.py", "tests/dispatch/test_retries.py"),
     *("tests/domain/test_recovery.py", "tests/dispatch/test_failover_dispatch.py"),
 )
-_FLIGHTS = (
-    *("tests/dispatch/test_single_flight_bounds.py", "tests/dispatch/test_admission_control.py"),
-    "tests/dispatch/test_single_flight.py",
-)
-_REPLAYS = ("tests/dispatch/test_single_flight_bounds.py", "tests/dispatch/test_response_cache.py")
 _PREFIXES = (
     "tests/dispatch/test_memory_bounds.py",
     "tests/prediction/test_prefix_hits.py",
     "tests/prediction/test_token_ratio.py",
 )
 _FOREIGN = ("tests/dispatch/test_foreign_load.py",)
-_CANCELS = ("tests/dispatch/test_single_flight.py", "tests/dispatch/test_run_cancellation.py")
+_CANCELS = (
+    *("tests/dispatch/test_single_flight.py", "tests/dispatch/test_run_cancellation.py"),
+    "tests/dispatch/test_cancel_sender.py",
+)
 _BILLING = ("tests/dispatch/test_admission_control.py",)
+_FOLLOWERS = ("tests/dispatch/test_admission_control.py", "tests/dispatch/test_single_flight_ends.py")
 _DEADLINES = ("tests/dispatch/test_deadlines.py",)
 _POOL = ("tests/dispatch/test_memory_bounds.py", "tests/dispatch/test_pool.py")
 
 GROUP = MutantGroup(
-    tests=(*_HEALTH, *_AGAIN, *_REPLAYS, *_PREFIXES, *_FLIGHTS, *_POOL, *_DEADLINES, "tests/dispatch/test_loop.py"),
+    tests=(*_HEALTH, *_AGAIN, *_PREFIXES, *_CANCELS, *_FOLLOWERS, *_POOL, *_DEADLINES, "tests/dispatch/test_loop.py"),
     mutants=(
         Mutant(
             "foreign load holds jobs back although nothing else runs",
@@ -252,7 +251,7 @@ GROUP = MutantGroup(
             "            self.runs.reject(run, job.job_id, now)\n",
             "            permit = self.gate.admit(unmetered, caller, run.lineage, now, self.clock.wall())\n"
             "        except BaseException:\n",
-            _FLIGHTS,
+            _FOLLOWERS,
         ),
         Mutant(
             "what a lost attempt was granted is lost with it",
@@ -302,104 +301,6 @@ GROUP = MutantGroup(
             "            self._pending.pop(worker, None)\n",
             "            pass\n",
             ("tests/dispatch/test_cancel_sender.py",),
-        ),
-        Mutant(
-            "calls with seed 0 have no seed",
-            "dispatch/singleflight/request_key.py",
-            "return sampling.temperature == 0.0 or sampling.seed is not None",
-            "return sampling.temperature == 0.0 or bool(sampling.seed)",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "calls with seed 0 are not looked at",
-            "dispatch/singleflight/single_flight.py",
-            "(sampling.temperature == 0.0 or sampling.seed is not None) and",
-            "(sampling.temperature == 0.0 or bool(sampling.seed)) and",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "fields that run together are the same",
-            "dispatch/singleflight/request_key.py",
-            '            hashed.update(b"%d:" % len(part))\n',
-            "",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "who wants no lingering gets the default",
-            "dispatch/singleflight/single_flight.py",
-            "self._sharing.linger_s if repeat.linger_s is None else repeat.linger_s",
-            "repeat.linger_s or self._sharing.linger_s",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "what a budget cut short answers others",
-            "dispatch/singleflight/execution_index.py",
-            "if self._shares_identical and is_deterministic(job) and executed.payload.output_cap is None:",
-            "if self._shares_identical and is_deterministic(job):",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "what a budget stopped is kept for calls made again",
-            "dispatch/singleflight/single_flight.py",
-            "isinstance(end, Done)\n            and end.stopped is None",
-            "isinstance(end, Done)",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "a call that was cancelled lingers",
-            "dispatch/singleflight/single_flight.py",
-            "is_lingering = is_last_reader and error is None and execution.linger_s > 0",
-            "is_lingering = is_last_reader and execution.linger_s > 0",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "a follower that has read a part expires as if it were queued",
-            "dispatch/singleflight/single_flight.py",
-            "is_queued = attempt.sent_at is None and attempt.job.resume_point is None",
-            "is_queued = attempt.sent_at is None",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "a kept answer forgets that it was continued",
-            "dispatch/singleflight/single_flight.py",
-            "was_resumed = execution.source.attempt.job.resume_point is not None",
-            "was_resumed = False",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "a follower waited since before it came",
-            "dispatch/singleflight/execution.py",
-            "None if shared_attempt.sent_at is None else max(shared_attempt.sent_at, arrived_at)",
-            "shared_attempt.sent_at",
-            _FLIGHTS,
-        ),
-        Mutant(
-            "an answer is replayed at the moment it is over",
-            "dispatch/singleflight/response_cache.py",
-            "cached.until > now",
-            "cached.until >= now",
-            _REPLAYS,
-        ),
-        Mutant(
-            "a newer answer goes with the date of the older",
-            "dispatch/singleflight/response_cache.py",
-            "if cached is not None and cached.until <= now:",
-            "if cached is not None:",
-            _REPLAYS,
-        ),
-        Mutant(
-            "an answer that just fits is not kept",
-            "dispatch/singleflight/response_cache.py",
-            "if cached.size > self._limit:",
-            "if cached.size >= self._limit:",
-            _REPLAYS,
-        ),
-        Mutant(
-            "answers that just fit are dropped",
-            "dispatch/singleflight/response_cache.py",
-            "while self.used > self._limit:",
-            "while self.used >= self._limit:",
-            _REPLAYS,
         ),
         Mutant(
             "a prompt of exactly one slice is not remembered",

@@ -1,13 +1,15 @@
-"""All mutants, by room."""
+"""All groups of mutants."""
 
-from mutants import admission, dispatch, engine, ingress, ledger, scheduling, streams, workers
+from mutants import admission, dispatch, engine, ingress, ledger, queues, scheduling, single_flight, streams, workers
 
 GROUPS = {
     "scheduling": scheduling.GROUP,
+    "queues": queues.GROUP,
     "admission": admission.GROUP,
     "ingress": ingress.GROUP,
     "streams": streams.GROUP,
     "dispatch": dispatch.GROUP,
+    "single_flight": single_flight.GROUP,
     "workers": workers.GROUP,
     "ledger": ledger.GROUP,
     "engine": engine.GROUP,

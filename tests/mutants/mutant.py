@@ -1,13 +1,13 @@
-"""A mutant: one place of the source, written wrongly on purpose."""
+"""A mutant: a deliberate error in one place of the source."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """`old` stands exactly once in `file`, which is relative to the package, and becomes `new`.
+    """Replaces `old`, which occurs exactly once in `file` (relative to the package), by `new`.
 
-    `tests` are test files that are run before those of its room: the ones that are likely to notice.
+    `tests` run before the tests of the group: those that are likely to fail.
     """
 
     name: str
@@ -18,18 +18,18 @@ class Mutant(NamedTuple):
 
 
 class MutantGroup(NamedTuple):
-    """Mutants that are tried against the same tests: files or folders, the quickest first."""
+    """Mutants with the same tests: files or folders, the fastest first."""
 
     tests: tuple[str, ...]
     mutants: tuple[Mutant, ...]
 
 
 class CannotBeTried(Exception):
-    """The message says why."""
+    """The mutant cannot be applied; the message says why."""
 
 
 def mutated(mutant: Mutant, package: Path) -> str:
-    """The file's text with the mutation. Raises CannotBeTried where it does not fit exactly once."""
+    """The file's text with the mutation. Raises CannotBeTried unless `old` occurs exactly once."""
     path = package / mutant.file
     text = path.read_text() if path.is_file() else ""
     places = text.count(mutant.old)

@@ -1,7 +1,7 @@
 """Break the source in one place at a time and see that a test notices.
 
 `python tests/mutants/run.py [--group GROUP] [--jobs N] [NAME …]` copies the source aside for each mutant, applies it
-there and runs the tests of its room against it. Exits with 1 if a mutant survives, and with 2 if one cannot be tried:
+there and runs the tests of its group against it. Exits with 1 if a mutant survives, and with 2 if one cannot be tried:
 it no longer applies, there is none of that name, or its tests did not run.
 """
 
@@ -74,7 +74,7 @@ def chosen(group: str | None, names: list[str]) -> Iterator[tuple[str, Mutant]]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Break the source in named ways and see that tests notice.")
-    parser.add_argument("--group", choices=list(GROUPS), help="only the mutants of this room")
+    parser.add_argument("--group", choices=list(GROUPS), help="only this group")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at the same time")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only the mutants of these names")
     given = parser.parse_args(arguments)

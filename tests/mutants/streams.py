@@ -2,7 +2,7 @@
 
 from mutants.mutant import Mutant, MutantGroup
 
-_MAILBOX = ("tests/streams/test_stream_attempts.py", "tests/streams/test_mailbox.py")
+_MAILBOX = ("tests/streams/test_stream_attempts.py", "tests/streams/test_mailbox.py", "tests/streams/test_demux.py")
 _SHARED = ("tests/streams/test_stream_attempts.py", "tests/streams/test_fan_out.py")
 _TEXT = (
     "tests/streams/test_stop_strings.py",

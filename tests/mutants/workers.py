@@ -3,7 +3,10 @@
 from mutants.mutant import Mutant, MutantGroup
 
 _HOSTED = ("tests/workers/test_rate_limit_recovery.py", "tests/workers/test_rate_limits.py")
-_SSE = ("tests/workers/test_unread_data.py", "tests/workers/test_sse.py", "tests/workers/test_openai_http.py")
+_SSE = (
+    *("tests/workers/test_unread_data.py", "tests/workers/test_sse.py", "tests/workers/test_openai_http.py"),
+    "tests/workers/test_upstream_bodies.py",
+)
 _METRICS = ("tests/workers/test_load_estimate.py", "tests/workers/test_engine_metrics.py")
 _BODIES = (
     *("tests/workers/test_load_estimate.py", "tests/workers/test_output_cap.py"),
@@ -11,7 +14,10 @@ _BODIES = (
 )
 _USAGE = ("tests/e2e/test_usage_checked.py",)
 _STOPS = ("tests/workers/test_resumed_stop_strings.py",)
-_HTTP = ("tests/workers/test_unread_data.py", "tests/workers/test_http_client.py", "tests/workers/test_misbehaviour.py")
+_HTTP = (
+    *("tests/workers/test_unread_data.py", "tests/workers/test_http_client.py", "tests/workers/test_misbehaviour.py"),
+    "tests/workers/test_upstream_timeouts.py",
+)
 _ENGINE = ("tests/workers/test_engine_worker.py",)
 
 GROUP = MutantGroup(

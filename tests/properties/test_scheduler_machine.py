@@ -1,116 +1,39 @@
-"""The scheduler's laws under any sequence of inputs, against a model that is slow, simple and written apart from it."""
+"""The scheduler's invariants under any sequence of inputs, checked against an independent, simple model."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from inferry.domain.errors import QueueFull
-from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy, ReleaseReason
 from inferry.domain.plans import BatchPlan, CapacityUse, Ended, FirstToken, JobLocation, Tick
-from inferry.domain.workers import Capacity, Load, Phase, WorkerView
-from inferry.scheduling.queues.lane_queue import PREPAID_TOKENS
+from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
-from support.builders import a_job, a_policy, a_view
-
-WORKERS = ("u", "v", "w")
-
-sizes = st.sampled_from([1, 40, 100, 600, 2_000, 5_000])
-limits = st.sampled_from([None, None, None, None, 0, 1, 2, 5])
-token_limits = st.sampled_from([None, None, None, None, 0, 100, 700, 3_000])
-policies = st.builds(
-    a_policy,
-    window=st.sampled_from(["off", "fixed", "adaptive"]),
-    coalesce_ms=st.sampled_from([0, 8, 64, 64]),
-    max_wait_ms=st.sampled_from([4, 60_000, 60_000]),
-    max_batch=st.sampled_from([1, 2, 64, 64]),
-    queue_limit=st.sampled_from([3, 1_000, 1_000]),
+from properties.scheduler_model import Known, SchedulerModel, eligible
+from properties.scheduler_strategies import (
+    HOLDING,
+    OFF,
+    ONE_KIND_OF_JOB,
+    PATIENT,
+    UP,
+    WORKERS,
+    Theme,
+    jobs,
+    policies,
+    reserves,
+    shares,
+    views,
 )
-reserves = st.sampled_from([(0.0, 0.0, 0.0), (0.0, 0.0, 0.25), (0.0, 0.1, 0.5)])
-shares = st.sampled_from([(0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 0.3), (0.0, 0.4, 0.4)])
-# What all lanes, jobs and workers of a machine have in common: pure fleets reach deeper than mixed ones.
-ONE_KIND_OF_JOB = {"model": "m", "adapter": None, "isolation": None}
-ONE_KIND_OF_WORKER = {"models": ("m",), "isolation": None, "foreign": None}
-UP = ONE_KIND_OF_WORKER | {"phase": Phase.READY}
-PATIENT = ONE_KIND_OF_JOB | {"max_wait_s": 60.0}
-HOLDING = {"window": "adaptive", "coalesce_ms": 64, "max_wait_ms": 60_000}
-OFF = {"window": "off", "queue_limit": 1_000}
-Theme = tuple[dict[Lane, dict[str, Any]], dict[str, Any], dict[str, Any]]
-jobs = st.fixed_dictionaries(
-    {
-        "lane": st.sampled_from(list(Lane)),
-        "tokens": sizes,
-        "output": st.sampled_from([1, 50]),
-        "model": st.sampled_from(["m", "m", "m", "m", "n"]),
-        "adapter": st.sampled_from([None, None, None, None, "x"]),
-        "isolation": st.sampled_from([None, None, None, None, None, "acme"]),
-        "attention": st.sampled_from([None, None, "other"]),
-        "max_wait_s": st.sampled_from([60.0, 60.0, 60.0, 0.0, 0.003]),
-    }
-)
-views = st.fixed_dictionaries(
-    {
-        "worker": st.sampled_from(WORKERS),
-        "models": st.sampled_from([("m",), ("m",), ("m", "n"), ("m", "n"), ("n",)]),
-        "adapters": st.sampled_from([(), ("x",)]),
-        "isolation": st.sampled_from([None, None, None, None, None, "acme"]),
-        "phase": st.sampled_from([Phase.READY] * 5 + [Phase.DRAINING]),
-        "pads": st.booleans(),
-        "sequences": limits,
-        "kv_tokens": token_limits,
-        "prefill_tokens": token_limits,
-        "foreign": st.sampled_from([None, None, None, None, Load(running=1, kv_tokens=50)]),
-    }
-)
+from support.builders import a_job, a_view
 
 
-@dataclass
-class Known:
-    """What the model knows of one job."""
-
-    job: InferenceJob
-    number: int
-    state: str = "queued"
-    worker: str = ""
-    prefilling: bool = True
-    passed: list[int] = field(default_factory=list)
-    """Prompt tokens of lower-lane jobs that went before it while it was the first of its lane and route."""
-    passed_by: int = 0
-    """Tokens of later jobs of its own lane and route that went to workers it waits for."""
-
-    @property
-    def order(self) -> tuple[Lane, float, int]:
-        return self.job.lane, self.job.arrived_at, self.number
-
-
-class SchedulerMachine(RuleBasedStateMachine):
+class SchedulerMachine(SchedulerModel):
     theme: Theme = ({}, {}, {})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lanes: dict[Lane, LanePolicy] = {}
-        self.known: dict[str, Known] = {}
-        self.views: dict[str, WorkerView] = {}
-        self.plan_ids: set[int] = set()
-        self.now = 1.0
-        self.wake_at: float | None = None
-        self.log: list[tuple[str, tuple[Any, ...]]] = []
-        self.ticks: list[Tick] = []
-
-    def tell(self, verb: str, *arguments: Any) -> Any:
-        """Say it to the scheduler and remember it for the replay."""
-        self.log.append((verb, arguments))
-        self.wake_at = None
-        return getattr(self.scheduler, verb)(*arguments)
-
-    # Inputs.
 
     @initialize(
         policies=st.tuples(policies, policies, policies),
@@ -409,89 +332,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         results = [getattr(again, verb)(*arguments) for verb, arguments in self.log]
         assert [tick for tick in results if isinstance(tick, Tick)] == self.ticks
 
-    # The model.
-
-    @staticmethod
-    def pick(data: st.DataObject, of: Iterable[Known]) -> Known:
-        return data.draw(st.sampled_from(list(of)))
-
-    def queued(self, lane: Lane | None = None) -> list[Known]:
-        return [k for k in self.known.values() if k.state == "queued" and lane in (None, k.job.lane)]
-
-    def in_flight(self) -> list[Known]:
-        return [k for k in self.known.values() if k.state == "planned"]
-
-    def use(self, worker: str, lane: Lane = Lane.P2) -> CapacityUse:
-        """What jobs of the lane and better ones use there."""
-        here = [known for known in self.in_flight() if known.worker == worker and known.job.lane <= lane]
-        return CapacityUse(
-            len(here),
-            sum(known.job.footprint.peak_kv_tokens for known in here),
-            sum(known.job.footprint.prefill_tokens for known in here if known.prefilling),
-        )
-
-    def able(self, known: Known) -> set[str]:
-        return {name for name, view in self.views.items() if eligible(view, known.job)}
-
-    def hold_end(self, job: InferenceJob) -> float:
-        policy = self.lanes[job.lane]
-        ends = [job.arrived_at + policy.coalesce_ms / 1000]
-        ends.append(job.arrived_at + min(job.max_wait_s, policy.max_wait_ms / 1000))
-        if job.deadline is not None:
-            ends.append(job.arrived_at + (job.deadline - job.arrived_at) / 2)
-        return min(ends)
-
-    def may_hold(self, known: Known) -> bool:
-        """Whether the job may still be waiting of its own accord."""
-        policy = self.lanes[known.job.lane]
-        if policy.window == "off" or self.now >= self.hold_end(known.job):
-            return False
-        able = [view for view in self.views.values() if eligible(view, known.job)]
-        if policy.window == "fixed":
-            return True
-        # Before an idle worker that pads, a job may wait for company that is expected; before others it may wait for a
-        # sibling, but not where one is idle.
-        if any(view.pads for view in able):
-            return all(view.pads for view in able)
-        return bool(known.job.prefix) and len(able) > 1 and all(self.is_busy(view) for view in able)
-
-    def is_busy(self, view: WorkerView) -> bool:
-        return self.use(view.worker).sequences + view.foreign.running + view.foreign.waiting > 0
-
-    def has_capacity(self, view: WorkerView, job: InferenceJob) -> bool:
-        if view.pads and self.lanes[job.lane].window != "off" and self.is_busy(view):
-            return False
-        use, need, foreign = self.use(view.worker), job.footprint, view.foreign
-        fill = 1 - self.lanes[job.lane].reserve
-        sequences = use.sequences + foreign.running + foreign.waiting
-        if view.capacity.sequences is not None and sequences >= view.capacity.sequences * fill:
-            return False
-        return all(
-            limit is None or used + more <= limit * fill or (used == 0 and limit > 0)
-            for limit, used, more in (
-                (view.capacity.kv_tokens, use.kv_tokens + foreign.kv_tokens, need.peak_kv_tokens),
-                (view.capacity.prefill_tokens, self.use(view.worker, job.lane).prefill_tokens, need.prefill_tokens),
-            )
-        )
-
-    def may_be_reserved_for_a_share(self, known: Known, waiting: list[Known]) -> set[str]:
-        return {
-            name
-            for other in waiting
-            if other is not known and self.lanes[other.job.lane].share > 0 and waiting[0].job.lane < other.job.lane
-            for name, view in self.views.items()
-            if eligible(view, other.job)
-        }
-
-
-def eligible(view: WorkerView, job: InferenceJob) -> bool:
-    return (
-        view.phase is Phase.READY
-        and job.route.model in view.models
-        and (job.route.adapter is None or job.route.adapter in view.adapters)
-        and job.route.isolation == view.isolation
-    )
-
 
 class PaddedMachine(SchedulerMachine):
     """Patient jobs in front of workers that pad."""
@@ -530,41 +370,15 @@ def _case(machine: type[SchedulerMachine], examples: int) -> Any:
 
 
 TestMixed = _case(SchedulerMachine, 100)
+
+
 TestPadded = _case(PaddedMachine, 60)
+
+
 TestContinuous = _case(ContinuousMachine, 30)
+
+
 TestImpatient = _case(ImpatientMachine, 60)
+
+
 TestLanes = _case(LanesMachine, 100)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(
-    share=st.sampled_from([0.05, 0.1, 0.3]),
-    high=st.lists(st.integers(1, 2_000), min_size=1, max_size=5),
-    low=st.lists(st.integers(1, 1_000), min_size=1, max_size=5),
-    capacity=st.sampled_from([{"sequences": 1}, {"prefill_tokens": 3_000}, {"sequences": 3, "prefill_tokens": 2_500}]),
-)
-def test_however_much_p0_arrives_p2_gets_its_share(
-    share: float, high: list[int], low: list[int], capacity: dict[str, int]
-) -> None:
-    scheduler = Scheduler({Lane.P0: a_policy(), Lane.P2: a_policy(share=share)})
-    scheduler.observe(a_view(sequences=capacity.get("sequences"), prefill_tokens=capacity.get("prefill_tokens")), 0.0)
-    offered, admitted, rate = 0, {Lane.P0: 0, Lane.P2: 0}, share / (1 - share)
-    before, advance = dict(admitted), 0
-    running: list[InferenceJob] = []
-    for _ in range(150):
-        while (depths := scheduler.depths()) and min(depths.values()) < 4:
-            lane = min(depths, key=lambda lane: depths[lane])
-            among = high if lane is Lane.P0 else low
-            scheduler.offer(a_job(f"{offered}", tokens=among[offered % len(among)], lane=lane), 0.0)
-            offered += 1
-        for plan in scheduler.tick(0.0).plans:
-            running += plan.jobs
-            for job in plan.jobs:
-                admitted[job.lane] += job.footprint.prefill_tokens
-        # It may get more where there is room for everybody, but never less, as long as it has jobs waiting. What it
-        # was served counts, in turn or not: whoever ran out of jobs may have been served in advance.
-        since = {lane: admitted[lane] - before[lane] for lane in admitted}
-        assert since[Lane.P2] >= rate * since[Lane.P0] - QUANTUM_TOKENS - advance
-        if not scheduler.depths()[Lane.P2]:
-            before, advance = dict(admitted), PREPAID_TOKENS
-        scheduler.progress(running.pop(0).job_id, Ended(), 0.0)

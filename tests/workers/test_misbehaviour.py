@@ -8,90 +8,13 @@ import pytest
 from aiohttp import web
 
 from inferry.domain.jobs import ResumeMode
-from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
+from inferry.domain.streams import Delta, Done, FinishReason, Item
 from inferry.workers.openai_http.calls import Call
-from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.plan_completion import PlanCompletion
 from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
 from support.token_server import TokenServer, written
-from support.upstream import DONE, Script, Upstream, begin, chunk, event, role, usage
-
-PLAIN = Profile(kind="plain")
-GOOD = role() + chunk("Hé") + chunk("llo", "stop") + usage(3, 2) + DONE
-
-
-def says(*pieces: bytes, pause_s: float = 0.0) -> Script:
-    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = await begin(request)
-        for piece in pieces:
-            await response.write(piece)
-            await asyncio.sleep(pause_s)
-        return response
-
-    return script
-
-
-def against(script: Script, **settings: Any) -> list[Item]:
-    found: list[Item] = []
-
-    async def scenario() -> None:
-        async with Upstream(script) as up:
-            found.extend(await ran(up, a_call(tokens=30), **settings))
-
-    run(scenario())
-    check_order(found)
-    return found
-
-
-def check_order(items: list[Item]) -> None:
-    """The law of every stream."""
-    assert [isinstance(item, Done | Failed) for item in items] == [False] * (len(items) - 1) + [True]
-    assert [item.index for item in items if isinstance(item, Delta)] == list(range(len(items) - 1))
-
-
-class Pieces:
-    """A server that writes its answer's bytes as they are, in the pieces it was told."""
-
-    def __init__(self, *pieces: bytes, resets: bool = False) -> None:
-        self._pieces = pieces
-        self._resets = resets
-
-    async def items(self, **settings: Any) -> list[Item]:
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            head = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
-            if head.startswith(b"GET"):
-                models = b'{"data":[{"id":"m"}]}'
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(models), models)
-                )
-            else:
-                for piece in self._pieces:
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0)
-            if self._resets:
-                writer.transport.abort()
-            writer.close()
-
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        up = Upstream()
-        up.port = server.sockets[0].getsockname()[1]
-        try:
-            items = await ran(up, a_call(), profile=PLAIN, **settings)
-        finally:
-            server.close()
-            await server.wait_closed()
-        check_order(items)
-        return items
-
-
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-
-
-def framed(*parts: bytes) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+from support.upstream import DONE, Upstream, begin, chunk, event, role, usage
+from workers.broken_servers import CHUNKED, GOOD, HEAD, PLAIN, Pieces, against, check_order, framed, says
 
 
 def test_events_split_at_every_byte_are_put_together() -> None:
@@ -260,42 +183,6 @@ def test_every_way_an_answer_can_be_broken(pieces: tuple[bytes, ...], resets: bo
     run(scenario())
 
 
-def test_slow_headers_are_waited_for_and_none_at_all_are_not() -> None:
-    async def slow(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.3)
-        return await says(GOOD)(up, request, body)
-
-    async def never(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await up.release.wait()
-        return await begin(request)
-
-    done(against(slow, first_token_timeout_s=10, inter_token_timeout_s=0.1))
-    assert error_of(against(never, first_token_timeout_s=0.2)).code == "worker_timeout"
-
-
-def test_the_itl_timeout_is_shorter_than_the_first_token_timeout() -> None:
-    async def sigterm(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(role() + chunk("a"))
-        await up.release.wait()
-        return response
-
-    items = against(sigterm, first_token_timeout_s=60, inter_token_timeout_s=0.2)
-    assert error_of(items).code == "worker_timeout"
-    assert error_of(items).message == "worker up sent no token for 0.2 s"
-
-
-def test_silence_after_the_finish_event_is_not_a_loss() -> None:
-    async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(chunk("a") + chunk("b", "stop"))
-        await up.release.wait()
-        return response
-
-    items = against(script, inter_token_timeout_s=0.2)
-    assert (done(items).finish, done(items).usage.output_tokens) == (FinishReason.STOP, 2)
-
-
 def test_one_finish_of_several_choices_is_not_the_end() -> None:
     async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)
@@ -311,42 +198,6 @@ def test_one_finish_of_several_choices_is_not_the_end() -> None:
             assert isinstance((await ran(up, a_call()))[-1], Done)
 
     run(scenario())
-
-
-def test_comments_do_not_extend_the_itl_timeout() -> None:
-    async def pings(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(role() + chunk("a"))
-        while not up.release.is_set():
-            await response.write(b": ping\n\n")
-            await asyncio.sleep(0.02)
-        return response
-
-    assert error_of(against(pings, first_token_timeout_s=60, inter_token_timeout_s=0.3)).code == "worker_timeout"
-
-
-@pytest.mark.parametrize("word", [b": ping\n\n", role(), b"d"], ids=["comments", "roles", "half an event"])
-def test_empty_events_do_not_extend_the_first_token_timeout(word: bytes) -> None:
-    async def pings(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = await begin(request)
-        while not up.release.is_set():
-            await response.write(word)
-            await asyncio.sleep(0.02)
-        return response
-
-    assert error_of(against(pings, first_token_timeout_s=0.3)).code == "worker_timeout"
-
-
-def test_a_refusal_that_never_ends_times_out() -> None:
-    async def drip(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse(status=503)
-        await response.prepare(request)
-        while not up.release.is_set():
-            await response.write(b".")
-            await asyncio.sleep(0.02)
-        return response
-
-    assert error_of(against(drip, first_token_timeout_s=0.3)).code == "worker_timeout"
 
 
 def test_nonsense_ends_a_stream_before_anything_that_looks_like_a_good_end() -> None:

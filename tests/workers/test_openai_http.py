@@ -1,11 +1,9 @@
 """The HTTP worker against a misbehaving server."""
 
 import asyncio
-import json
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
 import pytest
 from aiohttp import web
 
@@ -14,7 +12,6 @@ from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item
 from inferry.workers.http_client import DISCARD_TIMEOUT_S
-from inferry.workers.openai_http.request_bodies import streaming_body
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.sse import EventScanner
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
@@ -338,63 +335,10 @@ def test_cancelling_closes_the_upstream_connection() -> None:
     run(scenario())
 
 
-def streamed(body: bytes) -> bytes:
-    return b"".join(streaming_body(body, None, streams=False))
-
-
-def test_a_body_keeps_its_prompt_byte_for_byte() -> None:
-    body = b'{"model":"m","stream":false,"messages":[ {"role":"user","content":"\\u00e9 \xc3\xa9"} ],"x":{"y": [1, 2]}}'
-    sent = streamed(body)
-    assert b'[ {"role":"user","content":"\\u00e9 \xc3\xa9"} ]' in sent
-    assert msgspec.json.decode(sent) == {
-        **msgspec.json.decode(body),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"model":"m","prompt":"a","\\u0073tream":false}',
-        b'{"model":"m","prompt":"a","stream":false,"stream_options":{"x":1e999}} ',
-        b'{"model":"m","prompt":"stream"}\n',
-    ],
-)
-def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> None:
-    sent = json.loads(streamed(body))
-    assert sent["stream"] is True
-    assert sent["stream_options"]["include_usage"] is True
-
-
 def test_impossible_counts_are_ignored() -> None:
     end = against(says(chunk("a"), chunk("b", "stop"), usage(10**25, 2), DONE))[-1]
     assert isinstance(end, Done | Failed)
     assert end.usage.prompt_tokens <= 10**9
-
-
-@pytest.mark.parametrize(
-    ("body", "names", "streams"),
-    [
-        (b'{"model":"m","prompt":"a"}', (False, False), False),
-        (b'{"model":"m","prompt":"a","stream":true}', (True, False), True),
-        (b'{"model":"m","prompt":"a","stream":false}', (True, False), False),
-        (b'{"model":"m","prompt":"a","stream":true,"stream_options":null}\n', (True, True), True),
-        (b'{"model":"m","prompt":"a","stream_options":{"include_usage":false}}', (False, True), False),
-    ],
-)
-def test_a_body_whose_fields_are_known_names_none_of_them_twice(
-    body: bytes, names: tuple[bool, bool], streams: bool
-) -> None:
-    sent = b"".join(streaming_body(body, names, streams))
-    assert json.loads(sent) == {"model": "m", "prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
-    assert (sent.count(b'"stream"'), sent.count(b'"stream_options"')) == (1, 1)
-
-
-def test_stream_options_of_the_client_are_kept() -> None:
-    body = b'{"stream_options":{"continuous_usage_stats":true}}'
-    sent = msgspec.json.decode(streamed(body))
-    assert sent["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
 
 
 def test_a_scanner_sees_tool_calls_as_output() -> None:
