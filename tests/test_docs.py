@@ -12,6 +12,7 @@ from inferry.cli.config import schema
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import Config, LaneConfig, ServerConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmWorkerConfig
+from inferry.domain import errors
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import Lane
 from inferry.observe.metric_table import METRIC_TABLE
@@ -109,12 +110,26 @@ def test_the_complete_example_names_every_key_and_works() -> None:
     assert docs.example_config() in docs.config_page()
 
 
-def test_every_metric_and_every_error_is_on_its_page() -> None:
+def test_every_metric_is_on_its_page() -> None:
     assert all(f"`{metric.name}`" in docs.metrics_page() for metric in METRIC_TABLE)
-    page = docs.errors_page()
-    codes = {kind.code for kind in GatewayError.__subclasses__() if kind.__module__ == GatewayError.__module__}
-    assert codes
-    assert all(f"`{code}`" in page for code in codes)
+
+
+ERRORS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GatewayError)}
+
+
+def test_the_error_table_holds_exactly_the_errors_of_the_domain() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `\w+` \| (yes|no) \|", page, re.MULTILINE)
+    assert {(int(status), code, retryable == "yes") for status, code, retryable in rows} == {
+        (kind.status, kind.code, kind.retryable) for kind in ERRORS
+    }
+    assert {("504", "request_timeout", "no"), ("504", "deadline_exceeded", "no")} <= set(rows)
+
+
+@pages
+def test_a_status_and_a_code_named_together_are_those_of_one_error(path: Path) -> None:
+    named = {(int(status), code) for status, code in re.findall(r"\b([45]\d\d) `([a-z_]+)`", prose(path))}
+    assert named <= {(kind.status, kind.code) for kind in ERRORS}
 
 
 def test_text_under_an_attribute_is_read_from_the_source() -> None:

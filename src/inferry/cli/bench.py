@@ -15,19 +15,16 @@ import typer
 
 from inferry.cli.bench_options import MeasurementOptions, ResultOptions, ServerOptions, WorkloadOptions
 from inferry.cli.bench_output import (
-    USAGE_ERROR,
     ProgressBar,
     comparison_warnings,
-    fail,
     make_progress_bar,
     note,
     rich_table,
     show_result,
     warn,
-    write,
 )
 from inferry.cli.option_groups import grouped
-from inferry.cli.simulate_output import console
+from inferry.cli.terminal import console, fail, write_file
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 
 if TYPE_CHECKING:
@@ -59,18 +56,18 @@ def bench(
 
     for path in (output.out, output.page):
         if path is not None and not path.absolute().parent.is_dir():
-            fail(f"no such directory: {path.absolute().parent}", USAGE_ERROR)
+            fail(f"no such directory: {path.absolute().parent}")
     if output.compare or output.before_after:
         if server.url is not None:
-            fail("--url cannot be combined with --compare or --before-after", USAGE_ERROR)
+            fail("--url cannot be combined with --compare or --before-after")
         _compare(results or [], measurement, output)
         return
     if results:
-        fail("results files need --compare or --before-after", USAGE_ERROR)
+        fail("results files need --compare or --before-after")
     try:
         result = _run(_load_test(server, workload, measurement, output.label), _api_key(server))
     except EmptyLoad as error:
-        fail(str(error), USAGE_ERROR)
+        fail(str(error))
     _write_result(result, output)
     show_result(result)
     for path in (output.out, output.page):
@@ -94,11 +91,11 @@ def _load_test(
 
     url, lane_by, prompts = server.url, server.lane_by, server.prompts
     if url is None or not url.startswith(("http://", "https://")):
-        fail(f"--url must be of the form http://HOST:PORT; got {url or 'none'}", USAGE_ERROR)
+        fail(f"--url must be of the form http://HOST:PORT; got {url or 'none'}")
     if lane_by not in ("header", "priority", "none"):
-        fail(f"--lane-by must be header, priority or none; got {lane_by!r}", USAGE_ERROR)
+        fail(f"--lane-by must be header, priority or none; got {lane_by!r}")
     if prompts not in (None, "ids", "text", "chat"):
-        fail(f"--prompts must be ids, text or chat; got {prompts!r}", USAGE_ERROR)
+        fail(f"--prompts must be ids, text or chat; got {prompts!r}")
     return LoadTest(
         url=url,
         model=server.model,
@@ -169,7 +166,7 @@ def _load_engine_model(path: Path | None) -> "EngineModel | None":
     try:
         return load_model(shipped if not path.exists() and shipped.is_file() else path)
     except SimulationSetupError as error:
-        fail(str(error), USAGE_ERROR)
+        fail(str(error))
 
 
 def _slo_targets(ttft_ms: Sequence[str], itl_ms: Sequence[str]) -> "dict[Lane, SloTarget]":
@@ -191,9 +188,9 @@ def _parse_by_lane(option: str, texts: Sequence[str]) -> dict[Lane, float]:
             seconds = float(number) / 1000
             lanes = [Lane[name]] if name else list(Lane)
         except (KeyError, ValueError):
-            fail(f"{option} must be of the form 500 or P0=500 (milliseconds); got {text!r}", USAGE_ERROR)
+            fail(f"{option} must be of the form 500 or P0=500 (milliseconds); got {text!r}")
         if not 0 < seconds < inf:
-            fail(f"{option} must be above 0; got {text!r}", USAGE_ERROR)
+            fail(f"{option} must be above 0; got {text!r}")
         values |= dict.fromkeys(lanes, seconds)
     return values
 
@@ -201,7 +198,7 @@ def _parse_by_lane(option: str, texts: Sequence[str]) -> dict[Lane, float]:
 def _header(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name or "\n" in text or "\r" in text:
-        fail("--header must be of the form NAME=VALUE", USAGE_ERROR)
+        fail("--header must be of the form NAME=VALUE")
     return name, value
 
 
@@ -265,9 +262,9 @@ def _write_result(result: "Result", output: ResultOptions) -> None:
     from inferry.loadgen.result import to_json
 
     if output.out is not None:
-        write(output.out, to_json(result))
+        write_file(output.out, to_json(result))
     if output.page is not None:
-        write(output.page, html_page([result]).encode())
+        write_file(output.page, html_page([result]).encode())
 
 
 def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: ResultOptions) -> None:
@@ -278,13 +275,13 @@ def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: Res
     costs_only = output.before_after
     price, engine = _price(measurement), _load_engine_model(measurement.model_costs)
     if len(paths) < 2 or (costs_only and len(paths) != 2):
-        fail(f"{'exactly two' if costs_only else 'at least two'} results files are needed", USAGE_ERROR)
+        fail(f"{'exactly two' if costs_only else 'at least two'} results files are needed")
     try:
         results = [priced(one, price, engine) for one in read_results(paths)]
     except OSError as error:
-        fail(f"cannot read {error.filename}: {error.strerror}", USAGE_ERROR)
+        fail(f"cannot read {error.filename}: {error.strerror}")
     except InvalidResult as error:
-        fail(str(error), USAGE_ERROR)
+        fail(str(error))
     out = console(160)
     if not costs_only:
         out.print(rich_table(lane_table(results)))
@@ -293,7 +290,7 @@ def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: Res
     for warning in comparison_warnings(results):
         warn(warning)
     if output.page is not None:
-        write(output.page, html_page(results).encode())
+        write_file(output.page, html_page(results).encode())
         note(f"written to {output.page}")
 
 

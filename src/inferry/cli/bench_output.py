@@ -1,22 +1,18 @@
 """Terminal output of `inferry bench`: progress bar, tables, warnings."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table as RichTable
 
-from inferry.cli.simulate_output import console
+from inferry.cli.terminal import console
 from inferry.loadgen.load_test import Progress as BenchProgress
 from inferry.loadgen.result import Result
 from inferry.loadgen.tables import cost_table, failure_table, lane_table
 from inferry.report.html import TEXT_COLUMNS, Table
 
-USAGE_ERROR = 2
 MAX_LAG_MS, MAX_CLIENT_CPU = 20.0, 0.85
 
 
@@ -110,25 +106,9 @@ def rich_table(table: Table) -> RichTable:
     return drawn
 
 
-def write(path: Path, data: bytes) -> None:
-    """Atomically, through a temporary file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        fail(f"cannot write {path}: {error.strerror}", USAGE_ERROR)
-
-
 def note(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(message, markup=False, highlight=False)
 
 
 def warn(message: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"warning: {message}", style="yellow", markup=False, highlight=False)
-
-
-def fail(message: str, status: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(status)

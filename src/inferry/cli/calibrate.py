@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from inferry.cli.option_groups import grouped
+from inferry.cli.terminal import fail, write_file
 from inferry.sim.costs import EngineModel
 from inferry.sim.fit import EVALUATED_FIGURES, Fit, fit
 from inferry.sim.observations import Conditions, Flag, Observation, ObservationFormatError, from_lines, to_lines
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from inferry.loadgen.calibration import CalibrationOptions
 
 QUICK_S = 15.0
-USAGE_ERROR, PROBE_FAILED, FIT_FAILED, INTERRUPTED = 2, 3, 4, 130
+PROBE_FAILED, FIT_FAILED, INTERRUPTED = 3, 4, 130
 _FIGURES = {"first": "first token", "itl": "inter-token latency", "total": "batch total"}
 
 
@@ -84,29 +85,29 @@ def calibrate(
 ) -> None:
     """Measure the step costs of a live engine for `inferry simulate --engine`. The engine should be idle otherwise."""
     if (url is None) == (from_raw is None):
-        _fail("either --url or --from-raw is needed", USAGE_ERROR)
+        fail("either --url or --from-raw is needed")
     for path in (out, raw):
         if path is not None and not path.absolute().parent.is_dir():
-            _fail(f"no such directory: {path.absolute().parent}", USAGE_ERROR)
+            fail(f"no such directory: {path.absolute().parent}")
     given = msgspec.structs.asdict(flags)
     if from_raw is not None:
         conditions, observations = _load_observations(from_raw, given)
     else:
         assert url is not None
         if not url.startswith(("http://", "https://")):
-            _fail(f"--url must begin with http:// or https://, got {url}", USAGE_ERROR)
+            fail(f"--url must begin with http:// or https://, got {url}")
         conditions, observations = _collect_observations(
             url, model, QUICK_S if quick else seconds, given, _key(api_key_env)
         )
         if raw is not None:
-            _write(raw, to_lines(conditions, observations))
+            write_file(raw, to_lines(conditions, observations))
     try:
         fitted = fit(observations, conditions.flags)
     except CannotFit as error:
-        _fail(str(error), FIT_FAILED)
+        fail(str(error), FIT_FAILED)
     calibrated = _model(name, fitted, conditions, observations)
     encoded = msgspec.json.format(msgspec.json.encode(calibrated), indent=2) + b"\n"
-    _write(out, encoded)
+    write_file(out, encoded)
     if as_json:
         typer.echo(encoded.decode(), nl=False)
     else:
@@ -120,11 +121,11 @@ def _load_observations(path: Path, given: dict[str, int | None]) -> tuple[Condit
     try:
         conditions, observations = from_lines(path.read_bytes())
     except OSError as error:
-        _fail(f"cannot read {path}: {error.strerror}", USAGE_ERROR)
+        fail(f"cannot read {path}: {error.strerror}")
     except ObservationFormatError as error:
-        _fail(f"{path} was not written by --raw: {error}", USAGE_ERROR)
+        fail(f"{path} was not written by --raw: {error}")
     if not observations:
-        _fail(f"{path} holds no observations", FIT_FAILED)
+        fail(f"{path} holds no observations", FIT_FAILED)
     overrides = {name: Flag(value, "given") for name, value in given.items() if value is not None}
     return msgspec.structs.replace(conditions, flags=conditions.flags | overrides), list(observations)
 
@@ -139,9 +140,9 @@ def _collect_observations(
     try:
         return _probe(url, options, key)
     except ProbeError as error:
-        _fail(str(error), PROBE_FAILED)
+        fail(str(error), PROBE_FAILED)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", INTERRUPTED)
+        fail("interrupted; nothing was written", INTERRUPTED)
 
 
 def _probe(url: str, options: "CalibrationOptions", key: str | None) -> tuple[Conditions, list[Observation]]:
@@ -176,7 +177,7 @@ def _key(variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable)
     if not key:
-        _fail(f"the environment variable {variable} is not set", USAGE_ERROR)
+        fail(f"the environment variable {variable} is not set")
     return key
 
 
@@ -200,17 +201,6 @@ def _probe_label(one: Observation) -> str:
     """Kind of probe, number of calls, longest prompt."""
     longest = max(call.prompt_tokens for call in one.calls)
     return f"{one.kind} {len(one.calls)} x {longest}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Atomically, through a temporary file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        _fail(f"cannot write {path}: {error.strerror}", USAGE_ERROR)
 
 
 def _show(model: CalibratedModel, fitted: Fit, out: Path) -> None:
@@ -247,11 +237,6 @@ def _format_duration(seconds: float) -> str:
         if size * factor >= 0.1:
             return f"{seconds * factor:,.2f} {unit}"
     return f"{seconds * 1e12:,.1f} ps" if seconds else "0"
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(status)
 
 
 if __name__ == "__main__":

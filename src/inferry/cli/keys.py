@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +21,7 @@ from inferry.cli.config.loader import load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import unpriced_models
 from inferry.cli.ledger import parse_duration
+from inferry.cli.terminal import fail
 from inferry.dispatch.tenants import TenantManager
 from inferry.domain.errors import GatewayError
 from inferry.domain.keys import NewKey, key_as_dict
@@ -171,7 +172,7 @@ def set_tenant(
         known = [_only_settings(one) for one in manager.tenants(now) if one["name"] == name]
         wanted = _merged_settings(TenantSettings, known[0] if known else {}, settings)
         if wanted.isolation == "pool" and name not in _pools(config):
-            _fail(f"no worker of the configuration has `pool: {name}`")
+            fail(f"no worker of the configuration has `pool: {name}`", status=1)
         manager.put_tenant(wanted.tenant(name))
         found = manager.tenant(name, now)
     for note in unpriced_models({name: wanted}, config.prices, config.workers):
@@ -204,11 +205,11 @@ def _tenant_manager(
         (require_file if may_create else require_existing)(url)
         manager = TenantManager(SqliteTenantStore(url), config.configured_tenants())
     except (ConfigError, LedgerUnusable) as error:
-        _fail(str(error), status=2)
+        fail(str(error))
     try:
         yield manager, config
     except (GatewayError, LedgerUnusable) as error:
-        _fail(str(error))
+        fail(str(error), status=1)
     finally:
         manager.close()
 
@@ -219,7 +220,7 @@ def _pools(config: Config) -> set[str | None]:
         try:
             workers = (*workers, *load_workers(Path(config.workers_file)))
         except ConfigError as error:
-            _fail(str(error), status=2)
+            fail(str(error))
     return {worker.pool for worker in workers}
 
 
@@ -229,11 +230,11 @@ def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: S
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals:
-            _fail(f"{text!r} is not of the form NAME=VALUE", status=2)
+            fail(f"{text!r} is not of the form NAME=VALUE")
         if name not in kind.__struct_fields__:
             close_match = difflib.get_close_matches(name, kind.__struct_fields__, n=1, cutoff=0.5)
             hint = f"did you mean {close_match[0]}?" if close_match else f"known: {', '.join(kind.__struct_fields__)}"
-            _fail(f"unknown setting {name}; {hint}", status=2)
+            fail(f"unknown setting {name}; {hint}")
         raw.pop(name, None)
         if name == "models" and value != "null":
             raw[name] = [model.strip() for model in value.strip("[]").split(",")]
@@ -243,10 +244,10 @@ def _merged_settings(kind: type[SettingsT], before: dict[str, Any], overrides: S
         settings = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
-        _fail(f"{where.strip('`').removeprefix('$.')}: {what}", status=2)
+        fail(f"{where.strip('`').removeprefix('$.')}: {what}")
     problems = list(settings.validation_errors())
     if problems:
-        _fail("; ".join(problems), status=2)
+        fail("; ".join(problems))
     return settings
 
 
@@ -254,7 +255,7 @@ def _value(name: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        _fail(f"the value of {name} is not valid YAML", status=2)
+        fail(f"the value of {name} is not valid YAML")
 
 
 def _only_settings(tenant: dict[str, Any]) -> dict[str, Any]:
@@ -312,8 +313,3 @@ def _cell(value: Any, *, is_time: bool) -> str:
 
 def _format_time(wall: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))
-
-
-def _fail(message: str, *, status: int = 1) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(status)

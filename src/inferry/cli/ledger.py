@@ -9,10 +9,12 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
+from msgspec import Struct
 from rich.table import Table
 from rich.text import Text
 
+from inferry.cli.option_groups import grouped
+from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.queries import LedgerQueries
@@ -41,82 +43,73 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-Db = Annotated[
-    str | None,
-    typer.Option(
-        "--db", metavar="URL", help="Ledger URL; default: the configuration's, INFERRY_LEDGER or ./inferry.db."
-    ),
-]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration that names the ledger.")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")]
-Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
-Since = Annotated[
-    float | None,
-    typer.Option("--since", metavar="DURATION", parser=parse_duration, help="Only this recent: 15m, 2h, 7d …"),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")]
+class SourceOptions(Struct, frozen=True, kw_only=True):
+    """The ledger, and the form of the output."""
+
+    db: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ledger URL; default: the configuration's, INFERRY_LEDGER or ./inferry.db."),
+    ] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Configuration that names the ledger.")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array instead of a table.")] = False
+
+
+class TenantFilter(Struct, frozen=True, kw_only=True):
+    """Which tenants and times to report."""
+
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None
+    since: Annotated[
+        float | None, typer.Option(metavar="DURATION", parser=parse_duration, help="Only this recent: 15m, 2h, 7d …")
+    ] = None
+
+    @property
+    def start_time(self) -> float | None:
+        return None if self.since is None else time.time() - self.since
+
+
+class RunFilter(TenantFilter, frozen=True, kw_only=True):
+    """Which runs to report."""
+
+    run: Annotated[str | None, typer.Option(help="Only this run.")] = None
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20
 
 
 def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
     """The commands; `default_url(config file or None)` finds the ledger if --db is not given."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
-    def open_queries(db: str | None, config: Path | None) -> LedgerQueries:
+    def open_queries(source: SourceOptions) -> LedgerQueries:
         try:
-            return open_sqlite_queries(db or default_url(config))
+            return open_sqlite_queries(source.db or default_url(source.config))
         except LedgerUnusable as error:
             typer.echo(f"inferry ledger: {error}", err=True)
             raise typer.Exit(2) from error
 
     @app.command()
-    def runs(
-        db: Db = None,
-        config: Config = None,
-        tenant: Tenant = None,
-        run: Run = None,
-        limit: Limit = 20,
-        since: Since = None,
-        as_json: Json = False,
-    ) -> None:
+    @grouped
+    def runs(*, source: SourceOptions, only: RunFilter) -> None:
         """Runs, latest first: steps, tokens, GPU time, cost, waits, fraction of time spent in model calls, outcome."""
-        with open_queries(db, config) as ledger:
-            rows = ledger.runs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
-        _show(rows, _runs_table, as_json=as_json, filtered=bool(tenant or run or since))
+        with open_queries(source) as ledger:
+            rows = ledger.runs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
+        _show(rows, _runs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 
     @app.command()
-    def tenants(
-        db: Db = None,
-        config: Config = None,
-        tenant: Tenant = None,
-        since: Since = None,
-        as_json: Json = False,
-    ) -> None:
+    @grouped
+    def tenants(*, source: SourceOptions, only: TenantFilter) -> None:
         """Tenants, largest first: runs, jobs, tokens, tokens per GPU-second."""
-        with open_queries(db, config) as ledger:
-            rows = ledger.tenants(tenant=tenant, since=_start_time(since))
-        _show(rows, _tenants_table, as_json=as_json, filtered=bool(tenant or since))
+        with open_queries(source) as ledger:
+            rows = ledger.tenants(tenant=only.tenant, since=only.start_time)
+        _show(rows, _tenants_table, as_json=source.as_json, filtered=bool(only.tenant or only.since))
 
     @app.command()
-    def jobs(
-        db: Db = None,
-        config: Config = None,
-        tenant: Tenant = None,
-        run: Run = None,
-        limit: Limit = 20,
-        since: Since = None,
-        as_json: Json = False,
-    ) -> None:
+    @grouped
+    def jobs(*, source: SourceOptions, only: RunFilter) -> None:
         """Attempts, latest first."""
-        with open_queries(db, config) as ledger:
-            rows = ledger.jobs(limit=limit, tenant=tenant, run=run, since=_start_time(since))
-        _show(rows, _jobs_table, as_json=as_json, filtered=bool(tenant or run or since))
+        with open_queries(source) as ledger:
+            rows = ledger.jobs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
+        _show(rows, _jobs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 
     return app
-
-
-def _start_time(duration_s: float | None) -> float | None:
-    return None if duration_s is None else time.time() - duration_s
 
 
 def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_json: bool, filtered: bool) -> None:
@@ -125,10 +118,7 @@ def _show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, as_js
     elif not rows:
         typer.echo("No matching rows." if filtered else "The ledger is empty.")
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console = Console(highlight=False, width=100)
-        console.print(table(rows))
+        console(width=100).print(table(rows))
 
 
 # --- tables: names fold, so that they can be copied whole; numbers never wrap

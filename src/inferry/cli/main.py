@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -26,6 +26,7 @@ from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.plan import plan_app
 from inferry.cli.simulate import simulate
+from inferry.cli.terminal import fail
 from inferry.cli.workers import workers_app
 from inferry.domain.ledger_urls import IN_MEMORY
 
@@ -96,7 +97,7 @@ def serve(
     try:
         _run_server(config, config.server.host if host is None else host, config.server.port if port is None else port)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command("check-config")
@@ -113,28 +114,28 @@ def check_config(
     typer.echo(dump(config), nl=False)
     missing = [*unset_secrets(config.workers, "workers", os.environ)]
     if query and missing:
-        _fail("; ".join(missing))
+        fail("; ".join(missing))
     try:
         for message in asyncio.run(worker_wiring.query_engines(config)) if query else worker_wiring.advise(config):
             typer.echo(f"# {message}")
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     for message in advise_on_tenants(config.tenants, config.prices, config.workers):
         typer.echo(f"# {message}")
     if config.workers_file is not None:
         try:
             watched = load_workers(Path(config.workers_file))
         except ConfigError as error:
-            _fail(str(error))
+            fail(str(error))
         duplicates = duplicate_names(config, watched)
         if duplicates:
-            _fail(f"{config.workers_file}: names already used in the configuration: {', '.join(duplicates)}")
+            fail(f"{config.workers_file}: names already used in the configuration: {', '.join(duplicates)}")
         names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
         typer.echo(f"# workers_file has {names or 'no workers'}")
         missing = [*missing, *unset_secrets(watched, config.workers_file, os.environ)]
         missing = [*missing, *check_pools(config.tenants, (*config.workers, *watched))]
     if missing:
-        _fail("; ".join(missing))
+        fail("; ".join(missing))
 
 
 def _run_server(config: Config, host: str, port: int) -> None:
@@ -191,18 +192,13 @@ def _load(path: Path | None) -> Config:
     try:
         return load(path)
     except ConfigError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(2)
+        fail(str(error))
 
 
 def _configure_logging(level: str) -> None:
     known = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     if level not in known:
-        _fail(f"--log-level must be one of {', '.join(known)}")
+        fail(f"--log-level must be one of {', '.join(known)}")
     handler: logging.Handler
     if sys.stderr.isatty():
         handler = RichHandler(

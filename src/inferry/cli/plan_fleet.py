@@ -14,8 +14,9 @@ from rich.table import Table
 from inferry.cli.config.schema import Config
 from inferry.cli.option_groups import grouped
 from inferry.cli.simulate_options import TargetOptions, WorkloadOptions
-from inferry.cli.simulate_output import console, fail, progress, slo_line
+from inferry.cli.simulate_output import progress, slo_line
 from inferry.cli.simulate_setup import Arm, drop_oversized, gateway_arm, load_config, load_model, simulated_workers
+from inferry.cli.terminal import console, fail
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.report.formatting import NONE
 from inferry.sim.arrivals import busiest_window

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from inferry.cli.option_groups import grouped
 from inferry.cli.simulate_options import TargetOptions, WorkloadOptions
-from inferry.cli.simulate_output import Play, comparison_table, console, fail, progress, slo_line
+from inferry.cli.simulate_output import Play, comparison_table, progress, slo_line
 from inferry.cli.simulate_plots import can_draw, draw_pngs
 from inferry.cli.simulate_setup import Arm, build_arms, drop_oversized, load_config, load_model
+from inferry.cli.terminal import console, fail
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.sim.calls import CallRow, Run
 from inferry.sim.costs import EngineModel

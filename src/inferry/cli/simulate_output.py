@@ -1,11 +1,8 @@
 """Terminal output of simulations: a progress bar in virtual time, and tables."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -29,19 +26,6 @@ _LANE_COLUMNS = (
 )
 _ARM_COLUMNS = (("busy", "utilisation"), ("done", "wall_s"))
 Play = Callable[[Simulation, Sequence[Run], str], None]
-
-
-def console(width: int = 120) -> Console:
-    """A console that does not fold tables in piped output."""
-    one = Console(highlight=False)
-    if not one.is_terminal and "COLUMNS" not in os.environ:
-        one = Console(highlight=False, width=width)
-    return one
-
-
-def fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(2)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import http.client
 import os
 import time
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inferry.cli.config.environment import ADMIN_KEY
+from inferry.cli.terminal import fail
 
 workers_app = typer.Typer(help="Workers of a running gateway: list, drain, readmit.", no_args_is_help=True)
 
@@ -57,7 +58,7 @@ def _call(url: str, method: str, path: str) -> Any:
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        _fail(f"cannot reach {url}: {error}")
+        fail(f"cannot reach {url}: {error}", status=1)
     finally:
         connection.close()
     try:
@@ -66,15 +67,10 @@ def _call(url: str, method: str, path: str) -> Any:
         answer = None
     if response.status != 200:
         problem = answer.get("error") if isinstance(answer, dict) else None
-        _fail(problem["message"] if isinstance(problem, dict) else f"{url} answered {response.status}")
+        fail(problem["message"] if isinstance(problem, dict) else f"{url} answered {response.status}", status=1)
     if not isinstance(answer, dict) or "workers" not in answer:
-        _fail(f"{url} is not an Inferry gateway")
+        fail(f"{url} is not an Inferry gateway", status=1)
     return answer["workers"]
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
-    raise typer.Exit(1)
 
 
 def _show(workers: list[dict[str, Any]], as_json: bool) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 
 from inferry.admission.caller_directory import Directory
+from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status
@@ -180,7 +181,7 @@ class TenantWatcher:
         self._next_expiry_at = math.inf
         self._generation = manager.generation
         self.ledger_error: str | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._polling = PeriodicTask(self._poll_and_expire, POLL_INTERVAL_S, "tenants and keys")
         # Serialises refreshes, so that an older directory never replaces a newer one.
         self._refresh_lock = asyncio.Lock()
         self.directory = Directory(is_auth_required=mode == "on")
@@ -200,13 +201,10 @@ class TenantWatcher:
         return self.directory.caller(authorization, x_api_key, tenant_header, wall)
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._polling.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._polling.close()
         await asyncio.to_thread(self.manager.close)
 
     def revocation_error(self, tenant: str, key_id: str | None) -> GatewayError | None:
@@ -252,13 +250,10 @@ class TenantWatcher:
             if found is not None:
                 self._apply(found)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            try:
-                await self.poll()
-            except Exception:
-                log.exception("failed to poll tenants and keys")
+    async def _poll_and_expire(self) -> None:
+        try:
+            await self.poll()
+        finally:
             self.notify_expired()
 
     def notify_expired(self) -> None:

@@ -5,7 +5,6 @@ does not remove a fleet.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.dispatch.pool import Pool
 from inferry.domain.errors import GatewayError
 from inferry.domain.ports import Worker
@@ -144,16 +144,13 @@ class WorkersFileWatcher(Generic[Entry]):
         self._read = read
         self._reconciler = reconciler
         self._last_error = ""
-        self._task: asyncio.Task[None] | None = None
+        self._polling = PeriodicTask(self.poll, POLL_INTERVAL_S, str(file.path))
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        self._polling.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await self._polling.close()
         await self._reconciler.close()
 
     async def poll(self) -> None:
@@ -168,14 +165,6 @@ class WorkersFileWatcher(Generic[Entry]):
         except InvalidWorkersFile as error:
             self._file.forget()
             self._log_error_once(str(error))
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
-            try:
-                await self.poll()
-            except Exception:
-                log.exception("failed to poll %s", self._file.path)
 
     def _log_error_once(self, message: str) -> None:
         if message != self._last_error:

@@ -1,0 +1,35 @@
+"""What the commands share: the console, error messages with an exit status, atomic writes of results."""
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+USAGE_ERROR = 2
+
+
+def console(width: int = 120) -> Console:
+    """A console that does not fold tables in piped output."""
+    one = Console(highlight=False)
+    if not one.is_terminal and "COLUMNS" not in os.environ:
+        one = Console(highlight=False, width=width)
+    return one
+
+
+def fail(message: str, status: int = USAGE_ERROR) -> NoReturn:
+    """Print the error and exit with the status."""
+    Console(stderr=True, soft_wrap=True).print(f"inferry: {message}", style="bold red", markup=False, highlight=False)
+    raise typer.Exit(status)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write atomically, through a temporary file. Exits on failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        fail(f"cannot write {path}: {error.strerror}")
