@@ -27,7 +27,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert "make test" in (ROOT / "README.md").read_text()
 
 
-def test_no_file_names_a_place_on_somebodys_machine() -> None:
+def test_no_file_contains_a_path_of_a_machine() -> None:
     foreign = re.compile(rb"/(?:root|home/\w+|work)/(?!\.)\w")
     for path in tracked():
         if path == Path(__file__):

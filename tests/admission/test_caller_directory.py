@@ -38,18 +38,18 @@ def refusal(directory: Directory, authorization: bytes | None = None, tenant: by
     return caught.value
 
 
-def test_a_key_says_whose_it_is_and_what_it_may() -> None:
+def test_a_key_identifies_its_tenant_and_its_limits() -> None:
     key = a_key()
     assert a_directory(key).caller(bearer(), None, None, 0.0) == Caller(ACME, key)
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
-def test_the_scheme_is_written_in_any_case(scheme: bytes) -> None:
+def test_the_bearer_scheme_is_case_insensitive(scheme: bytes) -> None:
     text = format_key("k1", SECRET).encode()
     assert a_directory(a_key()).caller(scheme + text, None, None, 0.0).tenant is ACME
 
 
-def test_a_key_may_come_as_x_api_key_and_a_bearer_token_goes_before_it() -> None:
+def test_a_bearer_token_takes_precedence_over_x_api_key() -> None:
     directory = a_directory(a_key(), a_key("k2", "globex", OTHER_SECRET))
     other = format_key("k2", OTHER_SECRET).encode()
     assert directory.caller(None, other, None, 0.0).tenant.name == "globex"
@@ -72,7 +72,7 @@ def test_a_key_may_come_as_x_api_key_and_a_bearer_token_goes_before_it() -> None
         b"Bearer ifk_k1_" + SECRET.encode() + b"x",
     ],
 )
-def test_what_is_no_key_opens_nothing_and_all_are_told_the_same(sent: bytes) -> None:
+def test_every_invalid_key_gets_the_same_error(sent: bytes) -> None:
     error = refusal(a_directory(a_key()), sent)
     assert isinstance(error, InvalidApiKey)
     assert str(error) == str(refusal(a_directory(a_key()), bearer("x")))
@@ -81,7 +81,7 @@ def test_what_is_no_key_opens_nothing_and_all_are_told_the_same(sent: bytes) -> 
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"Bearer", b"Bearer  ", b"Basic abc"])
-def test_without_a_key_one_is_told_how_to_send_it(sent: bytes | None) -> None:
+def test_the_error_for_a_missing_key_says_how_to_send_one(sent: bytes | None) -> None:
     error = refusal(a_directory(a_key()), sent)
     assert isinstance(error, InvalidApiKey)
     assert "Authorization: Bearer" in str(error)
@@ -92,7 +92,7 @@ def test_without_a_key_one_is_told_how_to_send_it(sent: bytes | None) -> None:
     "sent",
     [bearer(secret=OTHER_SECRET), bearer("nobody"), b"Bearer nonsense", bearer("gone"), bearer("late"), bearer("lost")],
 )
-def test_every_refusal_takes_the_same_path(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_refusal_hashes_and_compares_once(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """One hash and one comparison of 32 bytes with 32, whether the id is known, unknown, revoked or none at all."""
     did: list[tuple[str, int]] = []
 
@@ -113,20 +113,20 @@ def test_every_refusal_takes_the_same_path(sent: bytes, monkeypatch: pytest.Monk
     assert did == [("hash", 32), ("compare", 64)]
 
 
-def test_a_key_ends_at_its_moment_and_not_before() -> None:
+def test_a_key_expires_exactly_at_its_expiry_time() -> None:
     for key in (a_key(expires_at=100.0), a_key(revoked_at=100.0), a_key(expires_at=200.0, revoked_at=100.0)):
         directory = a_directory(key)
         assert directory.caller(bearer(), None, None, 99.9).key is key
         refusal(directory, bearer())
 
 
-def test_a_disabled_tenant_and_one_that_nobody_configured_let_nobody_in() -> None:
+def test_keys_of_disabled_and_unknown_tenants_are_refused() -> None:
     refusal(a_directory(a_key(tenant="closed")), bearer())
     refusal(a_directory(a_key(tenant="unheard-of")), bearer())
     assert isinstance(refusal(a_directory(required=False), None, b"closed"), InvalidApiKey)
 
 
-def test_nobody_calls_in_anothers_name() -> None:
+def test_a_tenant_header_of_another_tenant_is_refused() -> None:
     directory = a_directory(a_key())
     assert directory.caller(bearer(), None, b"acme", 0.0).tenant is ACME
     error = refusal(directory, bearer(), b"globex")
@@ -137,7 +137,7 @@ def test_nobody_calls_in_anothers_name() -> None:
     assert "globex" not in str(error)
 
 
-def test_without_authentication_a_tenant_is_who_it_says_it_is_with_that_tenants_limits() -> None:
+def test_without_authentication_the_tenant_header_selects_tenant_and_limits() -> None:
     directory = a_directory(a_key(), required=False)
     assert directory.caller(None, None, b"acme", 0.0) == Caller(ACME)
     assert directory.caller(b"Bearer anything", b"anything", None, 0.0) == Caller(Tenant(name="default"))
@@ -145,26 +145,26 @@ def test_without_authentication_a_tenant_is_who_it_says_it_is_with_that_tenants_
     assert directory.caller(bearer(), None, b"globex", 0.0).key is None
 
 
-def test_limits_for_the_default_tenant_hold_for_whoever_names_none() -> None:
+def test_limits_of_the_default_tenant_apply_to_calls_without_a_tenant() -> None:
     default = Tenant(name="default", limits=Limits(max_concurrent=1))
     assert Directory([default], is_auth_required=False).caller(None, None, None, 0.0).tenant is default
 
 
 @pytest.mark.parametrize("name", [b"two words", b"\xe9", b"x" * 257, b"tab\t"])
-def test_without_authentication_a_name_is_still_one_word(name: bytes) -> None:
+def test_without_authentication_an_invalid_tenant_name_is_refused(name: bytes) -> None:
     error = refusal(a_directory(required=False), None, name)
     assert isinstance(error, InvalidRequest)
     assert error.param == "x-inferry-tenant"
 
 
-def test_an_empty_key_id_is_nobodys() -> None:
+def test_an_empty_key_id_is_refused() -> None:
     """The id that what is no key gets, so a row without an id must not become everybody's key."""
     directory = a_directory(a_key(""))
     refusal(directory, b"Bearer ifk__" + SECRET.encode())
     assert parse_key(b"hello_world_" + SECRET.encode()) == (b"", SECRET.encode())
 
 
-def test_ten_thousand_keys_are_looked_up_as_fast_as_ten() -> None:
+def test_a_lookup_does_not_depend_on_the_number_of_keys() -> None:
     def lookup(count: int) -> float:
         keys = [a_key(f"k{i}", secret=f"{i:043d}") for i in range(count)]
         directory, sent = a_directory(*keys), bearer(f"k{count - 1}", f"{count - 1:043d}")

@@ -44,7 +44,7 @@ def refused(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, no
 
 @pytest.mark.parametrize(("ceiling", "most"), CEILINGS)
 @pytest.mark.parametrize("whose", ["key", "tenant", "both, the key's tighter", "both, the tenant's tighter"])
-def test_whichever_ceiling_is_tighter_binds(ceiling: str, most: float, whose: str) -> None:
+def test_the_tighter_ceiling_of_tenant_and_key_binds(ceiling: str, most: float, whose: str) -> None:
     limits: dict[str, Any] = {ceiling: most}
     loose: dict[str, Any] = {ceiling: 100 * most}
     caller = {
@@ -62,7 +62,7 @@ def test_whichever_ceiling_is_tighter_binds(ceiling: str, most: float, whose: st
     assert isinstance(refused(gate, caller), RunBudgetExhausted if ceiling.startswith("run") else TenantBudgetExhausted)
 
 
-def test_what_one_key_spends_counts_for_its_tenant_and_not_for_another_key() -> None:
+def test_spending_of_a_key_counts_for_its_tenant_and_not_for_other_keys() -> None:
     gate = QuotaGate({})
     one, other = (a_caller(key=Limits(day_token_ceiling=35), key_id=name, day_token_ceiling=100) for name in "xy")
     gate.settle(came_in(gate, one), used(), 0.0, NOON)
@@ -72,7 +72,7 @@ def test_what_one_key_spends_counts_for_its_tenant_and_not_for_another_key() -> 
 
 
 @pytest.mark.parametrize("whose", ["tenant", "key"])
-def test_calls_at_once_are_counted_for_both_and_given_back_to_both(whose: str) -> None:
+def test_concurrent_calls_are_counted_and_released_for_tenant_and_key(whose: str) -> None:
     limits: dict[str, Any] = {"max_concurrent": 1}
     caller = a_caller(key=Limits(**limits)) if whose == "key" else a_caller(key=Limits(), **limits)
     gate = QuotaGate({})
@@ -108,7 +108,7 @@ def test_retry_after_is_the_longer_wait_of_tenant_and_key() -> None:
         assert refused(gate, caller).retry_after_s == pytest.approx(60.0)
 
 
-def test_a_bucket_gives_its_last_token_and_not_one_more() -> None:
+def test_a_bucket_can_be_emptied_exactly() -> None:
     gate = QuotaGate({})
     caller = a_caller(key=Limits(tokens_per_minute=60))
     came_in(gate, caller)
@@ -117,7 +117,7 @@ def test_a_bucket_gives_its_last_token_and_not_one_more() -> None:
     came_in(gate, caller, a_call(0, 1), now=1.0)
 
 
-def test_a_caller_stands_where_the_tighter_of_both_has_it() -> None:
+def test_the_rate_limit_status_is_the_tighter_of_tenant_and_key() -> None:
     for tenant, key in ((10, 3), (3, 10)):
         gate = QuotaGate({})
         caller = a_caller(
@@ -132,7 +132,7 @@ def test_a_caller_stands_where_the_tighter_of_both_has_it() -> None:
         assert (rate_limit_status.token_limit, rate_limit_status.tokens_left) == (300, 270)
 
 
-def test_what_was_spent_before_a_start_counts_for_the_key_that_spent_it() -> None:
+def test_restored_spending_counts_for_its_key() -> None:
     gate = QuotaGate({})
     for key_id, spent_tokens in (("x", 40), (None, 40)):
         gate.restore([Spending(tenant="a", period="day", tokens=spent_tokens, nanos=0, at=NOON, key_id=key_id)])
@@ -162,7 +162,7 @@ def a_key(**limits: Any) -> ApiKey:
     return ApiKey(key_id="k", tenant="a", secret_hash=b"", limits=Limits(**limits))
 
 
-def test_a_model_is_for_a_key_that_both_it_and_its_tenant_allow() -> None:
+def test_a_model_must_be_allowed_by_tenant_and_key() -> None:
     for tenant, key, allowed in (
         (None, None, True),
         (("m",), None, True),
@@ -176,18 +176,18 @@ def test_a_model_is_for_a_key_that_both_it_and_its_tenant_allow() -> None:
         assert caller.allows_model("m") is allowed
 
 
-def test_a_default_lane_of_p0_is_one() -> None:
+def test_a_default_lane_of_p0_is_not_taken_for_unset() -> None:
     caller = Caller(Tenant(name="a", limits=Limits(default_lane=Lane.P2)), a_key(default_lane=Lane.P0))
     assert caller.default_lane is Lane.P0
 
 
-def test_cached_tokens_that_cost_nothing_cost_nothing_and_are_not_priced_as_others() -> None:
+def test_a_cached_price_of_zero_is_not_taken_for_unset() -> None:
     assert Price(input=2.0, output=4.0).nanos(10, 4, 1) == 1000 * (10 * 2 + 4)
     assert Price(input=2.0, cached_input=0.0, output=4.0).nanos(10, 4, 1) == 1000 * (6 * 2 + 4)
     assert Price(input=2.0, cached_input=1.0, output=4.0).nanos(10, 4, 1) == 1000 * (6 * 2 + 4 * 1 + 4)
 
 
-def test_a_price_of_zero_is_a_cost_of_nothing_and_no_price_is_no_cost_at_all() -> None:
+def test_a_price_of_zero_costs_zero_and_a_missing_price_has_no_cost() -> None:
     for prices, cost in (({}, None), ({"m": Price()}, 0), ({"m": Price(gpu_hour=3600.0)}, NANOS_PER_UNIT // 2)):
         gate = QuotaGate(prices)
         for caller in (a_caller(), a_caller(day_token_ceiling=1000)):

@@ -53,7 +53,7 @@ def spent(gate: QuotaGate, run: str = "run", tenant: str = "a") -> tuple[int, in
 # -- leases ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_leases_its_prompt_at_its_highest_and_a_first_piece_of_its_output() -> None:
+def test_a_job_leases_the_upper_bound_of_its_prompt_and_a_first_part_of_its_output() -> None:
     gate, caller = QuotaGate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 500, prompt_high=40))
     assert (permit.granted_tokens, permit.output_cap) == (100, 500)
@@ -62,14 +62,14 @@ def test_a_job_leases_its_prompt_at_its_highest_and_a_first_piece_of_its_output(
     assert spent(gate) == (60, 0)
 
 
-def test_a_short_job_leases_no_more_than_it_may_write() -> None:
+def test_a_short_job_leases_at_most_its_output_limit() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 20, choices=3))
     assert permit.granted_tokens == 60
     assert gate.renew(permit, 60) == 60
 
 
-def test_a_lease_is_renewed_in_pieces() -> None:
+def test_a_lease_is_renewed_in_parts() -> None:
     gate, caller = QuotaGate({}, lease_tokens=100), a_caller(run_token_ceiling=10_000)
     permit = admit(gate, caller, a_call(10, 250))
     assert gate.renew(permit, 90) == 200
@@ -83,7 +83,7 @@ def test_a_delta_larger_than_the_lease_is_covered_where_there_is_headroom() -> N
     assert gate.renew(permit, 300) == 316
 
 
-def test_the_output_is_cut_to_what_is_left() -> None:
+def test_output_is_capped_by_the_remaining_budget() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     permit = admit(gate, caller, a_call(40, 500))
     assert permit.output_cap == 60
@@ -94,7 +94,7 @@ def test_the_output_is_cut_to_what_is_left() -> None:
     assert spent(gate) == (100, 0)
 
 
-def test_choices_share_what_is_left() -> None:
+def test_choices_share_the_remaining_budget() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     permit = admit(gate, caller, a_call(40, 500, choices=8))
     assert permit.output_cap == 7
@@ -103,7 +103,7 @@ def test_choices_share_what_is_left() -> None:
     assert isinstance(refusal(gate, caller, a_call(93, 500, choices=8)), RunBudgetExhausted)
 
 
-def test_a_prompt_with_a_single_token_left_beside_it_is_let_in_and_no_larger_one() -> None:
+def test_a_prompt_is_admitted_if_one_output_token_fits_beside_it() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     error = refusal(gate, caller, a_call(100, 5))
     assert error.message == "the run's ceiling of 100 tokens is reached: 0 spent, 0 leased to calls in flight"
@@ -122,7 +122,7 @@ def test_a_refusal_names_ceiling_spending_and_leases() -> None:
     )
 
 
-def test_the_less_is_left_the_smaller_the_pieces() -> None:
+def test_leases_shrink_with_the_remaining_budget() -> None:
     gate, caller = QuotaGate({}, lease_tokens=256), a_caller(run_token_ceiling=6_410)
     permits = [admit(gate, caller, a_call(10, 5_000)) for _ in range(3)]
     assert [permit.granted_tokens for permit in permits] == [100, 98, 96]
@@ -131,13 +131,13 @@ def test_the_less_is_left_the_smaller_the_pieces() -> None:
     assert [admit(gate, few, a_call(10, 50)).granted_tokens for _ in range(2)] == [16, 4]
 
 
-def test_sixty_four_calls_share_what_would_not_do_for_a_lease_of_each() -> None:
+def test_sixty_four_calls_share_a_budget_smaller_than_their_full_leases() -> None:
     gate, caller = QuotaGate({}, lease_tokens=256), a_caller(run_token_ceiling=4_096)
     permits = [admit(gate, caller, a_call(10, 500)) for _ in range(64)]
     assert all(permit.granted_tokens >= 16 for permit in permits)
 
 
-def test_what_one_gives_back_another_gets() -> None:
+def test_a_returned_lease_is_available_to_other_jobs() -> None:
     gate, caller = QuotaGate({}, lease_tokens=64), a_caller(run_token_ceiling=200)
     long, short = admit(gate, caller, a_call(10, 150)), admit(gate, caller, a_call(10, 60))
     assert write_all(gate, short, 60) == 60
@@ -184,7 +184,7 @@ def test_a_settled_permit_is_not_renewed_nor_charged_again() -> None:
 # -- trees -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_ceiling_is_that_of_the_whole_tree() -> None:
+def test_a_run_ceiling_covers_the_whole_run_tree() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     gate.settle(admit(gate, caller, a_call(10, 30), "leaf", "middle", "root"), used(10, 30), 0.0, NOON)
     gate.settle(admit(gate, caller, a_call(10, 20), "other", "root"), used(10, 20), 0.0, NOON)
@@ -195,7 +195,7 @@ def test_the_ceiling_is_that_of_the_whole_tree() -> None:
     admit(gate, caller, a_call(10, 50), "another root")
 
 
-def test_a_run_that_gets_a_parent_brings_its_spending_along() -> None:
+def test_spending_of_a_run_counts_for_a_parent_that_it_gets_later() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     gate.settle(admit(gate, caller, a_call(10, 30), "leaf", "b"), used(10, 30), 0.0, NOON)
     in_flight = admit(gate, caller, a_call(1, 1), "b")
@@ -205,14 +205,14 @@ def test_a_run_that_gets_a_parent_brings_its_spending_along() -> None:
     assert [spent(gate, run)[0] for run in ("leaf", "b", "a")] == [50, 52, 52]
 
 
-def test_runs_of_two_tenants_with_one_name_are_two() -> None:
+def test_runs_with_the_same_name_of_two_tenants_have_separate_accounts() -> None:
     gate = QuotaGate({})
     gate.settle(admit(gate, a_caller("a", run_token_ceiling=50)), used(10, 40), 0.0, NOON)
     assert isinstance(refusal(gate, a_caller("a", run_token_ceiling=50)), RunBudgetExhausted)
     admit(gate, a_caller("b", run_token_ceiling=50))
 
 
-def test_every_key_is_held_to_its_own_ceiling_for_a_run() -> None:
+def test_calls_of_several_keys_in_one_run_have_the_ceilings_of_their_keys() -> None:
     gate = QuotaGate({}, lease_tokens=10)
     tight = a_caller(run_token_ceiling=200, key=Limits(run_token_ceiling=50), key_id="k1")
     wide = a_caller(run_token_ceiling=200, key=Limits(), key_id="k2")
@@ -223,7 +223,7 @@ def test_every_key_is_held_to_its_own_ceiling_for_a_run() -> None:
     assert write_all(gate, second, 100) == 100
 
 
-def test_a_call_that_names_no_run_leaves_no_account_behind() -> None:
+def test_a_call_without_a_run_id_leaves_no_account() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=100)
     job = a_call()
     job = replace(job, run_id=job.job_id)
@@ -236,7 +236,7 @@ def test_a_call_that_names_no_run_leaves_no_account_behind() -> None:
 # -- days and months -------------------------------------------------------------------------------------------------
 
 
-def test_days_and_months_end_and_a_job_is_charged_where_it_was_leased() -> None:
+def test_a_job_is_charged_to_the_day_and_month_of_its_lease() -> None:
     gate, caller = QuotaGate({}), a_caller(day_token_ceiling=100, month_token_ceiling=250)
     late = admit(gate, caller, a_call(10, 50), wall=NOON)
     next_day = admit(gate, caller, a_call(10, 90), wall=NOON + DAY)
@@ -260,7 +260,7 @@ def refusal_at(gate: QuotaGate, caller: Caller, wall: float) -> GatewayError:
     return caught.value
 
 
-def test_a_clock_that_is_set_back_a_little_at_midnight_opens_no_new_day() -> None:
+def test_a_clock_set_back_slightly_at_midnight_opens_no_new_day() -> None:
     gate, caller = QuotaGate({}), a_caller(day_token_ceiling=100)
     midnight = NOON + DAY / 2
     gate.settle(admit(gate, caller, a_call(10, 90), wall=midnight + 1), used(10, 90), 0.0, midnight)
@@ -269,12 +269,12 @@ def test_a_clock_that_is_set_back_a_little_at_midnight_opens_no_new_day() -> Non
 
 
 @given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)))
-def test_months_are_the_calendars(moment: datetime) -> None:
+def test_months_are_calendar_months(moment: datetime) -> None:
     wall = moment.replace(tzinfo=UTC).timestamp()
     assert utc_month(utc_day(wall)) == 12 * moment.year + moment.month - 1
 
 
-def test_keys_have_days_and_months_of_their_own() -> None:
+def test_keys_have_their_own_daily_and_monthly_accounts() -> None:
     gate = QuotaGate({})
     one = a_caller(day_token_ceiling=100, key=Limits(day_token_ceiling=60, month_token_ceiling=1_000), key_id="k1")
     gate.settle(admit(gate, one, a_call(10, 50)), used(10, 50), 0.0, NOON)
@@ -293,7 +293,7 @@ def test_keys_have_days_and_months_of_their_own() -> None:
 # -- money -----------------------------------------------------------------------------------------------------------
 
 
-def test_money_binds_where_tokens_do_not() -> None:
+def test_a_money_ceiling_binds_before_a_looser_token_ceiling() -> None:
     gate, caller = QuotaGate(PRICES), a_caller(run_money_ceiling=0.001, run_token_ceiling=1_000_000)
     permit = admit(gate, caller, a_call(500, 1_000))
     assert permit.output_cap == 49  # and not fifty: a lease is rounded up
@@ -306,7 +306,7 @@ def test_money_binds_where_tokens_do_not() -> None:
     assert (line.spent_nanos, line.leased_nanos, line.nano_ceiling) == (cost, 0, 1_000_000)
 
 
-def test_cached_tokens_cost_what_they_cost_and_are_leased_at_the_dearer_price() -> None:
+def test_prompts_are_leased_at_the_higher_price_and_charged_at_the_actual_one() -> None:
     gate = QuotaGate({"m": Price(input=2.0, cached_input=0.5, output=0.0), "odd": Price(input=1.0, cached_input=4.0)})
     caller = a_caller(day_money_ceiling=1.0)
     permit = admit(gate, caller, a_call(100, 10))
@@ -315,7 +315,7 @@ def test_cached_tokens_cost_what_they_cost_and_are_leased_at_the_dearer_price() 
     assert admit(gate, caller, a_call(100, 10, model="odd")).leased_nanos == 400_001
 
 
-def test_a_model_without_a_price_costs_nothing_and_the_gate_says_so() -> None:
+def test_a_model_without_a_price_costs_nothing_and_is_reported() -> None:
     gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.000001)
     permit = admit(gate, caller, a_call(1_000, 1_000, model="other"))
     assert permit.granted_tokens == 256
@@ -324,7 +324,7 @@ def test_a_model_without_a_price_costs_nothing_and_the_gate_says_so() -> None:
     assert gate.unpriced_models(["m", "other"], [Limits(day_token_ceiling=5)]) == []
 
 
-def test_gpu_time_is_charged_once_it_is_known_until_nothing_is_left() -> None:
+def test_gpu_time_is_charged_at_the_end_until_the_budget_is_exhausted() -> None:
     gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
     permit = admit(gate, caller, a_call(model="gpu"))
     assert gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON) == 1_500_000
@@ -335,7 +335,7 @@ def test_gpu_time_is_charged_once_it_is_known_until_nothing_is_left() -> None:
     admit(gate, caller, a_call(model="other"))
 
 
-def test_callers_without_limits_share_a_permit_and_still_hear_what_it_cost() -> None:
+def test_callers_without_limits_share_a_permit_and_get_the_cost() -> None:
     gate, anybody = QuotaGate(PRICES), a_caller(key=Limits(models=("m",)))
     permit = admit(gate, anybody)
     assert permit is admit(gate, anybody, a_call(5, 5))
@@ -348,7 +348,7 @@ def test_callers_without_limits_share_a_permit_and_still_hear_what_it_cost() -> 
 
 
 @given(st.integers(0, 10**13), st.floats(0.001, 200.0))
-def test_what_is_affordable_is_the_most_that_is(nanos: int, price: float) -> None:
+def test_affordable_tokens_is_the_largest_number_within_the_price(nanos: int, price: float) -> None:
     tariff = Tariff(Price(output=price))
     tokens = tariff.affordable_tokens(nanos)
     assert tokens == 0 or tariff.output(tokens) <= nanos
@@ -356,7 +356,7 @@ def test_what_is_affordable_is_the_most_that_is(nanos: int, price: float) -> Non
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5), st.floats(0.0, 50), st.floats(0.0, 50))
-def test_no_lease_is_less_than_what_it_will_cost(
+def test_a_lease_never_costs_less_than_its_usage(
     prompt: int, output: int, cached: int, money_account: float, cheap: float
 ) -> None:
     price = Price(input=money_account, cached_input=cheap, output=money_account / 3)
@@ -367,14 +367,14 @@ def test_no_lease_is_less_than_what_it_will_cost(
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**4))
-def test_a_piece_is_a_part_of_what_is_left_but_for_the_last(left: int, most: int) -> None:
+def test_a_lease_is_a_fraction_of_the_remaining_budget_or_its_rest(left: int, most: int) -> None:
     got = lease_size(left, most)
     assert got <= min(left, most)
     assert got <= max(16, left // 64)
     assert bool(got) == bool(left)
 
 
-def test_money_is_written_as_people_write_it() -> None:
+def test_money_is_formatted_without_trailing_zeros() -> None:
     assert [format_money(nanos) for nanos in (0, 1, NANOS_PER_UNIT, 12 * NANOS_PER_UNIT + NANOS_PER_UNIT // 2)] == [
         "0",
         "0.000000001",

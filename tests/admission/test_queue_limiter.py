@@ -92,7 +92,7 @@ def filled(queue_limiter: Queue, jobs: int = 8) -> Iterator[InferenceJob]:
         yield job
 
 
-def test_newcomers_are_refused_from_a_part_of_the_limit_on() -> None:
+def test_new_jobs_are_refused_above_the_high_watermark() -> None:
     queue_limiter = a_door(10, 0.8)
     inside = list(filled(queue_limiter, 8))
     assert comes(queue_limiter, a_call("ninth")) is not None
@@ -100,7 +100,7 @@ def test_newcomers_are_refused_from_a_part_of_the_limit_on() -> None:
     assert comes(a_door(), a_call()) is None
 
 
-def test_a_lane_of_one_takes_one() -> None:
+def test_a_lane_with_a_limit_of_one_takes_one_job() -> None:
     queue_limiter = a_door(1, 0.1)
     assert comes(queue_limiter, a_call()) is None
     assert comes(queue_limiter, a_call("b")) is not None
@@ -174,7 +174,7 @@ def test_no_capacity_is_held_for_absent_clients() -> None:
     assert comes(queue_limiter, a_call("newcomer"), 0.5) is None, "with the queue less than half full"
 
 
-def test_a_burst_above_is_first_taken_to_be_short_and_then_as_it_is() -> None:
+def test_the_first_retry_time_assumes_a_short_burst_in_higher_lanes() -> None:
     queue_limiter = a_door(10, 1.0)
     list(filled(queue_limiter, 10))
     for number in range(3):
@@ -184,7 +184,7 @@ def test_a_burst_above_is_first_taken_to_be_short_and_then_as_it_is() -> None:
     assert comes(queue_limiter, a_call("mine"), at, seconds_per_job=4.0, best_case_s_per_job=1.0) == at + 4 * 4.0
 
 
-def test_while_nothing_is_known_people_are_spread_out_all_the_same() -> None:
+def test_retry_times_are_spread_before_a_drain_rate_is_measured() -> None:
     queue_limiter = a_door()
     list(filled(queue_limiter))
     told = [comes(queue_limiter, a_call(f"late {number}"), seconds_per_job=0.0) for number in range(30)]
@@ -192,7 +192,7 @@ def test_while_nothing_is_known_people_are_spread_out_all_the_same() -> None:
     assert 30 * DEFAULT_SPACING_S <= (told[-1] or 0.0) <= 40 * DEFAULT_SPACING_S
 
 
-def test_a_fast_queue_is_not_asked_again_at_once() -> None:
+def test_a_fast_queue_has_a_minimum_retry_time() -> None:
     queue_limiter = a_door()
     list(filled(queue_limiter))
     assert comes(queue_limiter, a_call(), seconds_per_job=0.0001) == MIN_RETRY_AFTER_S
@@ -207,7 +207,7 @@ def test_no_retry_after_exceeds_what_clients_accept() -> None:
     assert queue_limiter.pending_retries()[Lane.P1] == int(MAX_RETRY_AFTER_S / 10.0)
 
 
-def test_a_tenant_that_floods_the_queue_does_not_shut_others_out() -> None:
+def test_a_tenant_that_floods_the_queue_excludes_no_other_tenant() -> None:
     queue_limiter = a_door(10, 0.8)
     list(filled(queue_limiter))
     assert comes(queue_limiter, a_call("more", tenant="a")) is not None
@@ -250,7 +250,7 @@ def test_the_bytes_of_all_that_is_queued_are_bounded() -> None:
     assert queue_limiter.queued_bytes == 40
 
 
-def test_one_call_larger_than_all_that_may_be_queued_is_taken_when_nothing_is() -> None:
+def test_an_empty_queue_takes_a_body_larger_than_the_byte_limit() -> None:
     assert comes(a_door(max_queued_bytes=10), a_job(body=b"x" * 60)) is None
 
 
@@ -264,7 +264,7 @@ def test_without_retry_slots_no_slot_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("believed_s", "most_errors"), [(0.05, 0), (0.07, 0), (0.035, 150)])
-def test_clients_that_try_three_times_get_in_after_a_pulse_of_three_times_the_capacity(
+def test_clients_with_two_retries_are_all_admitted_after_a_burst_of_three_times_the_capacity(
     believed_s: float, most_errors: int
 ) -> None:
     """In virtual time: the door believes that a job takes so long, and really it takes 0.05 s."""

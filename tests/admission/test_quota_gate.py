@@ -23,7 +23,7 @@ def admit(
 # -- shadow ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_in_shadow_is_never_refused_nor_cut_and_what_it_would_have_been_is_counted() -> None:
+def test_a_shadow_tenant_is_never_limited_and_its_refusals_are_counted() -> None:
     gate = QuotaGate({"m": Price(output=1.0)})
     caller = a_caller(shadow=True, requests_per_minute=2, day_token_ceiling=100, run_money_ceiling=0.00001)
     for _ in range(5):
@@ -35,7 +35,7 @@ def test_a_tenant_in_shadow_is_never_refused_nor_cut_and_what_it_would_have_been
     assert [(line.spent_tokens, line.leased_tokens) for line in gate.report("a")] == [(250, 0)]
 
 
-def test_shadow_counts_as_many_requests_as_would_have_been_refused() -> None:
+def test_shadow_mode_counts_each_refusal_once() -> None:
     gate, caller = QuotaGate({}), a_caller(shadow=True, requests_per_minute=60)
     for second in range(30):
         for _ in range(5):
@@ -77,7 +77,7 @@ def test_a_ceiling_that_is_raised_holds_for_the_next_renewal() -> None:
     assert gate.renew(permit, permit.granted_tokens) == 606
 
 
-def test_a_ceiling_that_is_lowered_below_what_is_taken_grants_nothing_more() -> None:
+def test_a_ceiling_lowered_below_the_committed_amount_grants_no_lease() -> None:
     gate = QuotaGate({}, lease_tokens=100)
     first = admit(gate, a_caller(run_token_ceiling=1_000), a_call(10, 500))
     with pytest.raises(RunBudgetExhausted):
@@ -93,7 +93,7 @@ def test_a_ceiling_that_is_lowered_below_what_is_taken_grants_nothing_more() -> 
 # -- who shares another's answer -------------------------------------------------------------------------------------
 
 
-def test_a_job_that_writes_nothing_needs_no_budget_but_counts_as_a_request() -> None:
+def test_a_job_without_output_needs_no_budget_and_counts_as_a_request() -> None:
     gate = QuotaGate({"m": Price(output=1.0)})
     caller = a_caller(run_token_ceiling=30, day_money_ceiling=0.00002, requests_per_minute=2)
     gate.settle(admit(gate, caller, a_call(10, 20)), used(10, 20), 0.0, NOON)
@@ -110,7 +110,7 @@ def test_a_job_that_writes_nothing_needs_no_budget_but_counts_as_a_request() -> 
 # -- what is forgotten -----------------------------------------------------------------------------------------------
 
 
-def test_the_account_of_a_run_that_is_over_is_forgotten_with_its_last_job() -> None:
+def test_the_account_of_an_ended_run_is_dropped_with_its_last_job() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=1_000)
     permit = admit(gate, caller)
     gate.end_run("a", "run")
@@ -121,7 +121,7 @@ def test_the_account_of_a_run_that_is_over_is_forgotten_with_its_last_job() -> N
     gate.end_run("nobody", "run")
 
 
-def test_the_account_of_a_run_that_goes_on_after_all_is_kept() -> None:
+def test_the_account_of_a_run_that_continues_after_its_end_is_kept() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=1_000)
     first = admit(gate, caller)
     gate.end_run("a", "run")
@@ -133,7 +133,7 @@ def test_the_account_of_a_run_that_goes_on_after_all_is_kept() -> None:
     assert line.spent_tokens == 60
 
 
-def test_idle_runs_are_forgotten_and_those_in_flight_never() -> None:
+def test_accounts_of_idle_runs_are_dropped_and_those_with_jobs_are_kept() -> None:
     gate, caller = QuotaGate({}, run_idle_s=100.0), a_caller(run_token_ceiling=1_000)
     in_flight = admit(gate, caller, a_call(run="busy"))
     gate.settle(admit(gate, caller, a_call(run="idle")), used(), 0.0, NOON)
@@ -145,7 +145,7 @@ def test_idle_runs_are_forgotten_and_those_in_flight_never() -> None:
     assert RUN_IDLE_TIMEOUT_S >= 3_600
 
 
-def test_there_are_never_more_accounts_of_runs_than_allowed_beside_those_in_flight() -> None:
+def test_the_number_of_idle_run_accounts_is_bounded() -> None:
     gate, caller = QuotaGate({}, max_runs=100), a_caller(run_token_ceiling=1_000)
     held = [admit(gate, caller, a_call(run=f"held-{number}")) for number in range(10)]
     for number in range(1_000):
@@ -156,7 +156,7 @@ def test_there_are_never_more_accounts_of_runs_than_allowed_beside_those_in_flig
         gate.settle(permit, used(), 0.0, NOON)
 
 
-def test_names_that_anybody_may_write_are_bounded_and_those_in_flight_stay() -> None:
+def test_the_number_of_owners_is_bounded_and_owners_with_jobs_are_kept() -> None:
     gate = QuotaGate({}, max_owners=100)
     busy = admit(gate, a_caller("busy", max_concurrent=1))
     for number in range(5_000):
@@ -168,7 +168,7 @@ def test_names_that_anybody_may_write_are_bounded_and_those_in_flight_stay() -> 
     gate.settle(busy, used(), 0.0, NOON)
 
 
-def test_who_has_spent_something_today_is_forgotten_after_those_who_have_not() -> None:
+def test_owners_without_spending_are_evicted_first() -> None:
     gate = QuotaGate({}, max_owners=100)
     spender = a_caller("spender", day_token_ceiling=30)
     gate.settle(admit(gate, spender), used(), 0.0, NOON)
@@ -179,7 +179,7 @@ def test_who_has_spent_something_today_is_forgotten_after_those_who_have_not() -
         admit(gate, spender, at=1_000.0)
 
 
-def test_a_refused_call_makes_no_account_for_its_run() -> None:
+def test_a_refused_call_creates_no_run_account() -> None:
     gate, caller = QuotaGate({}), a_caller(run_token_ceiling=5)
     with pytest.raises(RunBudgetExhausted):
         admit(gate, caller)
@@ -189,7 +189,7 @@ def test_a_refused_call_makes_no_account_for_its_run() -> None:
 # -- what is restored ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_restored_counts_in_its_day_month_and_run_and_never_twice() -> None:
+def test_restored_spending_counts_once_in_day_month_and_run() -> None:
     gate = QuotaGate({})
     before = [
         Spending(tenant="a", period="day", tokens=50, nanos=5, at=NOON),

@@ -26,7 +26,7 @@ def refusal(gate: QuotaGate, caller: Caller, job: InferenceJob | None = None, at
     return caught.value
 
 
-def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_at_a_time() -> None:
+def test_a_full_bucket_admits_one_minute_of_requests_and_then_refills() -> None:
     gate, caller = QuotaGate({}), a_caller(requests_per_minute=6)
     for _ in range(6):
         admit(gate, caller)
@@ -39,7 +39,7 @@ def test_a_minutes_worth_of_requests_may_come_at_once_and_then_one_at_a_time() -
     assert isinstance(refusal(gate, caller, at=10.0), RateLimited)
 
 
-def test_an_hour_of_silence_saves_a_minutes_worth_and_no_more() -> None:
+def test_an_idle_bucket_holds_at_most_one_minute() -> None:
     gate, caller = QuotaGate({}), a_caller(requests_per_minute=6)
     admit(gate, caller)
     for _ in range(6):
@@ -47,7 +47,7 @@ def test_an_hour_of_silence_saves_a_minutes_worth_and_no_more() -> None:
     assert isinstance(refusal(gate, caller, at=3600.0), RateLimited)
 
 
-def test_tokens_are_reserved_as_prompt_and_all_that_may_be_written() -> None:
+def test_reserved_tokens_are_the_prompt_and_the_output_limit() -> None:
     gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100)
     admit(gate, caller, a_call(20, 30))
     admit(gate, caller, a_call(20, 10, choices=3))
@@ -61,7 +61,7 @@ def test_a_call_without_a_limit_reserves_its_predicted_output() -> None:
     admit(gate, caller, a_call(5, 5))
 
 
-def test_what_was_reserved_and_not_used_is_given_back() -> None:
+def test_unused_reserved_tokens_are_returned() -> None:
     gate, caller = QuotaGate({}), a_caller(tokens_per_minute=100)
     permit = admit(gate, caller, a_call(20, 80))
     gate.settle(permit, used(20, 30), 0.0, NOON)
@@ -69,7 +69,7 @@ def test_what_was_reserved_and_not_used_is_given_back() -> None:
     assert isinstance(refusal(gate, caller, a_call(1, 1)), RateLimited)
 
 
-def test_more_than_was_reserved_is_a_debt_that_the_next_calls_pay() -> None:
+def test_usage_beyond_the_reservation_is_a_debt_of_the_bucket() -> None:
     gate, caller = QuotaGate({}), a_caller(tokens_per_minute=60)
     permit = admit(gate, caller, a_call(20, 40))
     gate.settle(permit, used(50, 40), 0.0, NOON)
@@ -115,7 +115,7 @@ def test_a_refusal_leaves_no_trace_in_any_bucket() -> None:
     assert gate.rate_limit_status(caller, 0.0) == before
 
 
-def test_of_several_limits_the_one_that_lasts_longest_says_when_to_come_back() -> None:
+def test_retry_after_is_that_of_the_limit_with_the_longest_wait() -> None:
     gate, caller = QuotaGate({}), a_caller(requests_per_minute=60, tokens_per_minute=60)
     for _ in range(30):
         admit(gate, caller, a_call(1, 1))
@@ -124,7 +124,7 @@ def test_of_several_limits_the_one_that_lasts_longest_says_when_to_come_back() -
     admit(gate, caller, a_call(15, 15), at=30.0)
 
 
-def test_only_so_many_calls_run_at_once() -> None:
+def test_concurrent_calls_are_limited() -> None:
     gate, caller = QuotaGate({}), a_caller(max_concurrent=2)
     first = admit(gate, caller)
     admit(gate, caller)
@@ -157,14 +157,14 @@ def refusal_with_all_taken(gate: QuotaGate, caller: Caller, at: float) -> float 
             return error.retry_after_s
 
 
-def test_one_tenants_calls_cost_no_other_anything() -> None:
+def test_calls_of_one_tenant_use_no_quota_of_another() -> None:
     gate = QuotaGate({})
     admit(gate, a_caller("a", requests_per_minute=1))
     admit(gate, a_caller("b", requests_per_minute=1))
     assert isinstance(refusal(gate, a_caller("a", requests_per_minute=1)), RateLimited)
 
 
-def test_a_job_that_never_ran_gives_everything_back() -> None:
+def test_a_job_that_never_ran_returns_all_quotas() -> None:
     gate, caller = QuotaGate({}), a_caller(requests_per_minute=5, tokens_per_minute=100, max_concurrent=1)
     before = gate.rate_limit_status(caller, 0.0)
     for _ in range(50):
@@ -181,7 +181,7 @@ def test_a_permit_is_settled_once() -> None:
     assert gate.rate_limit_status(caller, 0.0) == before
 
 
-def test_other_limits_hold_from_the_next_call_on() -> None:
+def test_changed_limits_apply_from_the_next_call() -> None:
     gate = QuotaGate({})
     for _ in range(3):
         admit(gate, a_caller(requests_per_minute=3, max_concurrent=100))
@@ -192,7 +192,7 @@ def test_other_limits_hold_from_the_next_call_on() -> None:
     assert isinstance(refusal(gate, lowered, at=30.0), TenantConcurrency)
 
 
-def test_standing_is_that_of_the_tighter_limit() -> None:
+def test_the_status_is_that_of_the_tighter_limit() -> None:
     gate = QuotaGate({})
     caller = a_caller(requests_per_minute=60, tokens_per_minute=6000, key=Limits(requests_per_minute=600))
     assert gate.rate_limit_status(caller, 0.0) == RateLimitStatus(60, 60, 0.0, 6000, 6000, 0.0)
@@ -215,7 +215,7 @@ visits = st.lists(
 
 
 @given(visits, st.integers(1, 600), st.integers(1, 60))
-def test_no_more_is_let_in_than_a_full_bucket_and_what_flows_into_it(
+def test_admitted_tokens_never_exceed_a_full_bucket_and_its_refill(
     visits: list[tuple[float, int, int, int, int]], per_minute: int, requests: int
 ) -> None:
     """What is used, or reserved by those in flight, beside a debt: what was used beyond what had been reserved, and a

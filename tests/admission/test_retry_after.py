@@ -38,7 +38,7 @@ def test_one_caller_does_not_delay_another() -> None:
     assert assigned(spreader, a_caller("other", requests_per_minute=60), 1.0) == pytest.approx(1.0)
 
 
-def test_a_call_that_takes_more_tokens_is_further_behind() -> None:
+def test_a_call_with_more_tokens_gets_a_later_retry_time() -> None:
     spreader, caller = RetryAfterSpreader(), a_caller(tokens_per_minute=6_000)
     job = a_job(tokens=100)
     needs = 100 + min(job.token_budget, job.footprint.output.high)
@@ -55,7 +55,7 @@ def test_spacing_never_pushes_retry_after_beyond_what_clients_accept() -> None:
     assert times.count(30.0) > 1, "who finds no moment of its own is told the limit's"
 
 
-def test_calls_over_the_concurrency_come_as_others_end() -> None:
+def test_retry_times_of_concurrency_refusals_follow_the_end_rate() -> None:
     spreader, caller = RetryAfterSpreader(), a_caller(max_concurrent=2)
     first, second = TenantConcurrency("", retry_after_s=0.5), TenantConcurrency("", retry_after_s=0.5)
     spreader.assign(first, a_job(), caller, 0.0)
@@ -63,7 +63,7 @@ def test_calls_over_the_concurrency_come_as_others_end() -> None:
     assert (first.retry_after_s, second.retry_after_s) == (0.5, 1.0)
 
 
-def test_a_full_queue_is_none_of_its_business() -> None:
+def test_queue_full_errors_keep_their_retry_time() -> None:
     refusal = QueueFull("full", retry_after_s=3.0)
     RetryAfterSpreader().assign(refusal, a_job(), a_caller(requests_per_minute=1), 0.0)
     assert refusal.retry_after_s == 3.0

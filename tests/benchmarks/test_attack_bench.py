@@ -34,7 +34,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantGateway]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ATTACKS if kind in ANSWERS])
-def test_an_attacker_is_refused_in_proper_words(gateway: TenantGateway, kind: str) -> None:
+def test_attacks_get_well_formed_errors(gateway: TenantGateway, kind: str) -> None:
     said = asyncio.run(attack(gateway.port, kind, 5, 0.0))
     answers = said["answers"]
     assert isinstance(answers, dict)
@@ -48,7 +48,7 @@ def still_there() -> int:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ATTACKS if kind in ANSWERS])
-def test_nothing_of_an_attacker_waits_for_the_collector(gateway: TenantGateway, kind: str) -> None:
+def test_refused_attacks_leave_no_garbage_cycles(gateway: TenantGateway, kind: str) -> None:
     """Cycles would hold what has been read until the collector comes, and in a server it comes seldom."""
     gc.collect()
     before = still_there()  # other gateways of this process keep theirs

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.paired import CONFIDENCE, MIN_PAIRS, paired
 
 
-def test_a_difference_that_is_there_is_seen_through_noise_that_both_share() -> None:
+def test_a_real_difference_is_found_under_shared_noise() -> None:
     dice = random.Random(3)
     moods = [500 + dice.expovariate(1 / 30) for _ in range(12)]
     found = paired([mood + 8 + dice.gauss(0, 1) for mood in moods], moods)
@@ -27,6 +27,6 @@ def test_the_interval_holds_the_true_median_at_its_confidence(pairs: int) -> Non
     assert held / rounds >= CONFIDENCE - 0.015
 
 
-def test_too_few_pairs_tell_nothing() -> None:
+def test_too_few_pairs_give_no_interval() -> None:
     with pytest.raises(ValueError, match="pairs"):
         paired([1.0] * (MIN_PAIRS - 1), [0.0] * (MIN_PAIRS - 1))

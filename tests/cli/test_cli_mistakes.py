@@ -34,14 +34,14 @@ def is_plain(result: Any) -> bool:
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "65536", "1.5", "http"])
-def test_a_port_that_there_is_not_is_a_usage_error(run: Command, port: str) -> None:
+def test_an_invalid_port_is_a_usage_error(run: Command, port: str) -> None:
     result = run("serve", "--port", port)
     assert is_plain(result)
     assert "--port" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["a..b", "no-such-host.invalid", "", "a b", "http://127.0.0.1"])
-def test_a_host_that_there_is_not_is_an_error(run: Command, host: str) -> None:
+def test_an_unknown_host_is_an_error(run: Command, host: str) -> None:
     result = run("serve", "--host", host, "--port", "0")
     assert is_plain(result)
     assert "host" in result.stderr
@@ -80,7 +80,7 @@ def test_a_command_on_an_in_memory_ledger_suggests_a_file(run: Command, command:
     assert "sqlite:///inferry.db" in result.stderr
 
 
-def test_a_key_is_never_made_without_a_tenant(run: Command) -> None:
+def test_a_key_needs_a_tenant(run: Command) -> None:
     result = run("keys", "create", "--ledger", "sqlite:///:memory:")
     assert is_plain(result)
     assert result.stdout == ""

@@ -32,7 +32,7 @@ def error_of(raw: Any, env: dict[str, str] | None = None) -> str:
 # -- defaults --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_at_all_is_a_whole_configuration() -> None:
+def test_an_empty_configuration_is_valid() -> None:
     defaults = parse({})
     assert defaults == Config()
     assert (defaults.server.host, defaults.server.port) == ("127.0.0.1", 8000)
@@ -87,12 +87,12 @@ def test_every_kind_over_http_takes_the_keys_they_have_in_common(kind: type[Http
     assert "workers[0].url must be of the form" in error_of({"workers": [{**raw, "url": "10.0.0.5"}]})
 
 
-def test_a_kind_that_cannot_keep_tenants_apart_has_no_key_for_it() -> None:
+def test_kinds_without_cache_salts_have_no_isolation_key() -> None:
     message = error_of({"workers": [{**VLLM, "kind": "tgi", "isolation": "salt"}]})
     assert "unknown key `workers[0].isolation`" in message
 
 
-def test_one_key_or_several_but_not_both() -> None:
+def test_api_key_and_api_keys_exclude_each_other() -> None:
     hosted = {**VLLM, "kind": "openai", "api_key": "a", "api_keys": ["b"]}
     assert "mutually exclusive" in error_of({"workers": [hosted]})
 
@@ -140,11 +140,11 @@ def test_a_configuration_cannot_be_changed() -> None:
         ),
     ],
 )
-def test_an_unknown_key_is_named_with_its_path_and_the_key_that_was_meant(raw: Any, message: str) -> None:
+def test_an_unknown_key_is_reported_with_its_path_and_a_suggestion(raw: Any, message: str) -> None:
     assert error_of(raw) == message
 
 
-def test_a_key_like_no_other_is_answered_with_what_there_is() -> None:
+def test_an_unknown_key_without_a_similar_one_is_reported_with_all_known_keys() -> None:
     known = ", ".join(Config.__struct_fields__)
     assert error_of({"zzz": 1}) == f"unknown key `zzz`; known keys are {known}"
     assert error_of({"lanes": {"batch": {}}}) == "unknown key `lanes.batch`; known keys are P0, P1, P2"
@@ -239,7 +239,7 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"ledger": "postgresql://host/db"}, "ledger must be a URL of the form sqlite:///PATH"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(raw: Any, message: str) -> None:
+def test_an_invalid_value_is_refused(raw: Any, message: str) -> None:
     assert message in error_of(raw).split("; ")
 
 
@@ -299,7 +299,7 @@ def test_a_variable_is_checked_like_the_file() -> None:
     assert error_of({}, {"INFERRY_SERVER__PORT": "-1"}) == "server.port must be between 0 and 65535"
 
 
-def test_a_variable_cannot_reach_below_what_is_no_mapping() -> None:
+def test_an_environment_variable_cannot_set_a_key_below_a_scalar() -> None:
     message = error_of({"workers": [VLLM]}, {"INFERRY_WORKERS__NAME": "x"})
     assert message == "INFERRY_WORKERS__NAME sets a key below workers, which is not a mapping"
 
@@ -343,14 +343,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         {"lanes": {"P0": {"ttft_ms": None}, "P2": {"window": "off", "share": 0.3}}, "server": {"port": 0}},
     ],
 )
-def test_what_is_printed_means_the_same_when_it_is_read_again(raw: Any) -> None:
+def test_the_printed_configuration_reads_back_equal(raw: Any) -> None:
     before = parse(raw)
     after = parse(yaml.safe_load(dump(before)))
     assert (after.server, after.workers, after.ledger) == (before.server, before.workers, before.ledger)
     assert after.lane_policies() == before.lane_policies()
 
 
-def test_what_is_printed_names_every_key() -> None:
+def test_the_printed_configuration_names_every_key() -> None:
     printed = yaml.safe_load(dump(parse({"workers": [{"kind": "embedded"}, VLLM]})))
     assert set(printed) == set(Config.__struct_fields__)
     assert set(printed["server"]) == set(ServerConfig.__struct_fields__)

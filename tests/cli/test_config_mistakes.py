@@ -150,7 +150,7 @@ NAN, INF = float("nan"), float("inf")
         ({"tenants": {"t": {"models": ["a\x1b[31m"]}}}, "tenants.t.models[0]"),
     ],
 )
-def test_a_value_that_cannot_be_is_an_error_that_names_its_path(raw: dict[str, Any], where: str) -> None:
+def test_an_invalid_value_is_reported_with_its_path(raw: dict[str, Any], where: str) -> None:
     assert where in error_of(raw)
 
 

@@ -94,7 +94,7 @@ def test_what_was_read_is_dumped_and_reads_back_the_same() -> None:
 
 
 @pytest.mark.parametrize(("written", "mode"), [("off", "off"), ("on", "on"), ("auto", "auto"), ("false", "off")])
-def test_yamls_idea_of_on_and_off_is_a_mode(written: str, mode: str) -> None:
+def test_the_yaml_booleans_on_and_off_are_auth_modes(written: str, mode: str) -> None:
     assert parse(yaml.safe_load(f"auth: {{mode: {written}}}")).auth.mode == mode
     assert parse({}, {"INFERRY_AUTH__MODE": written}).auth.mode == mode
 
@@ -129,7 +129,7 @@ def test_yamls_idea_of_on_and_off_is_a_mode(written: str, mode: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_an_error_that_names_its_path(raw: Any, message: str) -> None:
+def test_an_invalid_tenant_setting_is_reported_with_its_path(raw: Any, message: str) -> None:
     assert error_of(raw) == message
 
 
@@ -176,13 +176,13 @@ def _route(models: Any, isolation: str | None) -> RouteKey:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9"])
-def test_on_this_machine_no_key_is_needed(host: str) -> None:
+def test_a_loopback_address_needs_no_key(host: str) -> None:
     assert exposure_error(AuthConfig(), host, is_auth_required=False) is None
     assert exposure_error(AuthConfig(mode="off"), host, is_auth_required=False) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gateway.example", ""])
-def test_beyond_it_there_is_a_key_or_an_operators_word(host: str) -> None:
+def test_a_public_address_needs_keys_or_an_explicit_setting(host: str) -> None:
     refused = exposure_error(AuthConfig(), host, is_auth_required=False)
     assert refused is not None
     assert "inferry keys create" in refused

@@ -110,7 +110,7 @@ def test_a_rotated_key_gives_its_rights_to_a_new_one(tmp_path: Path, inferry: In
     assert default["status"] == "valid"
 
 
-def test_settings_are_changed_one_by_one_and_taken_away_with_null(inferry: Inferry) -> None:
+def test_settings_are_changed_one_by_one_and_removed_with_null(inferry: Inferry) -> None:
     told(inferry("tenants", "set", "globex", "max_concurrent=8", "max_lane=P1", "shadow=true", "--json"))
     found = told(inferry("tenants", "set", "globex", "max_concurrent=null", "tokens_per_minute=5", "--json"))
     assert found == {
@@ -155,7 +155,7 @@ def test_a_removed_tenants_keys_go_with_it(inferry: Inferry) -> None:
         (("keys", "list", "--status", "odd"), 2, "valid, expired or revoked"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(
+def test_invalid_settings_are_refused_with_a_message(
     inferry: Inferry, arguments: tuple[str, ...], status: int, words: str
 ) -> None:
     inferry("keys", "create", "--tenant", "someone")
@@ -171,12 +171,12 @@ def test_a_money_ceiling_without_prices_is_reported(inferry: Inferry) -> None:
     assert "the key.run_money_ceiling" in inferry("keys", "create", "run_money_ceiling=1").stderr
 
 
-def test_a_tenant_gets_a_pool_that_some_worker_has(inferry: Inferry) -> None:
+def test_a_tenant_pool_needs_a_worker_in_it(inferry: Inferry) -> None:
     assert told(inferry("tenants", "set", "spare", "isolation=pool", "--json"))["isolation"] == "pool"
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("revoke", "x"), ("rotate", "x")])
-def test_a_misspelt_database_is_not_made(inferry: Inferry, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_missing_database_is_not_created(inferry: Inferry, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     missing = tmp_path / "missing.db"
     result = inferry("keys", *arguments, "--ledger", f"sqlite:///{missing}")
     assert result.exit_code == 2

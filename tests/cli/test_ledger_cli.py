@@ -74,7 +74,7 @@ def test_a_table_fits_a_hundred_columns_and_cuts_nothing_off(run: Command, url: 
     assert max(len(line) for line in result.output.splitlines()) <= 100
 
 
-def test_runs_read_well(run: Command, url: str) -> None:
+def test_the_table_of_runs_is_readable(run: Command, url: str) -> None:
     now = time.time()
     common = {"run_id": "triage", "prompt_tokens": 61_700, "cached_tokens": 20_000, "output_tokens": 450}
     waits = {"queue_ms": 8.25, "gpu_seconds": 0.75, "total_ms": 90_000.0, "cost_nanos": 12_500_000}
@@ -90,7 +90,7 @@ def test_runs_read_well(run: Command, url: str) -> None:
     assert head.index(" in ") + 3 == line.index("123k") + 4, "numbers end where their heading ends"
 
 
-def test_tenants_read_well(run: Command, url: str) -> None:
+def test_the_table_of_tenants_is_readable(run: Command, url: str) -> None:
     kept(url, an_entry(1, prompt_tokens=3_000_000, output_tokens=1_000_000, gpu_seconds=4000.0, batch_size=4))
     head, line = run("tenants").output.splitlines()
     assert " ".join(head.split()) == "tenant runs jobs in cached out GPU tokens/GPU-s wait batch failed cancelled"
@@ -130,7 +130,7 @@ def test_an_empty_ledger_says_so(run: Command, url: str) -> None:
     assert run("jobs", "--tenant", "nobody").output == "No matching rows.\n"
 
 
-def test_names_chosen_by_clients_are_shown_and_never_obeyed(run: Command, url: str) -> None:
+def test_client_chosen_names_are_shown_without_markup_or_escapes(run: Command, url: str) -> None:
     kept(url, an_entry(1, tenant="[red]x[/nonsense]", run_id="a\x1b[2Jb\nc"))
     result = run("runs")
     assert result.exit_code == 0
@@ -139,7 +139,7 @@ def test_names_chosen_by_clients_are_shown_and_never_obeyed(run: Command, url: s
     assert "\x1b" not in result.output
 
 
-def test_where_the_ledger_is_can_be_decided_by_the_caller(url: str, tmp_path: Path) -> None:
+def test_the_caller_chooses_the_default_ledger(url: str, tmp_path: Path) -> None:
     kept(url, an_entry(1))
     asked: list[Path | None] = []
 
@@ -157,12 +157,12 @@ def test_where_the_ledger_is_can_be_decided_by_the_caller(url: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("7d", 604_800), ("1.5H", 5400)]
 )
-def test_a_span_of_time_is_read_as_written(text: str, seconds: float) -> None:
+def test_a_duration_is_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "15", "m", "-3m", "2 years", "1h30m"])
-def test_a_span_that_is_none_is_refused(text: str, run: Command) -> None:
+def test_an_invalid_duration_is_refused(text: str, run: Command) -> None:
     with pytest.raises(typer.BadParameter):
         parse_duration(text)
     assert run("runs", f"--since={text}").exit_code == 2

@@ -37,7 +37,7 @@ def planned(*arguments: str | Path) -> FleetPlan:
     return msgspec.json.decode(done.stdout, type=FleetPlan)
 
 
-def test_a_load_of_several_engines_gets_as_many_and_not_one_less(tmp_path: Path, model: Path) -> None:
+def test_a_load_of_several_engines_gets_exactly_as_many_workers(tmp_path: Path, model: Path) -> None:
     """35 prompts of 1,000 tokens a second are 3.5 engines' worth of prefill alone."""
     plan = planned("--trace", a_trace(tmp_path, per_s=35), "--model", model, "--slo", "P1=600,50")
     assert 4 <= plan.sizing.workers <= 6

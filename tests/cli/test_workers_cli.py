@@ -85,7 +85,7 @@ def test_a_workers_file_is_checked_like_the_configuration(tmp_path: Path, conten
     assert str(path) in str(error.value)
 
 
-def test_an_empty_list_is_a_fleet_that_is_gone_and_the_default_worker_does_not_come_instead() -> None:
+def test_an_empty_workers_file_does_not_start_the_default_worker() -> None:
     assert parse_workers(b"[]") == ()
     assert parse({"workers_file": "w.yaml"}).workers == ()
     assert len(parse({"workers_file": "w.yaml", "workers": [{"kind": "embedded"}]}).workers) == 1

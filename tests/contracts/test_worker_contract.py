@@ -61,7 +61,7 @@ def test_usage_counts_what_was_sent_and_received(setup: WorkerSetup) -> None:
         assert done.usage.gpu_seconds is None or done.usage.gpu_seconds >= 0
 
 
-def test_the_first_thing_to_come_is_a_token(setup: WorkerSetup) -> None:
+def test_the_first_item_is_a_token(setup: WorkerSetup) -> None:
     received = setup.run(receive(setup.worker, a_call("j", tokens=3)))
     assert received.deltas["j"][0].tokens >= 1
 
@@ -79,7 +79,7 @@ def test_plans_run_side_by_side(setup: WorkerSetup) -> None:
     assert len({received.ids(job_id) for job_id in received.ends}) == 1
 
 
-def test_a_greedy_call_is_answered_alike_alone_and_in_company(setup: WorkerSetup) -> None:
+def test_a_greedy_call_has_the_same_output_alone_and_in_a_batch(setup: WorkerSetup) -> None:
     alone = setup.run(receive(setup.worker, a_call("j", tokens=20, prompt=a_prompt(9))))
     others = [a_call(f"other-{i}", tokens=20, prompt=a_prompt(3 + 7 * i, 60 + i)) for i in range(7)]
     together = setup.run(receive(setup.worker, *others, a_call("j", tokens=20, prompt=a_prompt(9))))
@@ -154,7 +154,7 @@ def test_a_cancelled_job_ends_once_and_its_neighbours_continue(setup: WorkerSetu
 
 
 @pytest.mark.parametrize("companions", [0, 2])
-def test_a_job_may_be_cancelled_before_anything_came(setup: WorkerSetup, companions: int) -> None:
+def test_a_job_may_be_cancelled_before_its_first_token(setup: WorkerSetup, companions: int) -> None:
     others = [a_call(f"other-{i}") for i in range(companions)]
 
     async def scenario() -> tuple[Received, frozenset[str]]:
@@ -171,7 +171,7 @@ def test_a_job_may_be_cancelled_before_anything_came(setup: WorkerSetup, compani
     assert all(isinstance(received.ends[other.job_id], Done) for other in others)
 
 
-def test_cancelling_what_is_not_there_frees_nothing(setup: WorkerSetup) -> None:
+def test_cancelling_an_unknown_job_frees_nothing(setup: WorkerSetup) -> None:
     assert setup.run(setup.worker.cancel(["nobody"])) == frozenset()
     setup.run(receive(setup.worker, a_call("over")))
     assert setup.run(setup.worker.cancel(["over"])) == frozenset()
@@ -198,7 +198,7 @@ LENGTH = 40
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20, LENGTH - 1])
-def test_a_resumed_job_writes_what_it_would_have_written(setup: WorkerSetup, cut: int) -> None:
+def test_a_resumed_job_has_the_same_output_as_an_undisturbed_one(setup: WorkerSetup, cut: int) -> None:
     prompt = a_prompt(11)
     whole = setup.run(receive(setup.worker, a_call("whole", tokens=LENGTH, prompt=prompt)))
     cut = _where_text_is_out(whole, cut)
@@ -212,7 +212,7 @@ def test_a_resumed_job_writes_what_it_would_have_written(setup: WorkerSetup, cut
     assert done.usage.output_tokens == LENGTH - cut
 
 
-def test_a_job_that_broke_off_at_its_very_end_has_nothing_left_to_write(setup: WorkerSetup) -> None:
+def test_a_job_interrupted_after_its_last_token_is_done(setup: WorkerSetup) -> None:
     prompt = a_prompt(11)
     whole = setup.run(receive(setup.worker, a_call("whole", tokens=12, prompt=prompt)))
     resume_point = ResumePoint(prompt, whole.ids("whole"))
@@ -338,7 +338,7 @@ def test_a_killed_engine_restarts(setup: WorkerSetup) -> None:
     assert lost.resume_point.output_ids + rest.ids("rest") == whole.ids("whole")
 
 
-def test_closing_ends_what_runs_with_an_error(setup: WorkerSetup) -> None:
+def test_closing_ends_running_jobs_with_an_error(setup: WorkerSetup) -> None:
     async def scenario() -> None:
         async with setup.make_worker() as worker:
             await worker.start()

@@ -33,7 +33,7 @@ def spent(admission_control: AdmissionControl, tenant: str = "a") -> int:
     return admission_control.gate.report(tenant)[0].spent_tokens
 
 
-def test_a_budget_that_is_just_enough_changes_nothing_and_one_token_less_cuts_the_output() -> None:
+def test_a_budget_one_token_too_small_caps_the_output() -> None:
     job = a_call(10, 20)
     enough, _, _ = an_entrance().admit(job, a_caller(day_token_ceiling=30))
     assert enough is job
@@ -43,14 +43,14 @@ def test_a_budget_that_is_just_enough_changes_nothing_and_one_token_less_cuts_th
     assert cut.footprint.output.high == 19
 
 
-def test_choices_share_what_is_left_and_together_may_write_all_of_it() -> None:
+def test_choices_share_the_remaining_budget_and_may_use_all_of_it() -> None:
     job = a_call(10, 20, choices=3)
     cut, granted_tokens, _ = an_entrance().admit(job, a_caller(day_token_ceiling=10 + 31))
     assert (cut.token_budget, cut.payload.output_cap, cut.payload.output_limit) == (10, 10, 30)
     assert granted_tokens <= 30
 
 
-def test_a_job_of_a_run_that_was_cancelled_is_not_welcome_again() -> None:
+def test_a_job_of_a_cancelled_run_is_not_retried() -> None:
     admission_control = an_entrance()
     job, other = a_call(run="mine"), a_call(run="other")
     admission_control.admit(job, a_caller())
@@ -107,7 +107,7 @@ def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_tok
     ],
 )
 @pytest.mark.parametrize("caller", [a_caller(day_token_ceiling=1000)])
-def test_answers_are_paid_for_and_what_a_client_left_that_had_some_of_it(
+def test_a_disconnected_client_is_charged_for_what_it_received(
     caller: Caller, error: GatewayError | None, resumed: bool, has_token: bool, charged: int
 ) -> None:
     assert end_of(caller, error, resumed=resumed, has_token=has_token) == charged

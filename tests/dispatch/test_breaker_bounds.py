@@ -32,16 +32,16 @@ def play(breaker: CircuitBreaker, script: str, now: float) -> list[bool]:
     return opened
 
 
-def test_the_row_that_is_too_long_opens_it_however_many_were_served_before() -> None:
+def test_too_many_losses_in_a_row_open_the_breaker_after_any_number_of_successes() -> None:
     assert play(a_breaker(), "." * 100 + "abc", 1.0) == [False, False, True]
 
 
-def test_exactly_the_share_that_is_too_much_opens_it_and_less_does_not() -> None:
+def test_the_breaker_opens_exactly_at_the_failure_ratio() -> None:
     assert play(a_breaker(), ".a.b.c", 1.0) == [False, False, True]
     assert play(a_breaker(), ".a.b..c", 1.0) == [False, False, False]
 
 
-def test_what_was_lost_and_served_before_a_recovery_counts_for_nothing_after_it() -> None:
+def test_outcomes_before_a_recovery_do_not_count_after_it() -> None:
     breaker = a_breaker()
     play(breaker, "." * 100 + "abc", 1.0)
     assert breaker.state is BreakerState.OPEN
@@ -50,7 +50,7 @@ def test_what_was_lost_and_served_before_a_recovery_counts_for_nothing_after_it(
     assert play(breaker, ".e.f", 3.0) == [False, True], "a hundred were served before, but that is over"
 
 
-def test_how_often_it_opened_and_how_long_it_pauses_survive_a_recovery() -> None:
+def test_the_open_count_and_the_backoff_survive_a_recovery() -> None:
     breaker = a_breaker()
     pauses = []
     now = 0.0
@@ -65,7 +65,7 @@ def test_how_often_it_opened_and_how_long_it_pauses_survive_a_recovery() -> None
     assert pauses == [1.0, 2.0, 4.0]
 
 
-def test_failed_probes_make_pauses_longer_and_do_not_count_as_falls() -> None:
+def test_failed_probes_lengthen_the_backoff_and_do_not_count_as_openings() -> None:
     breaker = a_breaker()
     play(breaker, "abc", 0.0)
     pauses = []
@@ -77,7 +77,7 @@ def test_failed_probes_make_pauses_longer_and_do_not_count_as_falls() -> None:
     assert breaker.opens == 1
 
 
-def test_a_worker_of_few_places_has_one_of_them_after_a_recovery() -> None:
+def test_a_worker_with_few_sequences_gets_at_least_one_after_a_recovery() -> None:
     breaker = a_breaker()
     play(breaker, "abc", 0.0)
     breaker.end_probe(True, 1.0)

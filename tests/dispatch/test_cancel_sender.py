@@ -89,7 +89,7 @@ async def a_gateway(count: int = 1, sequences: int = 2) -> AsyncIterator[Gateway
         await house.gateway.close()
 
 
-def test_no_queued_job_of_a_cancelled_run_takes_the_place_of_one_that_ran() -> None:
+def test_no_queued_job_of_a_cancelled_run_is_sent_when_a_running_one_is_stopped() -> None:
     async def scenario() -> None:
         async with a_gateway(sequences=2) as house:
             (worker,) = house.workers
@@ -103,7 +103,7 @@ def test_no_queued_job_of_a_cancelled_run_takes_the_place_of_one_that_ran() -> N
     run(scenario())
 
 
-def test_freed_is_what_the_engine_confirmed_though_every_job_has_ended() -> None:
+def test_freed_counts_only_jobs_that_the_engine_confirmed() -> None:
     async def scenario() -> None:
         async with a_gateway(sequences=4) as house:
             (worker,) = house.workers
@@ -118,7 +118,7 @@ def test_freed_is_what_the_engine_confirmed_though_every_job_has_ended() -> None
     run(scenario())
 
 
-def test_what_is_confirmed_after_the_time_to_wait_is_unconfirmed() -> None:
+def test_a_confirmation_after_the_wait_time_counts_as_unconfirmed() -> None:
     async def scenario() -> None:
         async with a_gateway(2, sequences=2) as house:
             slow, prompt = house.workers
@@ -132,7 +132,7 @@ def test_what_is_confirmed_after_the_time_to_wait_is_unconfirmed() -> None:
     run(scenario())
 
 
-def test_the_report_comes_with_the_last_confirmation_and_not_with_the_end_of_the_time_to_wait() -> None:
+def test_the_report_is_returned_with_the_last_confirmation() -> None:
     async def scenario() -> None:
         async with a_gateway() as house:
             (worker,) = house.workers
@@ -149,7 +149,7 @@ def test_the_report_comes_with_the_last_confirmation_and_not_with_the_end_of_the
     run(scenario())
 
 
-def test_a_job_that_was_lost_on_a_worker_that_is_still_down_is_unconfirmed_wherever_it_is_now() -> None:
+def test_a_job_lost_on_a_worker_that_is_still_down_is_unconfirmed() -> None:
     async def scenario() -> None:
         async with a_gateway(2, sequences=4) as house:
             lost, other = house.workers
@@ -168,7 +168,7 @@ def test_a_job_that_was_lost_on_a_worker_that_is_still_down_is_unconfirmed_where
     run(scenario())
 
 
-def test_an_execution_that_goes_on_for_another_run_is_neither_freed_nor_unconfirmed() -> None:
+def test_an_execution_shared_with_another_run_is_neither_freed_nor_unconfirmed() -> None:
     async def scenario() -> None:
         async with a_gateway(sequences=4) as house:
             (worker,) = house.workers

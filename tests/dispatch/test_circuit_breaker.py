@@ -19,26 +19,26 @@ def a_closed_breaker(policy: HealthPolicy = POLICY, at: float = 0.0) -> CircuitB
     return breaker
 
 
-def test_a_worker_that_never_generated_is_not_trusted_and_a_first_success_gives_it_everything() -> None:
+def test_a_worker_has_no_capacity_before_its_first_success_and_all_of_it_after() -> None:
     breaker = CircuitBreaker(POLICY)
     assert breaker.state is BreakerState.HALF_OPEN
     breaker.end_probe(True, 5.0)
     assert (breaker.state, breaker.share(5.0), breaker.opens) == (BreakerState.CLOSED, 1.0, 0)
 
 
-def test_one_job_never_opens_it_however_often_it_is_lost() -> None:
+def test_one_job_lost_repeatedly_never_opens_the_breaker() -> None:
     breaker = a_closed_breaker()
     assert not any(breaker.lost("poison", now) for now in range(1000))
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_different_jobs_lost_in_a_row_open_it_at_once() -> None:
+def test_different_jobs_lost_in_a_row_open_the_breaker() -> None:
     breaker = a_closed_breaker()
     assert [breaker.lost(job, 1.0) for job in ("a", "b", "c")] == [False, False, True]
     assert (breaker.state, breaker.opens, breaker.probe_at) == (BreakerState.OPEN, 1, 2.0)
 
 
-def test_a_served_job_in_between_starts_the_row_anew() -> None:
+def test_a_served_job_resets_the_count_of_losses_in_a_row() -> None:
     breaker = a_closed_breaker()
     for now in range(100):
         for _ in range(8):
@@ -48,7 +48,7 @@ def test_a_served_job_in_between_starts_the_row_anew() -> None:
     assert breaker.state is BreakerState.CLOSED
 
 
-def test_half_of_the_jobs_lost_within_the_window_open_it_without_a_row() -> None:
+def test_half_of_the_jobs_lost_within_the_window_open_the_breaker() -> None:
     breaker = a_closed_breaker()
     opened = []
     for now in range(6):
@@ -66,7 +66,7 @@ def test_losses_older_than_the_window_are_forgotten() -> None:
         breaker.advance(now)
 
 
-def test_what_was_served_before_the_window_does_not_excuse_what_is_lost_in_it() -> None:
+def test_successes_before_the_window_do_not_offset_losses_in_it() -> None:
     breaker = a_closed_breaker()
     for _ in range(10_000):
         breaker.served()
@@ -78,7 +78,7 @@ def test_what_was_served_before_the_window_does_not_excuse_what_is_lost_in_it() 
     assert breaker.lost("job-2", 60.0)
 
 
-def test_what_ends_badly_while_it_is_open_changes_nothing() -> None:
+def test_losses_while_the_breaker_is_open_change_nothing() -> None:
     breaker = a_closed_breaker()
     breaker.trip(0.0)
     before = breaker.probe_at
@@ -86,7 +86,7 @@ def test_what_ends_badly_while_it_is_open_changes_nothing() -> None:
     assert (breaker.probe_at, breaker.opens) == (before, 1)
 
 
-def test_pauses_double_up_to_the_longest_and_start_small_again_after_a_full_recovery() -> None:
+def test_the_backoff_doubles_up_to_its_maximum_and_resets_after_a_full_recovery() -> None:
     breaker = a_closed_breaker()
     breaker.trip(0.0)
     now, pauses = 0.0, [breaker.probe_at]
@@ -129,7 +129,7 @@ def test_capacity_ramps_from_a_tenth_to_all_and_is_never_zero() -> None:
     assert breaker.capacity(Capacity(), 10.0).sequences is None
 
 
-def test_workers_that_fall_together_are_not_asked_together_and_the_same_seed_gives_the_same_pauses() -> None:
+def test_probe_times_are_jittered_and_repeatable_by_seed() -> None:
     def probe_at(seed: int) -> float:
         breaker = CircuitBreaker(HealthPolicy(initial_backoff_s=1.0, jitter=0.2), seed)
         breaker.end_probe(True, 0.0)
@@ -152,7 +152,7 @@ steps = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(steps, max_size=80))
-def test_it_opens_exactly_when_the_law_says_so(script: list[tuple[str, int]]) -> None:
+def test_the_breaker_opens_exactly_as_its_model_does(script: list[tuple[str, int]]) -> None:
     """Beside a plain model that remembers everything that happened since it closed."""
     breaker = a_closed_breaker()
     now, ends = 0.0, list[tuple[float, str | None]]()

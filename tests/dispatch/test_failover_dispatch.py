@@ -129,7 +129,7 @@ def test_a_job_with_no_delivered_output_restarts() -> None:
     run(scenario())
 
 
-def test_what_cannot_go_on_ends_with_the_error_after_what_was_delivered() -> None:
+def test_a_job_that_cannot_resume_ends_with_the_error_after_its_delivered_output() -> None:
     async def scenario() -> None:
         async with a_house(can_resume=False) as house:
             for worker in house.workers:
@@ -143,7 +143,7 @@ def test_what_cannot_go_on_ends_with_the_error_after_what_was_delivered() -> Non
     run(scenario())
 
 
-def test_a_whole_answer_starts_again_because_its_client_has_seen_nothing() -> None:
+def test_a_non_streaming_job_restarts_since_nothing_was_delivered() -> None:
     async def scenario() -> None:
         async with a_house(can_resume=False) as house:
             for worker in house.workers:
@@ -168,7 +168,7 @@ def test_a_whole_answer_starts_again_because_its_client_has_seen_nothing() -> No
     run(scenario())
 
 
-def test_a_job_that_brings_down_whoever_takes_it_does_not_visit_the_whole_fleet() -> None:
+def test_a_job_that_crashes_its_workers_is_retried_a_bounded_number_of_times() -> None:
     async def scenario() -> None:
         async with a_house(6) as house:
             for worker in house.workers:
@@ -239,7 +239,7 @@ def test_a_job_whose_whole_budget_was_written_when_its_worker_died_is_done() -> 
     run(scenario())
 
 
-def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnect_ends_a_job_that_waits_for_its_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "RETRY_DELAY_S", 60.0)
 
     async def scenario() -> None:
@@ -258,7 +258,7 @@ def test_a_client_that_leaves_while_its_job_rests_ends_it(monkeypatch: pytest.Mo
     run(scenario())
 
 
-def test_an_error_stands_when_no_worker_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_is_delivered_if_no_worker_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "RETRY_DELAY_S", 0.0)
 
     async def scenario() -> None:
@@ -310,7 +310,7 @@ def test_a_batch_job_is_preempted_for_a_live_one_and_then_resumes() -> None:
     run(scenario())
 
 
-def test_a_worker_that_says_when_to_come_back_is_left_alone_until_then() -> None:
+def test_a_worker_is_not_called_before_its_retry_after() -> None:
     async def scenario() -> None:
         async with a_house(1, no_worker_timeout_s=5.0) as house:
             (worker,) = house.workers

@@ -46,7 +46,7 @@ def with_history(overdue: HedgePolicy, seconds: float = 0.1, count: int = MIN_HI
 # -- which they are --------------------------------------------------------------------------------------------------
 
 
-def test_a_first_token_is_overdue_after_several_times_what_the_history_says_and_no_sooner() -> None:
+def test_a_first_token_is_overdue_after_a_multiple_of_its_expected_time() -> None:
     overdue = HedgePolicy(1.0)
     with_history(overdue, 0.5)
     attempt = sent(100.0)
@@ -55,7 +55,7 @@ def test_a_first_token_is_overdue_after_several_times_what_the_history_says_and_
     assert overdue.due(lambda _: 99.0, 100.0 + TTFT_FACTOR * 0.5 + 0.01) == [attempt]
 
 
-def test_a_fast_worker_is_given_the_least_time_all_the_same() -> None:
+def test_the_overdue_time_has_a_minimum() -> None:
     overdue = HedgePolicy(1.0)
     with_history(overdue, 0.001)
     attempt = sent(100.0)
@@ -74,7 +74,7 @@ def test_a_longer_prompt_is_given_more_time() -> None:
     assert long > 10 * short
 
 
-def test_nothing_is_overdue_where_the_worker_was_heard_since_or_is_not_watched_or_has_no_history() -> None:
+def test_no_call_is_overdue_without_history_or_with_recent_activity_of_its_worker() -> None:
     overdue = HedgePolicy(1.0)
     attempt = sent(100.0)
     overdue.sent(attempt, 0.0)
@@ -85,7 +85,7 @@ def test_nothing_is_overdue_where_the_worker_was_heard_since_or_is_not_watched_o
     assert overdue.due(lambda _: 99.0, 200.0) == [attempt]
 
 
-def test_what_has_its_first_token_or_its_end_is_no_longer_waited_for() -> None:
+def test_a_call_with_a_first_token_or_an_end_is_never_overdue() -> None:
     overdue = HedgePolicy(1.0)
     with_history(overdue)
     first, second = sent(100.0), sent(100.0)
@@ -96,7 +96,7 @@ def test_what_has_its_first_token_or_its_end_is_no_longer_waited_for() -> None:
     assert overdue.due(lambda _: 99.0, 200.0) == []
 
 
-def test_a_call_is_retried_once_and_only_while_nothing_of_it_was_seen() -> None:
+def test_a_call_is_hedged_once_and_only_before_its_first_token() -> None:
     assert may_hedge(sent(0.0))
     assert may_hedge(sent(0.0, attempt=3, preemptions=1, unreachable_attempts=1))
     assert not may_hedge(sent(0.0, attempt=2))
@@ -107,7 +107,7 @@ def test_a_call_is_retried_once_and_only_while_nothing_of_it_was_seen() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=2000), st.floats(0.0, 0.2))
-def test_never_more_than_the_share_of_all_calls_is_retried(wanted: list[bool], share: float) -> None:
+def test_hedged_calls_never_exceed_their_share(wanted: list[bool], share: float) -> None:
     overdue = HedgePolicy(share)
     calls = retried = 0
     for wants in wanted:
@@ -119,7 +119,7 @@ def test_never_more_than_the_share_of_all_calls_is_retried(wanted: list[bool], s
         assert retried <= share * calls + 1e-6
 
 
-def test_what_was_not_used_is_kept_up_to_a_small_burst() -> None:
+def test_unused_hedging_budget_accumulates_up_to_a_small_burst() -> None:
     overdue = HedgePolicy(0.5)
     with_history(overdue, count=1000)
     assert sum(overdue.take_token() for _ in range(100)) == MAX_HEDGE_TOKENS
@@ -131,7 +131,7 @@ def test_what_was_not_used_is_kept_up_to_a_small_burst() -> None:
     st.floats(0.0, 1000.0),
     st.floats(-10.0, 10.0),
 )
-def test_an_overdue_call_is_late_by_its_history_and_its_worker_silent_since(
+def test_an_overdue_call_is_late_and_its_worker_is_silent(
     history: list[float], tokens: int, waited_s: float, heard_s: float
 ) -> None:
     overdue = HedgePolicy(1.0)

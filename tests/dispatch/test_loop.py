@@ -119,7 +119,7 @@ def test_a_worker_that_returns_early_leaves_no_job_without_an_end() -> None:
     run(scenario())
 
 
-def test_a_worker_that_skips_an_index_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_skipped_delta_index_fails_the_job(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with a_house() as house:
 
@@ -136,7 +136,7 @@ def test_a_worker_that_skips_an_index_is_not_believed(caplog: pytest.LogCaptureF
     assert "broke its contract" in caplog.text
 
 
-def test_a_delta_of_another_run_reaches_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delta_of_another_run_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with a_house() as house:
 
@@ -276,7 +276,7 @@ def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     run(scenario())
 
 
-def test_what_is_left_when_the_grace_is_over_is_told_so() -> None:
+def test_jobs_that_outlast_the_drain_timeout_end_with_an_error() -> None:
     async def scenario() -> None:
         async with a_house(capacity=Capacity(sequences=1)) as house:
             house.worker.gate.clear()

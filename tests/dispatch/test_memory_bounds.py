@@ -35,7 +35,7 @@ def a_prompt(size: int, letter: str = "a") -> bytes:
         (SHORT_SLICES_BYTES + LONG_SLICE_BYTES, 7),
     ],
 )
-def test_a_slice_counts_as_soon_as_it_is_whole(size: int, watermarks: int) -> None:
+def test_a_slice_is_stored_as_soon_as_it_is_complete(size: int, watermarks: int) -> None:
     found = PrefixHitModel().match("a", "m", a_prompt(size))
     assert len(found.chain) == watermarks
     assert (found is NO_MATCH) is (watermarks == 0)
@@ -48,7 +48,7 @@ def test_a_prompt_of_exactly_one_slice_is_known_when_it_comes_again() -> None:
 
 
 @pytest.mark.plain
-def test_a_prompt_that_comes_again_and_again_takes_the_memory_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_prompt_evicts_no_other_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_hits, "MAX_TAIL_BYTES", 2000)
     memory = PrefixHitModel()
     other, often = a_prompt(SLICE_BYTES + 500, "b"), a_prompt(SLICE_BYTES + 500, "c")
@@ -58,7 +58,7 @@ def test_a_prompt_that_comes_again_and_again_takes_the_memory_of_no_other(monkey
     assert memory.match("a", "m", other).share == 1.0, "with what stands behind its last whole slice"
 
 
-def test_what_is_expected_is_possible_also_where_a_byte_is_several_tokens() -> None:
+def test_estimates_stay_ordered_with_several_tokens_per_byte() -> None:
     ratios = TokenRatios()
     ratios.learn("m", None, 100, 1000)
     assert ratios.estimate("m", None, 200) == Estimate(1, 2000, 2000)
@@ -81,7 +81,7 @@ class Carded(ScriptedWorker):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_of_a_model_on_several_workers_only_what_all_of_them_can_do_counts(swapped: bool) -> None:
+def test_the_capabilities_of_a_model_are_those_that_all_its_workers_have(swapped: bool) -> None:
     able = ModelCard(name="m", context_tokens=4096, vocab_size=10, features=frozenset({"n", "tools"}), can_resume=True)
     plain = replace(able, context_tokens=1024, vocab_size=11, features=frozenset({"n"}), can_resume=False)
     cards = (plain, able) if swapped else (able, plain)

@@ -37,7 +37,7 @@ def error_of(end: End) -> GatewayError:
     return end.error
 
 
-def test_a_call_to_a_worker_that_died_while_idle_is_answered_by_what_comes_up() -> None:
+def test_a_call_to_a_worker_that_died_while_idle_is_served_after_its_restart() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker) as house:
@@ -52,7 +52,7 @@ def test_a_call_to_a_worker_that_died_while_idle_is_answered_by_what_comes_up() 
     run_virtual(scenario())
 
 
-def test_a_call_that_comes_while_its_worker_is_down_waits_for_it_too() -> None:
+def test_a_call_that_arrives_while_its_worker_is_down_waits() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker) as house:
@@ -85,7 +85,7 @@ def test_after_the_timeout_a_call_that_never_started_gets_no_worker_with_retry_a
     run_virtual(scenario())
 
 
-def test_what_was_queued_when_the_last_worker_went_down_waits_no_longer_than_that() -> None:
+def test_jobs_queued_before_the_outage_wait_at_most_the_outage_timeout() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         worker.capacity = replace(worker.capacity, sequences=1)
@@ -103,7 +103,7 @@ def test_what_was_queued_when_the_last_worker_went_down_waits_no_longer_than_tha
     run_virtual(scenario())
 
 
-def test_a_call_with_a_deadline_waits_until_that_and_no_shorter() -> None:
+def test_a_call_with_a_deadline_waits_until_its_deadline() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker) as house:
@@ -119,7 +119,7 @@ def test_a_call_with_a_deadline_waits_until_that_and_no_shorter() -> None:
     run_virtual(scenario())
 
 
-def test_where_patience_is_none_a_call_is_refused_at_once() -> None:
+def test_with_an_outage_timeout_of_zero_a_call_is_refused_at_once() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker, no_worker_timeout_s=0.0) as house:
@@ -131,7 +131,7 @@ def test_where_patience_is_none_a_call_is_refused_at_once() -> None:
     run_virtual(scenario())
 
 
-def test_a_worker_that_says_it_is_down_is_not_asked_to_generate_and_is_when_it_says_it_is_up() -> None:
+def test_a_worker_that_reports_down_is_probed_once_it_reports_up() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker) as house:
@@ -146,7 +146,7 @@ def test_a_worker_that_says_it_is_down_is_not_asked_to_generate_and_is_when_it_s
     run_virtual(scenario())
 
 
-def test_a_worker_that_is_down_is_not_believed_to_do_what_it_did_when_it_went() -> None:
+def test_a_down_worker_reports_no_running_jobs() -> None:
     async def scenario() -> None:
         worker = FreezingWorker("a")
         async with a_virtual_gateway(worker) as house:
@@ -161,7 +161,7 @@ def test_a_worker_that_is_down_is_not_believed_to_do_what_it_did_when_it_went() 
     run_virtual(scenario())
 
 
-def test_a_worker_that_cannot_be_reached_is_not_held_against_the_job() -> None:
+def test_an_unreachable_worker_does_not_count_as_a_lost_attempt() -> None:
     job = a_job()
     for number in range(MAX_LOSSES + 3):
         attempt = Attempt(job)
@@ -178,7 +178,7 @@ def test_a_worker_that_cannot_be_reached_is_not_held_against_the_job() -> None:
         job = again.job if isinstance(again, Retry) else job
 
 
-def test_what_began_somewhere_ends_as_lost_and_what_never_did_as_without_a_worker() -> None:
+def test_a_started_job_ends_as_worker_lost_and_an_unsent_one_as_no_worker() -> None:
     assert isinstance(outage_error(a_job(), 30.0), NoWorker)
     assert isinstance(outage_error(replace(a_job(), attempt=4, preemptions=1, unreachable_attempts=2), 30.0), NoWorker)
     assert isinstance(outage_error(replace(a_job(), attempt=2), 30.0), WorkerLost)

@@ -82,7 +82,7 @@ def _end(pool: Pool, worker: str, end: End) -> None:
     pool.ended(attempt, now())
 
 
-def test_lost_jobs_take_a_worker_out_before_the_call_returns() -> None:
+def test_lost_jobs_open_the_breaker_before_the_call_returns() -> None:
     async def scenario() -> None:
         told: list[Phase] = []
         async with a_pool(Moody()) as pool:
@@ -100,7 +100,7 @@ def test_lost_jobs_take_a_worker_out_before_the_call_returns() -> None:
     run_virtual(scenario())
 
 
-def test_what_is_not_the_workers_fault_never_counts() -> None:
+def test_errors_of_jobs_never_open_the_breaker() -> None:
     async def scenario() -> None:
         async with a_pool(Moody()) as pool:
             for number in range(20):
@@ -135,7 +135,7 @@ def test_a_worker_that_passes_its_probe_regains_capacity_step_by_step() -> None:
     run_virtual(scenario())
 
 
-def test_a_worker_that_stays_ill_is_asked_less_and_less_often() -> None:
+def test_a_failing_worker_is_probed_with_growing_backoff() -> None:
     async def scenario() -> None:
         worker = Moody()
         async with a_pool(worker) as pool:
@@ -153,7 +153,7 @@ def test_a_worker_that_stays_ill_is_asked_less_and_less_often() -> None:
     run_virtual(scenario())
 
 
-def test_a_worker_that_says_itself_that_it_is_down_is_asked_as_soon_as_it_says_that_it_is_up() -> None:
+def test_a_worker_is_probed_as_soon_as_it_reports_up() -> None:
     async def scenario() -> None:
         worker = Moody()
         async with a_pool(worker) as pool:
@@ -169,7 +169,7 @@ def test_a_worker_that_says_itself_that_it_is_down_is_asked_as_soon_as_it_says_t
     run_virtual(scenario())
 
 
-def test_a_worker_that_says_it_is_starting_is_not_asked_until_it_is_up() -> None:
+def test_a_starting_worker_is_not_probed() -> None:
     async def scenario() -> None:
         worker = Moody()
         async with a_pool(worker) as pool:
@@ -224,7 +224,7 @@ def test_a_drained_worker_gets_nothing_new_until_it_is_readmitted() -> None:
     run_virtual(scenario())
 
 
-def test_a_drained_worker_that_falls_and_recovers_is_still_drained() -> None:
+def test_a_drained_worker_stays_drained_after_a_failure_and_recovery() -> None:
     async def scenario() -> None:
         async with a_pool(Moody()) as pool:
             pool.drain("w")
@@ -237,7 +237,7 @@ def test_a_drained_worker_that_falls_and_recovers_is_still_drained() -> None:
     run_virtual(scenario())
 
 
-def test_nobody_is_drained_or_removed_who_is_not_there() -> None:
+def test_draining_or_removing_an_unknown_worker_is_an_error() -> None:
     async def scenario() -> None:
         async with a_pool(Moody()) as pool:
             for act in (pool.drain, pool.readmit):
@@ -298,7 +298,7 @@ def test_a_removed_worker_is_closed_when_the_grace_is_over() -> None:
     assert took == pytest.approx(30.0, abs=0.1)
 
 
-def test_the_scheduler_keeps_nothing_of_workers_that_came_and_went() -> None:
+def test_the_scheduler_keeps_no_state_of_removed_workers() -> None:
     async def scenario() -> None:
         scheduler = Scheduler({lane: a_policy() for lane in (a_job().lane,)})
         async with a_pool() as pool:
@@ -323,7 +323,7 @@ def test_the_scheduler_keeps_nothing_of_workers_that_came_and_went() -> None:
     run_virtual(scenario())
 
 
-def test_a_fleet_of_ill_workers_keeps_to_the_law_of_its_breakers() -> None:
+def test_the_pool_follows_its_breakers_under_any_sequence_of_failures() -> None:
     """Ten workers fall and recover by a seed for ten minutes: none of them is ever ready without a generation since."""
 
     async def scenario() -> None:

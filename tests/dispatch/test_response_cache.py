@@ -15,7 +15,7 @@ def an_answer(size: int = 0, *, job_id: str = "j", until: float = 10.0) -> Cache
     )
 
 
-def test_an_answer_is_found_until_its_time_is_over() -> None:
+def test_a_cached_response_is_found_until_its_ttl() -> None:
     replays = ResponseCache(1 << 20)
     replays.keep(("a", "call"), an_answer(until=10.0))
     assert replays.find(("a", "call"), 9.9) is not None
@@ -25,7 +25,7 @@ def test_an_answer_is_found_until_its_time_is_over() -> None:
     assert (replays.expire(10.0), replays.used, len(replays)) == (None, 0, 0)
 
 
-def test_a_new_answer_takes_the_place_of_the_old_one_and_its_time() -> None:
+def test_a_new_response_replaces_the_cached_one_and_its_ttl() -> None:
     replays = ResponseCache(1 << 20)
     replays.keep(("a", "call"), an_answer(100, job_id="old", until=10.0))
     replays.keep(("a", "call"), an_answer(job_id="new", until=20.0))
@@ -46,7 +46,7 @@ def test_the_tenant_that_holds_most_is_evicted_first() -> None:
     assert replays.used == 10 * ENTRY_OVERHEAD_BYTES
 
 
-def test_an_answer_that_is_larger_than_all_there_is_pushes_nobody_out() -> None:
+def test_a_response_larger_than_the_cache_evicts_nothing() -> None:
     replays = ResponseCache(3 * ENTRY_OVERHEAD_BYTES)
     replays.keep(("a", "call"), an_answer())
     replays.keep(("b", "call"), an_answer(3 * ENTRY_OVERHEAD_BYTES))
@@ -54,7 +54,7 @@ def test_an_answer_that_is_larger_than_all_there_is_pushes_nobody_out() -> None:
     assert replays.find(("b", "call"), 0.0) is None
 
 
-def test_what_was_said_is_not_in_what_is_shown() -> None:
+def test_a_cached_response_does_not_print_its_text() -> None:
     assert "xxx" not in repr(an_answer(10))
 
 
@@ -64,7 +64,7 @@ def test_what_was_said_is_not_in_what_is_shown() -> None:
         st.tuples(st.sampled_from("abc"), st.sampled_from("123"), st.integers(0, 3000), st.integers(1, 20)), max_size=40
     )
 )
-def test_the_bound_holds_and_what_is_counted_is_what_is_there(acts: list[tuple[str, str, int, int]]) -> None:
+def test_the_cache_stays_within_its_bound_and_counts_its_bytes(acts: list[tuple[str, str, int, int]]) -> None:
     replays = ResponseCache(6 * ENTRY_OVERHEAD_BYTES)
     for now, (tenant, name, size, time_s) in enumerate(acts):
         replays.expire(now)

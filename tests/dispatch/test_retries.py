@@ -130,7 +130,7 @@ def lose_one_word_each(workers: list[ScriptedWorker], times: int) -> None:
         worker.run = counted  # type: ignore[method-assign]
 
 
-def test_what_a_budget_grants_is_for_all_attempts_together() -> None:
+def test_a_granted_budget_covers_all_attempts_together() -> None:
     async def scenario() -> None:
         purse = Purse(4)
         async with a_house(budget=purse) as house:
@@ -164,7 +164,7 @@ def test_an_slo_missed_by_one_attempt_is_not_attained_by_the_next() -> None:
     run(scenario())
 
 
-def test_only_what_one_attempt_wrote_alone_teaches_how_long_answers_are() -> None:
+def test_only_jobs_with_one_attempt_train_the_length_model() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             lose_one_word_each(house.workers, 1)
@@ -177,7 +177,7 @@ def test_only_what_one_attempt_wrote_alone_teaches_how_long_answers_are() -> Non
     run(scenario())
 
 
-def test_a_job_that_is_lost_once_too_often_ends_with_the_error_after_all_that_was_delivered() -> None:
+def test_a_job_lost_too_often_ends_with_the_error_after_its_delivered_output() -> None:
     async def scenario() -> None:
         async with a_house(4) as house:
             lose_one_word_each(house.workers, 99)
@@ -248,7 +248,7 @@ def silent_at_the_second(worker: ScriptedWorker) -> Any:
     return run_plan
 
 
-def test_a_client_that_leaves_a_resumed_job_before_its_next_token_pays_for_what_it_got() -> None:
+def test_a_client_that_leaves_a_resumed_job_is_charged_for_its_delivered_output() -> None:
     async def scenario() -> None:
         house = Paid()
         house.gateway.start()

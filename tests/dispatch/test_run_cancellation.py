@@ -79,7 +79,7 @@ async def a_house(sequences: int = 4) -> AsyncIterator[House]:
         await house.gateway.close()
 
 
-def test_one_cancel_ends_what_is_queued_and_what_runs_in_the_whole_tree() -> None:
+def test_one_cancel_ends_queued_and_running_jobs_of_the_whole_tree() -> None:
     async def scenario() -> None:
         async with a_house(sequences=4) as house:
             runs = [("root", None), ("child", "root"), ("grandchild", "child")]
@@ -131,7 +131,7 @@ def test_other_runs_and_other_tenants_are_untouched() -> None:
     run(scenario())
 
 
-def test_what_comes_later_is_refused_new_sub_runs_too() -> None:
+def test_later_jobs_and_sub_runs_of_a_cancelled_run_are_refused() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             stream = house.gateway.submit(house.job("root"))
@@ -145,7 +145,7 @@ def test_what_comes_later_is_refused_new_sub_runs_too() -> None:
     run(scenario())
 
 
-def test_a_worker_that_does_not_confirm_is_reported_and_not_waited_for_beyond_the_bound() -> None:
+def test_a_worker_that_does_not_confirm_within_the_wait_time_is_reported() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             stream = house.gateway.submit(house.job("root"))
@@ -178,7 +178,7 @@ def test_a_job_whose_worker_is_lost_after_the_cancel_is_not_tried_again() -> Non
     run(scenario())
 
 
-def test_a_run_that_nobody_knows_is_not_found_and_one_known_elsewhere_gets_a_tombstone() -> None:
+def test_an_unknown_run_is_not_found_and_one_known_to_the_ledger_gets_a_tombstone() -> None:
     async def scenario() -> None:
         async with a_house() as house:
             with pytest.raises(RunNotFound):
@@ -204,7 +204,7 @@ def test_a_call_without_a_run_can_be_cancelled_by_its_own_id() -> None:
     run(scenario())
 
 
-def test_a_cancel_that_comes_between_a_plan_and_its_run_is_not_lost() -> None:
+def test_a_cancel_between_a_plan_and_the_start_of_its_task_is_not_lost() -> None:
     async def scenario() -> None:
         async with a_house(sequences=2) as house:
             first = [house.gateway.submit(house.job("one")) for _ in range(2)]

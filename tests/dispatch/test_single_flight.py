@@ -127,7 +127,7 @@ def bodies(*fields: dict[str, Any]) -> tuple[InferenceJob, ...]:
         {"user": "u", "metadata": {"k": "v"}, "service_tier": "flex", "prompt_cache_key": "p"},
     ],
 )
-def test_what_does_not_change_the_tokens_does_not_make_a_call_another(more: dict[str, Any]) -> None:
+def test_fields_without_effect_on_the_output_do_not_prevent_sharing(more: dict[str, Any]) -> None:
     one, other = bodies({}, more)
     assert RequestKey(one).matches(other)
     assert digest(one) == digest(other)
@@ -144,7 +144,7 @@ def test_what_does_not_change_the_tokens_does_not_make_a_call_another(more: dict
         {"messages": [{"role": "user", "content": "ho"}]},
     ],
 )
-def test_whatever_else_is_in_a_body_does(more: dict[str, Any]) -> None:
+def test_every_other_field_of_a_body_prevents_sharing(more: dict[str, Any]) -> None:
     one, other = bodies({}, more)
     assert not RequestKey(one).matches(other)
     assert digest(one) != digest(other)
@@ -153,7 +153,7 @@ def test_whatever_else_is_in_a_body_does(more: dict[str, Any]) -> None:
 # -- leaving ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_execution_goes_on_when_its_first_reader_leaves_and_is_cancelled_with_its_last() -> None:
+def test_an_execution_is_cancelled_when_its_last_subscriber_leaves() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = harness.job()
@@ -180,7 +180,7 @@ def test_an_execution_goes_on_when_its_first_reader_leaves_and_is_cancelled_with
     run(scenario())
 
 
-def test_a_client_that_leaves_alone_cancels_at_once() -> None:
+def test_a_disconnect_of_the_only_subscriber_cancels_at_once() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             job = replace(harness.job(), repeat=RepeatPolicy("r s", keep=True))
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_alone_cancels_at_once() -> None:
     run(scenario())
 
 
-def test_a_cancelled_run_takes_its_readers_and_leaves_those_of_others() -> None:
+def test_a_cancelled_run_leaves_subscribers_of_other_runs() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = harness.job(run_id="cancelled")
@@ -213,7 +213,7 @@ def test_a_cancelled_run_takes_its_readers_and_leaves_those_of_others() -> None:
     run(scenario())
 
 
-def test_a_cancelled_run_that_shares_with_itself_is_gone_whole() -> None:
+def test_a_cancelled_run_ends_executions_shared_within_it() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = harness.job(run_id="cancelled")
@@ -264,7 +264,7 @@ def test_a_cancel_that_ends_the_last_reader_reports_the_execution_though_its_lea
     run(scenario())
 
 
-def test_what_costs_nothing_is_there_for_a_run_that_has_used_up_its_budget() -> None:
+def test_a_run_with_an_exhausted_budget_may_join_a_shared_execution() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             caller = Caller(Tenant(name="a", limits=Limits(run_token_ceiling=60)))

@@ -109,13 +109,13 @@ def test_a_seed_of_zero_is_a_seed() -> None:
     run(scenario())
 
 
-def test_bodies_whose_fields_run_together_to_the_same_bytes_are_not_the_same() -> None:
+def test_fields_are_delimited_in_the_request_key() -> None:
     one, other = a_job(body=b'{"a":1,"b":2}'), a_job(body=b'{"a1b":2}')
     assert digest(one) != digest(other)
     assert digest(one) == digest(a_job(body=b'{"b":2, "a":1}'))
 
 
-def test_who_asks_not_to_linger_does_not_whatever_the_default_is() -> None:
+def test_a_linger_of_zero_overrides_the_default() -> None:
     async def scenario() -> None:
         stage = Stage(linger_s=60.0)
         job = stage.job(repeat=RepeatPolicy("run step", linger_s=0.0))
@@ -159,7 +159,7 @@ def test_an_answer_that_a_budget_stopped_is_not_kept_for_the_same_call_made_agai
     run(scenario())
 
 
-def test_an_answer_that_two_workers_wrote_is_replayed_as_one_that_two_wrote() -> None:
+def test_the_replay_of_a_resumed_response_keeps_its_resume_point() -> None:
     async def scenario() -> None:
         stage = Stage()
         repeat = RepeatPolicy("run step", keep=True)
@@ -178,7 +178,7 @@ def test_an_answer_that_two_workers_wrote_is_replayed_as_one_that_two_wrote() ->
     run(scenario())
 
 
-def test_the_deadline_of_a_follower_that_has_begun_to_read_is_no_queue_timeout() -> None:
+def test_the_deadline_of_a_reading_follower_is_no_queue_timeout() -> None:
     async def scenario() -> None:
         stage = Stage()
         leader, other = stage.job(SEED_0, body=b'{"a":1}'), stage.job(SEED_0, body=b'{"b":2}')
@@ -205,7 +205,7 @@ def test_the_deadline_of_a_follower_that_has_begun_to_read_is_no_queue_timeout()
     run(scenario())
 
 
-def test_an_answer_that_just_fits_is_kept_and_one_byte_more_is_not() -> None:
+def test_a_response_is_cached_up_to_exactly_the_byte_limit() -> None:
     def an_answer(size: int) -> CachedResponse:
         delta = Delta("j", "run", "step", 0, "x" * size, (), 1)
         done = Done("j", FinishReason.STOP, Usage())

@@ -23,7 +23,7 @@ from support.loop_helpers import read, run, run_pending
 # -- ends that are the leader's own ----------------------------------------------------------------------------------
 
 
-def test_followers_of_a_job_whose_budget_ended_run_again_where_they_can() -> None:
+def test_non_streaming_followers_of_a_job_with_an_exhausted_budget_execute_again() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = harness.job()
@@ -49,7 +49,7 @@ def test_followers_of_a_job_whose_budget_ended_run_again_where_they_can() -> Non
 
 
 @pytest.mark.plain
-def test_a_follower_that_is_refused_an_execution_of_its_own_gets_what_there_is() -> None:
+def test_a_follower_that_may_not_execute_gets_the_capped_response() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = harness.job()
@@ -68,7 +68,7 @@ def test_a_follower_that_is_refused_an_execution_of_its_own_gets_what_there_is()
     run(scenario())
 
 
-def test_deadlines_hold_for_each_of_those_who_share() -> None:
+def test_each_subscriber_keeps_its_own_deadline() -> None:
     async def scenario() -> None:
         async with a_gateway(capacity=Capacity(sequences=1)) as harness:
             blocker = harness.job(body=b'{"first":1}')
@@ -94,7 +94,7 @@ def test_deadlines_hold_for_each_of_those_who_share() -> None:
     run(scenario())
 
 
-def test_a_worker_that_is_lost_is_lost_for_all_and_who_streams_is_told() -> None:
+def test_a_lost_worker_restarts_whole_responses_and_fails_streams() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = replace(harness.job(), resume=ResumeMode.RESTART)
@@ -137,7 +137,7 @@ def test_a_follower_takes_a_request_of_its_quota_and_no_tokens() -> None:
     run(scenario())
 
 
-def test_an_answer_that_a_budget_cuts_short_is_nobody_elses() -> None:
+def test_a_response_capped_by_a_budget_is_not_shared() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             poor = Caller(Tenant(name="a", limits=Limits(run_token_ceiling=60)))
@@ -149,7 +149,7 @@ def test_an_answer_that_a_budget_cuts_short_is_nobody_elses() -> None:
     run(scenario())
 
 
-def test_what_is_not_served_is_refused_to_leaders_and_leaves_nothing_behind() -> None:
+def test_a_refused_leader_leaves_no_execution() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             with pytest.raises(NoWorker):

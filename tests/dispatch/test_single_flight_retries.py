@@ -16,7 +16,7 @@ from support.loop_helpers import read, run, run_pending
 # -- the same call again ---------------------------------------------------------------------------------------------
 
 
-def test_the_same_step_with_an_equal_body_joins_whatever_its_temperature() -> None:
+def test_a_retry_of_a_step_with_an_equal_body_joins_at_any_temperature() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = replace(harness.job(FREE, run_id="r", step_id="s"), repeat=RepeatPolicy("r s"))
@@ -36,7 +36,7 @@ def test_the_same_step_with_an_equal_body_joins_whatever_its_temperature() -> No
     run(scenario())
 
 
-def test_a_call_that_lingers_is_there_for_the_retry() -> None:
+def test_a_retry_joins_a_lingering_call() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = replace(harness.job(FREE), repeat=RepeatPolicy("r s", linger_s=20.0))
@@ -52,7 +52,7 @@ def test_a_call_that_lingers_is_there_for_the_retry() -> None:
     run(scenario())
 
 
-def test_a_call_does_not_linger_for_ever() -> None:
+def test_a_lingering_call_is_cancelled_after_its_linger_time() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = replace(harness.job(FREE), repeat=RepeatPolicy("r s", linger_s=0.02))
@@ -66,7 +66,7 @@ def test_a_call_does_not_linger_for_ever() -> None:
     run(scenario())
 
 
-def test_a_lingering_call_that_ends_is_there_for_the_retry_too() -> None:
+def test_a_retry_gets_the_response_of_a_lingering_call_that_has_ended() -> None:
     async def scenario() -> None:
         async with a_gateway(linger_s=20.0) as harness:
             first = replace(harness.job(FREE), repeat=RepeatPolicy("r s"))
@@ -94,7 +94,7 @@ def test_a_run_that_is_cancelled_does_not_linger() -> None:
     run(scenario())
 
 
-def test_an_answer_that_was_to_be_kept_is_given_again_at_no_cost() -> None:
+def test_a_cached_response_is_replayed_at_no_cost() -> None:
     async def scenario() -> None:
         async with a_gateway() as harness:
             first = replace(harness.job(FREE), repeat=RepeatPolicy("r s", keep=True))
@@ -128,7 +128,7 @@ def test_an_answer_that_was_to_be_kept_is_given_again_at_no_cost() -> None:
     run(scenario())
 
 
-def test_an_answer_is_kept_for_as_long_as_it_says_and_only_where_asked() -> None:
+def test_a_response_is_cached_only_on_request_and_until_its_ttl() -> None:
     async def scenario() -> None:
         async with a_gateway(replay_ttl_s=0.2) as harness:
             for keep in (False, True):

@@ -68,7 +68,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_what_is_changed_through_the_gateway_is_in_force_at_once(tmp_path: Path) -> None:
+def test_a_change_through_the_gateway_applies_at_once(tmp_path: Path) -> None:
     async def body(watch: TenantWatcher) -> None:
         made = await create(watch)
         assert caller(watch, made.text).tenant is CONFIGURED["acme"]
@@ -79,7 +79,7 @@ def test_what_is_changed_through_the_gateway_is_in_force_at_once(tmp_path: Path)
     run(tmp_path, body)
 
 
-def test_what_another_process_changes_is_in_force_within_two_seconds(tmp_path: Path) -> None:
+def test_a_change_by_another_process_applies_within_two_seconds(tmp_path: Path) -> None:
     ledger = f"sqlite:///{tmp_path / 'ledger.db'}"
 
     def cli(*arguments: str) -> str:
@@ -146,7 +146,7 @@ def test_a_gateway_whose_last_key_is_revoked_admits_no_call(tmp_path: Path) -> N
     assert a_watch(tmp_path).is_auth_required, "nor after a restart"
 
 
-def test_on_asks_for_keys_before_there_is_one_and_off_never_does(tmp_path: Path) -> None:
+def test_mode_on_requires_keys_before_the_first_exists_and_off_never_does(tmp_path: Path) -> None:
     async def when_on(watch: TenantWatcher) -> None:
         with pytest.raises(InvalidApiKey):
             caller(watch)
@@ -161,7 +161,7 @@ def test_on_asks_for_keys_before_there_is_one_and_off_never_does(tmp_path: Path)
     run(tmp_path, when_off, "off")
 
 
-def test_the_configurations_tenants_are_changed_there_and_nowhere_else(tmp_path: Path) -> None:
+def test_tenants_of_the_configuration_cannot_be_changed_at_runtime(tmp_path: Path) -> None:
     manager = a_watch(tmp_path).manager
     for act in (lambda: manager.put_tenant(Tenant(name="acme")), lambda: manager.remove_tenant("acme", 1.0)):
         with pytest.raises(Conflict, match=r"tenants\.acme"):
@@ -170,14 +170,14 @@ def test_the_configurations_tenants_are_changed_there_and_nowhere_else(tmp_path:
     assert manager.snapshot().tenants == (CONFIGURED["acme"],), "a key of it makes no second one"
 
 
-def test_what_the_configuration_says_counts_where_the_database_says_something_too(tmp_path: Path) -> None:
+def test_the_configuration_overrides_tenants_of_the_database(tmp_path: Path) -> None:
     store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     store.put_tenant(Tenant(name="acme", limits=Limits(max_concurrent=1000)))
     store.close()
     assert a_watch(tmp_path).directory.tenants == CONFIGURED
 
 
-def test_a_key_of_a_tenant_that_left_the_configuration_opens_nothing(tmp_path: Path) -> None:
+def test_a_key_of_a_tenant_removed_from_the_configuration_is_refused(tmp_path: Path) -> None:
     key = a_watch(tmp_path).manager.create_key("acme", now=1.0).text
     store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     with pytest.raises(InvalidApiKey):
@@ -185,7 +185,7 @@ def test_a_key_of_a_tenant_that_left_the_configuration_opens_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 65, "é"])
-def test_a_name_that_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_an_invalid_tenant_name_is_refused_before_any_write(tmp_path: Path, name: str) -> None:
     manager = a_watch(tmp_path).manager
     with pytest.raises(InvalidRequest):
         manager.put_tenant(Tenant(name=name))
@@ -202,7 +202,7 @@ def test_a_key_is_not_made_with_a_bad_label_nor_expired(tmp_path: Path) -> None:
     assert manager.version() == 0
 
 
-def test_a_database_that_cannot_be_read_leaves_everybody_who_they_were(
+def test_an_unreadable_database_keeps_the_current_directory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)

@@ -161,7 +161,7 @@ def test_a_full_queue_gives_each_client_a_retry_slot_at_the_drain_rate() -> None
     run(scenario())
 
 
-def test_what_was_cancelled_in_the_queue_is_waited_for_no_more() -> None:
+def test_a_cancelled_queued_job_does_not_count_towards_waits() -> None:
     async def scenario() -> None:
         async with one_at_a_time() as house:
             await house.measured(backlog=5)
@@ -182,7 +182,7 @@ def test_what_was_cancelled_in_the_queue_is_waited_for_no_more() -> None:
     run(scenario())
 
 
-def test_how_well_waits_were_predicted_can_be_read() -> None:
+def test_the_coverage_of_wait_predictions_is_reported() -> None:
     async def scenario() -> None:
         async with one_at_a_time() as house:
             await house.measured(backlog=20)
@@ -194,7 +194,7 @@ def test_how_well_waits_were_predicted_can_be_read() -> None:
     run(scenario())
 
 
-def test_output_is_predicted_from_what_calls_like_it_have_written_and_the_error_falls() -> None:
+def test_output_predictions_improve_with_history() -> None:
     """The gateway asks with nothing but the prompt's size; every call of the template writes one token."""
 
     async def scenario() -> None:

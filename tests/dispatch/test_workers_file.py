@@ -94,7 +94,7 @@ def test_workers_come_go_and_are_replaced_as_the_file_says(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("broken", ["a 1\nb\n", "a 1\nc bad\n", "a bad\nd 1\n"])
-def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
+def test_an_invalid_file_changes_nothing_and_is_logged_once(
     tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(it: Following) -> None:
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(
     run(tmp_path, scenario)
 
 
-def test_a_file_that_is_gone_takes_nobody_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_file_removes_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(it: Following) -> None:
         await it.follow("a 1\n")
         it.path.unlink()
@@ -140,7 +140,7 @@ def test_a_worker_that_takes_long_to_drain_holds_up_only_its_successor(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_the_watch_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watcher_polls_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferry.dispatch.workers_file.POLL_INTERVAL_S", 0.01)
 
     async def scenario(it: Following) -> None:

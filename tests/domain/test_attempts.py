@@ -35,7 +35,7 @@ def sent(job: InferenceJob, worker: str = "w", written: int = 0) -> Attempt:
     return attempt
 
 
-def test_what_is_granted_is_of_the_whole_job_and_each_attempt_has_the_rest() -> None:
+def test_a_grant_covers_the_job_and_each_attempt_gets_the_rest() -> None:
     first = Attempt(a_stream())
     first.grant(40)
     assert (first.granted_tokens, first.granted) == (40, 40)
@@ -47,7 +47,7 @@ def test_what_is_granted_is_of_the_whole_job_and_each_attempt_has_the_rest() -> 
     assert (third.granted_tokens, third.granted) == (10, 40)
 
 
-def test_what_is_not_limited_stays_so_in_every_attempt() -> None:
+def test_an_unlimited_job_is_unlimited_in_every_attempt() -> None:
     attempt = Attempt(after(a_stream(), 15))
     attempt.grant(UNLIMITED)
     assert (attempt.granted_tokens, attempt.granted, attempt.renew_at_tokens) == (UNLIMITED, UNLIMITED, UNLIMITED)
@@ -70,14 +70,14 @@ def test_the_limit_of_several_choices_is_that_of_all_of_them() -> None:
     assert attempt.renew_at_tokens == 301
 
 
-def test_an_attempt_that_broke_off_used_what_was_delivered_or_what_its_worker_says_if_that_is_more() -> None:
+def test_a_lost_attempt_is_charged_the_larger_of_delivered_and_reported_output() -> None:
     for reported, counted in ((0, 4), (3, 4), (6, 6)):
         attempt = sent(a_stream(), written=4)
         attempt.ended(Failed(attempt.job.job_id, WorkerLost("gone"), Usage(0, 0, reported)), 1.0)
         assert attempt.usage() == Usage(3, 0, counted)
 
 
-def test_an_attempt_that_broke_off_before_its_first_token_used_nothing() -> None:
+def test_an_attempt_lost_before_its_first_token_used_nothing() -> None:
     attempt = sent(a_stream())
     attempt.ended(Failed(attempt.job.job_id, WorkerLost("gone")), 1.0)
     assert attempt.usage() == Usage()
@@ -138,7 +138,7 @@ def test_a_job_lost_again_before_another_token_resumes_from_the_same_point() -> 
     assert again.resume_point == job.resume_point == ResumePoint(PROMPT, (0, 1, 2))
 
 
-def test_what_is_left_to_write_is_never_nothing_however_much_was_written() -> None:
+def test_a_retried_job_expects_at_least_one_more_token() -> None:
     job = a_stream(budget=100)
     few = replace(job, footprint=Footprint(job.footprint.prompt, job.footprint.cached, Estimate(1, 4, 9)))
     again = lost_on(few, "w", 6)
@@ -146,7 +146,7 @@ def test_what_is_left_to_write_is_never_nothing_however_much_was_written() -> No
     assert again.footprint.output == Estimate(1, 1, 3)
 
 
-def test_no_more_of_a_prompt_was_cached_than_the_client_sent() -> None:
+def test_cached_tokens_never_exceed_the_clients_prompt() -> None:
     job = after(a_stream(), 4)
     assert total_usage(job, Usage(7, 7, 2, 0.5)) == Usage(3, 3, 6, 0.5)
     assert total_usage(job, Usage(7, 2, 2)) == Usage(3, 2, 6)

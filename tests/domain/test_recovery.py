@@ -101,7 +101,7 @@ def test_a_deadline_applies_until_the_first_delivered_token() -> None:
     assert (restarted.job.deadline, continued.job.deadline) == (9.0, None)
 
 
-def test_a_job_that_had_written_all_it_may_is_done_and_its_usage_is_that_of_the_whole() -> None:
+def test_a_lost_job_that_had_reached_its_limit_is_done_with_its_total_usage() -> None:
     first = a_stream()
     budget = first.token_budget
     end = lost(first, budget, resume_point=ResumePoint(PROMPT, tuple(range(budget))))

@@ -20,7 +20,7 @@ def job(context: int | None = 4096, limit: int | None = 100, body: bytes = b'{"m
 
 
 @given(prompt=COUNTS, cached=COUNTS, output=COUNTS, counted=st.integers(0, 100), context=st.sampled_from([None, 4096]))
-def test_whatever_is_reported_what_counts_can_be_true(
+def test_validated_usage_is_always_plausible(
     prompt: int, cached: int, output: int, counted: int, context: int | None
 ) -> None:
     found = plausible_usage(job(context), Usage(prompt, cached, output), counted)
@@ -29,12 +29,12 @@ def test_whatever_is_reported_what_counts_can_be_true(
     assert plausible_usage(job(context), found, counted) is found
 
 
-def test_what_can_be_true_is_left_alone() -> None:
+def test_plausible_usage_is_unchanged() -> None:
     for usage in (Usage(4096, 4096, 100), Usage(1, 0, 0), Usage(10, 10, 150, 0.5), Usage()):
         assert plausible_usage(job(), usage, 7) is usage
 
 
-def test_what_is_not_believed_is_what_was_estimated_and_counted() -> None:
+def test_implausible_usage_is_replaced_by_estimates_and_counts() -> None:
     assert plausible_usage(job(), Usage(-1, 0, 5), 7) == Usage(300, 0, 5)
     assert plausible_usage(job(), Usage(10**20, 12, 5), 7) == Usage(300, 12, 5)
     assert plausible_usage(job(), Usage(20, 21, 5), 7) == Usage(20, 20, 5)
@@ -45,7 +45,7 @@ def test_what_is_not_believed_is_what_was_estimated_and_counted() -> None:
         assert plausible_usage(job(), Usage(20, 0, 5, seconds), 7) == Usage(20, 0, 5)
 
 
-def test_several_choices_may_write_as_often_as_much() -> None:
+def test_the_output_bound_is_multiplied_by_the_number_of_choices() -> None:
     usage = Usage(20, 0, 400)
     assert plausible_usage(job(limit=400), usage, 7) is usage
     assert plausible_usage(job(limit=100), usage, 7) == Usage(20, 0, 7)
@@ -64,12 +64,12 @@ def test_media_may_be_more_tokens_than_bytes() -> None:
     assert plausible_usage(job(None, body=picture), Usage(2 * MEDIA_TOKENS, 0, 5), 7) == Usage(300, 0, 5)
 
 
-def test_what_was_written_before_is_part_of_a_prompt() -> None:
+def test_resumed_output_counts_as_prompt() -> None:
     continued = replace(job(None), resume_point=ResumePoint((1,) * 9000, (2,) * 500))
     assert plausible_usage(continued, Usage(9500, 0, 5), 7) == Usage(9500, 0, 5)
 
 
-def test_a_client_is_shown_what_is_billed() -> None:
+def test_a_client_gets_the_usage_that_is_billed() -> None:
     raw = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":-1,"completion_tokens":5},"x":null}\n\n'
     for said, kept in ((raw, {"id": "a", "choices": [], "x": None}), (b"", {"choices": []})):
         end = with_usage(Done("j", FinishReason.STOP, Usage(-1, 0, 5), said), Usage(300, 2, 5))

@@ -102,9 +102,7 @@ def marks_of(directory: Path) -> int:
         return int(database.execute("SELECT count(*) FROM watermarks").fetchone()[0])
 
 
-def test_a_gateway_that_is_killed_over_and_over_never_delivers_more_than_its_ceiling(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_a_repeatedly_killed_gateway_never_exceeds_a_ceiling(tmp_path: Path, tiny_model: Path) -> None:
     clients = Clients()
     for _ in range(2):
         gateway = Gateway(tmp_path, tiny_model)
@@ -130,7 +128,7 @@ def test_a_gateway_that_is_killed_over_and_over_never_delivers_more_than_its_cei
     assert killed_at <= clients.delivered <= CEILING
 
 
-def test_a_gateway_that_was_stopped_cleanly_leaves_no_mark_and_loses_nothing(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_clean_stop_leaves_no_watermark_and_loses_no_row(tmp_path: Path, tiny_model: Path) -> None:
     clients = Clients()
     gateway = Gateway(tmp_path, tiny_model)
     for thread in clients.calls(gateway.port, 4, 100):

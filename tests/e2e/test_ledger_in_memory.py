@@ -9,7 +9,7 @@ CHAT = "/v1/chat/completions"
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 
 
-def test_keys_of_a_gateway_in_memory_are_made_through_it_and_nothing_is_left(tmp_path: Path) -> None:
+def test_keys_of_an_in_memory_gateway_are_created_over_http_and_leave_no_file(tmp_path: Path) -> None:
     config = {"ledger": "sqlite:///:memory:", "tenants": {"acme": {"day_token_ceiling": 1_000}}}
     with ScriptedGateway(tmp_path, config) as gateway:
         assert post(gateway.url, CHAT, CALL)[0] == 200

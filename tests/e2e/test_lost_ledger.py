@@ -51,7 +51,7 @@ def keys_in(url: str) -> list[str]:
         return [row.key_id for row in ledger.jobs(limit=1000) if row.key_id]
 
 
-def test_a_gateway_without_keys_does_not_stay_open_when_its_database_is_deleted(
+def test_a_gateway_without_keys_refuses_calls_when_its_database_is_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ScriptedGateway(tmp_path) as gateway:
@@ -78,7 +78,7 @@ def test_a_gateway_without_keys_does_not_stay_open_when_its_database_is_deleted(
     assert keys_in(url) == [key.split("_")[1]]
 
 
-def test_a_gateway_without_keys_asks_for_them_once_its_database_is_replaced_by_one_that_has_some(
+def test_a_replacement_database_with_keys_turns_authentication_on(
     tmp_path: Path,
 ) -> None:
     key = new_key(f"sqlite:///{tmp_path / 'other.db'}")
@@ -90,7 +90,7 @@ def test_a_gateway_without_keys_asks_for_them_once_its_database_is_replaced_by_o
     assert keys_in(gateway.config.ledger) == [key.split("_")[1]]
 
 
-def test_keys_that_are_known_stay_good_while_the_database_is_gone_and_no_row_is_lost(tmp_path: Path) -> None:
+def test_known_keys_stay_valid_while_the_database_is_missing_and_no_row_is_lost(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         key = new_key(gateway.config.ledger)
         until(lambda: status_of(gateway)[0] == 401)
@@ -108,7 +108,7 @@ def test_keys_that_are_known_stay_good_while_the_database_is_gone_and_no_row_is_
     assert keys_in(gateway.config.ledger) == [key.split("_")[1]] * 2
 
 
-def test_keys_of_the_former_database_open_nothing_once_it_is_replaced(tmp_path: Path) -> None:
+def test_keys_of_a_replaced_database_are_refused(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         key = new_key(gateway.config.ledger)
         until(lambda: status_of(gateway)[0] == 401)
@@ -118,7 +118,7 @@ def test_keys_of_the_former_database_open_nothing_once_it_is_replaced(tmp_path: 
         assert status_of(gateway)[0] == 401
 
 
-def test_a_file_that_is_no_ledger_in_its_place_is_as_good_as_none(tmp_path: Path) -> None:
+def test_an_invalid_file_in_place_of_the_ledger_counts_as_missing(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         (tmp_path / "junk").write_bytes(b"no database" * 1000)
         (tmp_path / "junk").replace(tmp_path / "ledger.db")
@@ -130,7 +130,7 @@ def test_a_file_that_is_no_ledger_in_its_place_is_as_good_as_none(tmp_path: Path
         assert status_of(gateway) == (200, None)
 
 
-def test_auth_that_is_off_stays_off(tmp_path: Path) -> None:
+def test_auth_off_stays_off_without_a_database(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path, {"auth": {"mode": "off"}}) as gateway:
         delete(tmp_path)
         until(lambda: not is_ready(gateway))
@@ -141,7 +141,7 @@ def test_auth_that_is_off_stays_off(tmp_path: Path) -> None:
         assert len(ledger.jobs()) == 1
 
 
-def test_what_was_spent_of_a_budget_outlives_the_database_and_the_gateway(tmp_path: Path) -> None:
+def test_spending_survives_a_replaced_database_and_a_restart(tmp_path: Path) -> None:
     config = {"tenants": {"default": {"day_token_ceiling": 200}}}
     with ScriptedGateway(tmp_path, config) as gateway:
         answers = 0

@@ -113,7 +113,7 @@ def api(able: HttpGateway) -> Iterator[OpenAI]:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("fields", PASSED_ON, ids=lambda fields: "-".join(fields))
-def test_what_a_worker_can_do_reaches_it_unchanged(
+def test_supported_features_reach_the_worker_unchanged(
     able: HttpGateway, api: OpenAI, fields: dict[str, Any], streams: bool
 ) -> None:
     answer: Any = api.chat.completions.create(model="m", messages=HELLO, stream=streams, **fields)
@@ -188,7 +188,7 @@ class Place(BaseModel):
     city: str
 
 
-def test_structured_outputs_become_what_was_asked_for(able: HttpGateway, api: OpenAI) -> None:
+def test_structured_outputs_parse_into_the_requested_type(able: HttpGateway, api: OpenAI) -> None:
     answer = api.chat.completions.parse(model="m", messages=HELLO, response_format=Place)
     assert answer.choices[0].message.parsed == Place(city="Oslo")
     sent = able.upstream.bodies[-1]["response_format"]
@@ -234,7 +234,7 @@ def here(gateway: Serving) -> OpenAI:
 
 
 @pytest.mark.parametrize(("param", "fields"), REFUSED, ids=lambda one: one if isinstance(one, str) else "")
-def test_what_the_embedded_engine_cannot_do_is_refused_by_name(
+def test_the_embedded_engine_refuses_unsupported_features_by_name(
     real: Serving, param: str, fields: dict[str, Any]
 ) -> None:
     with here(real) as api, pytest.raises(openai.BadRequestError) as refused:
@@ -254,7 +254,7 @@ def test_what_the_embedded_engine_cannot_do_is_refused_by_name(
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_what_asks_for_nothing_special_is_served(real: Serving, fields: dict[str, Any]) -> None:
+def test_feature_fields_without_effect_are_served(real: Serving, fields: dict[str, Any]) -> None:
     with here(real) as api:
         asked: Any = {"model": "tiny", "messages": HELLO, "max_completion_tokens": 2, **fields}
         answer = api.chat.completions.create(**asked)

@@ -204,7 +204,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_clients_over_their_concurrency_come_one_after_the_other_and_all_get_in(tmp_path: Path) -> None:
+def test_clients_over_their_concurrency_limit_retry_in_turn_and_are_all_served(tmp_path: Path) -> None:
     async def ask(api: AsyncOpenAI, number: int) -> None:
         answer = await api.chat.completions.create(
             model="m", messages=[{"role": "user", "content": f"ticket {number}"}], max_tokens=8

@@ -111,7 +111,7 @@ def test_requests_that_resume_exactly_are_resumed(pair: Pair, fields: dict[str, 
         {"response_format": {"type": "json_object"}},
     ],
 )
-def test_what_would_not_be_exact_ends_in_an_error_once_it_was_seen(pair: Pair, fields: dict[str, Any]) -> None:
+def test_a_stream_that_cannot_resume_exactly_ends_with_an_error(pair: Pair, fields: dict[str, Any]) -> None:
     _, end = asked(pair, 6, stream=True, **fields)
     assert end == "worker_lost"
     assert asked(pair, 0, stream=True, **fields) == asked(pair, stream=True, **fields), "what nobody saw starts again"

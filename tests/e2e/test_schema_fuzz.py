@@ -64,7 +64,7 @@ phases.coverage.checks.negative_data_rejection.enabled = false  # a header that 
 
 
 @pytest.mark.timeout(3600 if EXAMPLES else 900)
-def test_whatever_is_sent_the_answer_is_one_of_the_document(tmp_path: Path) -> None:
+def test_every_response_matches_the_openapi_document(tmp_path: Path) -> None:
     with TenantGateway(tmp_path, lambda: ([ScriptedWorker()], {})) as gateway:
         key = gateway.key("acme")
         (tmp_path / "openapi.json").write_text(json.dumps(of_this_gateway()))

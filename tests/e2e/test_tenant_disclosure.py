@@ -77,7 +77,7 @@ class PooledWorker(ScriptedWorker):
         return replace(super().view(), isolation="globex")
 
 
-def test_an_own_pool_needs_no_warning(tmp_path: Path) -> None:
+def test_a_tenant_pool_gives_no_isolation_warning(tmp_path: Path) -> None:
     workers: list[ScriptedWorker] = []
 
     def make() -> tuple[list[ScriptedWorker], dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_an_own_pool_needs_no_warning(tmp_path: Path) -> None:
 # -- limits and figures ----------------------------------------------------------------------------------------------
 
 
-def test_what_one_tenant_uses_up_is_not_missing_to_another(tmp_path: Path) -> None:
+def test_limits_used_up_by_one_tenant_do_not_affect_another(tmp_path: Path) -> None:
     limits = {"requests_per_minute": 20, "tokens_per_minute": 100_000, "max_concurrent": 3, "run_token_ceiling": 10_000}
     with House(tmp_path, tenants={"acme": limits, "globex": limits}) as env:
         env.settle()
@@ -124,7 +124,7 @@ def test_what_one_tenant_uses_up_is_not_missing_to_another(tmp_path: Path) -> No
         assert (pages[1]["jobs"]["refused"], pages[0]["jobs"]["refused"] > 0) == (0, True)
 
 
-def test_sizes_learned_of_one_tenants_template_are_not_used_for_another(env: House) -> None:
+def test_template_statistics_are_separate_per_tenant(env: House) -> None:
     gateway = env.service.gateway
     for _ in range(20):
         env.ask(env.globex, {**THEIRS, "temperature": 1}, x_inferry_template_id="support")
@@ -172,7 +172,7 @@ async def _breaks_off(upstream: Upstream, request: web.Request, body: dict[str, 
 
 
 @pytest.mark.parametrize("script", [_refuses, _says_why, _breaks_off])
-def test_errors_and_logs_tell_no_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture, script: Any) -> None:
+def test_errors_and_logs_contain_no_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture, script: Any) -> None:
     caplog.set_level(logging.DEBUG)
     with HttpGateway(tmp_path, script, {"tenants": {"acme": {"max_lane": "P1"}}}) as gateway:
         key, other = gateway.key("acme"), gateway.key("globex")
@@ -192,7 +192,7 @@ def test_errors_and_logs_tell_no_secrets(tmp_path: Path, caplog: pytest.LogCaptu
         assert secret not in caplog.text
 
 
-def test_a_disabled_tenant_and_a_revoked_key_look_like_a_key_that_never_was(env: House) -> None:
+def test_disabled_tenants_and_revoked_keys_get_the_error_of_an_unknown_key(env: House) -> None:
     made_up = "ifk_0123456789_" + "a" * 43
     env.as_admin("DELETE", f"/admin/keys/{env.globex_too.split('_')[1]}")
     env.as_admin("PUT", "/admin/tenants/gone", {"disabled": True})

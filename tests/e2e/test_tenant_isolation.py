@@ -19,7 +19,7 @@ from support.tenant_gateway import CHAT, TenantGateway, bearer
 # -- ids guessed -----------------------------------------------------------------------------------------------------
 
 
-def test_anothers_run_is_as_if_it_had_never_been(env: House) -> None:
+def test_a_run_of_another_tenant_is_not_found(env: House) -> None:
     never = "run-of-nobody"
     guesses = [RUN, f"{RUN}-sub", STEP, env.job_id, f"key-{WORD}", f"globex {RUN}", f"globex/{RUN}"]
     for method, path in (("GET", "/v1/runs/{}"), ("DELETE", "/v1/runs/{}"), ("POST", "/v1/runs/{}/finish")):
@@ -39,7 +39,7 @@ def test_anothers_run_is_as_if_it_had_never_been(env: House) -> None:
     assert env.ask(env.globex_too, x_inferry_run_id=RUN).status == 200, "and nothing of it was cancelled"
 
 
-def test_a_run_of_the_same_name_is_another_run(env: House) -> None:
+def test_the_same_run_id_of_two_tenants_is_two_runs_over_http(env: House) -> None:
     for _ in range(2):
         assert env.ask(env.acme, x_inferry_run_id=RUN, x_inferry_step_id=STEP).status == 200
     mine, theirs = (env.as_seen_by(key, "GET", f"/v1/runs/{RUN}").json for key in (env.acme, env.globex))
@@ -131,7 +131,7 @@ def test_only_the_key_determines_the_tenant(env: House, headers: dict[str, str])
     owner_of_last(env, env.acme)
 
 
-def test_of_two_keys_the_bearer_counts_and_never_a_mixture(env: House) -> None:
+def test_with_two_keys_only_the_bearer_token_is_used(env: House) -> None:
     assert env.ask(env.acme, x_inferry_run_id="spoofed", x_api_key=env.globex).status == 200
     owner_of_last(env, env.acme)
     wrong = env.acme[:-1] + ("a" if env.acme[-1] != "a" else "b")
@@ -175,7 +175,7 @@ def test_a_duplicate_key_is_an_error(env: House, name: str) -> None:
         ({"x_session_id": WORD, "x_parent_session_id": RUN}, f"session:{WORD}"),
     ],
 )
-def test_a_harness_names_sessions_of_its_own_tenant_alone(env: House, headers: dict[str, str], run: str) -> None:
+def test_harness_session_headers_are_scoped_by_tenant(env: House, headers: dict[str, str], run: str) -> None:
     sent = {("session_id" if name == "session_id" else name.replace("_", "-")): headers[name] for name in headers}
     for key in (env.globex, env.acme):
         assert env.call("POST", CHAT, CALL, {"authorization": f"Bearer {key}", **sent}).status == 200
@@ -185,7 +185,7 @@ def test_a_harness_names_sessions_of_its_own_tenant_alone(env: House, headers: d
     assert env.call("POST", CHAT, CALL, {"authorization": f"Bearer {env.globex}", **sent}).status == 200
 
 
-def test_the_admin_key_and_tenants_keys_open_different_doors(env: House) -> None:
+def test_admin_and_tenant_keys_are_not_interchangeable(env: House) -> None:
     for path in ("/admin/keys", "/admin/tenants", "/admin/workers", "/admin/tenants/globex", "/%61dmin/keys"):
         answer = env.as_seen_by(env.acme, "GET", path)
         assert (answer.status, answer.code) == (403, "admin_only")
@@ -221,7 +221,7 @@ def test_prompts_of_two_tenants_are_salted_apart_at_the_engine(tmp_path: Path) -
             assert "globex" not in told_upstream
 
 
-def test_the_embedded_engine_finds_nothing_of_anothers_prompt(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_embedded_engine_shares_no_prefix_between_tenants(tmp_path: Path, tiny_model: Path) -> None:
     worker = {"name": "local", "kind": "embedded", "model": str(tiny_model), "models": ["tiny"]}
     with TenantGateway(tmp_path, None, {"workers": [worker]}) as gateway:
         acme, globex = gateway.key("acme"), gateway.key("globex")
@@ -233,7 +233,7 @@ def test_the_embedded_engine_finds_nothing_of_anothers_prompt(tmp_path: Path, ti
         assert not any("x-inferry-shared-with" in one.headers for one in answers)
 
 
-def test_a_stream_that_is_read_slowly_is_read_by_its_own_client_alone(env: House) -> None:
+def test_a_slowly_read_stream_reaches_only_its_own_client(env: House) -> None:
     """Bytes of one answer never turn up in another's connection, also where both are reset and made again."""
     bodies = {
         env.acme: {**CALL, "stream": True},

@@ -75,7 +75,7 @@ async def learned(running: HttpGateway) -> tuple[Any, Any]:
     return estimator.prompt("acme", "m", None, 1000), estimator.output_accuracy
 
 
-def test_a_usage_that_cannot_be_true_is_neither_billed_nor_learned_nor_shown(
+def test_implausible_usage_is_neither_billed_nor_learned_nor_shown(
     lying: HttpGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = lying.key("acme")

@@ -72,7 +72,7 @@ def told(ids: Sequence[int]) -> list[str]:
 @example("中文中文中文中文 a 中文")
 @example("a" * 16 + " b")  # where the window slides, a space is not the first of a text
 @example("ab " * 20)
-def test_every_character_comes_out_with_its_last_byte_and_no_other(text: str) -> None:
+def test_a_character_is_emitted_with_its_last_byte(text: str) -> None:
     text = text.lstrip(" ")  # such decoders drop the first space of a text
     detokenizer = Detokenizer(TOKENIZER)
     for letter in text:
@@ -84,7 +84,7 @@ def test_every_character_comes_out_with_its_last_byte_and_no_other(text: str) ->
 
 @given(st.text(alphabet="aé€😀", max_size=40), st.lists(st.integers(0, 200), max_size=20))
 @example("€" * 30, [85])
-def test_several_tokens_at_once_bring_out_what_they_would_one_by_one(text: str, cuts: list[int]) -> None:
+def test_several_tokens_at_once_emit_the_same_text_as_one_by_one(text: str, cuts: list[int]) -> None:
     ids = TOKENIZER.encode(text)
     at = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     detokenizer = Detokenizer(TOKENIZER)
@@ -93,7 +93,7 @@ def test_several_tokens_at_once_bring_out_what_they_would_one_by_one(text: str, 
 
 
 @pytest.mark.parametrize("held", range(1, 4))
-def test_up_to_three_bytes_of_a_character_are_held_back_and_a_fourth_one_is_none(held: int) -> None:
+def test_at_most_three_bytes_of_an_incomplete_character_are_held_back(held: int) -> None:
     start = "😀".encode()[:held]
     assert told(TOKENIZER.bytes_of(start)) == [""] * held + [UNREADABLE * held]
     assert told(TOKENIZER.bytes_of(b"\xff" * 5)) == ["", "", "", UNREADABLE, UNREADABLE, UNREADABLE * 3]
@@ -106,7 +106,7 @@ def test_an_invalid_byte_neither_retracts_nor_repeats_delivered_text() -> None:
     assert pieces[-3:] == ["b", "c", ""], "and the text after it does not wait"
 
 
-def test_a_text_that_ends_within_a_character_ends_with_what_came_of_it() -> None:
+def test_a_text_that_ends_within_a_character_is_flushed() -> None:
     assert "".join(told(TOKENIZER.bytes_of("中".encode() + "😀".encode()[:2]))) == f"中{UNREADABLE * 2}"
 
 

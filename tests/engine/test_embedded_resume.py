@@ -118,7 +118,7 @@ def test_the_model_card_reports_continuation(env: EngineHost) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_job_cut_at_random_places_reads_like_one_that_was_left_alone(env: EngineHost, seed: int) -> None:
+def test_a_job_interrupted_at_random_places_has_undisturbed_output(env: EngineHost, seed: int) -> None:
     rng = random.Random(seed)
     prompt = [rng.randrange(7, 4096) for _ in range(rng.randint(3, 60))]
     job = a_plain_job("cut", prompt, greedy(60))
@@ -194,7 +194,7 @@ def test_a_seeded_job_draws_the_same_tokens_after_a_cut(env: EngineHost) -> None
     env.runner.run(scenario())
 
 
-def test_the_use_of_a_later_attempt_is_its_own(env: EngineHost) -> None:
+def test_the_usage_of_a_later_attempt_is_its_own(env: EngineHost) -> None:
     job = replace(a_plain_job("use", [9, 8, 7, 6], greedy(20)), resume_point=ResumePoint((9, 8, 7, 6), (30, 31, 32)))
 
     async def scenario() -> None:

@@ -187,7 +187,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(env: EngineHost) -> N
     assert len({tuple(heard.tokens(f"n{n}")) for n in range(9)}) > 1
 
 
-def test_what_the_engine_refuses_fails_that_job_alone(env: EngineHost) -> None:
+def test_a_refused_job_fails_alone(env: EngineHost) -> None:
     too_long = a_job("long", [5] * 16_384)
     outside = a_job("outside", [4096])
     fine = a_job("fine", [5, 6])

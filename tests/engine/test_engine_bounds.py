@@ -83,7 +83,7 @@ def test_a_newcomer_is_admitted_when_one_block_is_left_for_each_that_runs(free: 
 
 
 @pytest.mark.parametrize(("batch", "is_held"), [(3, False), (4, True)])
-def test_batch_work_is_held_back_from_as_many_tokens_as_make_it_worth_it(batch: int, is_held: bool) -> None:
+def test_batch_work_is_held_back_only_above_a_minimum_of_its_tokens(batch: int, is_held: bool) -> None:
     running = [decoding(key, Lane.P2) for key in range(1, batch + 1)]
     plan = plan_step(running, [a_sequence(9, 5, lane=Lane.P0)], 100, LIMITS)
     assert plan.held_back is is_held
@@ -113,7 +113,7 @@ def drawn(
 ALMOST = 1.0 - 2**-53
 
 
-def test_a_number_on_the_border_never_falls_to_a_token_of_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_on_a_boundary_never_selects_a_token_of_zero_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn(monkeypatch, 0.0, [-math.inf, 0.0, 0.0]) == 1
     assert drawn(monkeypatch, 0.5, [0.0, -math.inf, 0.0]) == 2
     assert drawn(monkeypatch, 1.0, [0.0, 0.0, -math.inf]) == 1, "rounding may carry a number past the last weight"
@@ -128,7 +128,7 @@ def test_a_top_p_of_zero_keeps_the_best_token(monkeypatch: pytest.MonkeyPatch) -
     assert drawn(monkeypatch, ALMOST, [0.0, 3.0, 1.0], top_p=0.0) == 1
 
 
-def test_top_p_is_a_part_of_what_top_k_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_p_applies_after_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn(monkeypatch, ALMOST, [0.0] * 4, top_k=2, top_p=0.5) == 0
     assert drawn(monkeypatch, ALMOST, [0.0] * 4, top_k=2, top_p=0.51) == 1
     assert drawn(monkeypatch, ALMOST, [0.0] * 4, top_k=4) == 3

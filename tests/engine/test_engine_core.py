@@ -90,7 +90,7 @@ def test_the_context_ends_a_sequence_with_length() -> None:
         ([-1], greedy(), False),
     ],
 )
-def test_what_can_never_run_is_refused(prompt: list[int], sampling: Sampling, too_long: bool) -> None:
+def test_a_request_that_can_never_run_is_refused(prompt: list[int], sampling: Sampling, too_long: bool) -> None:
     core = a_core(context_tokens=20)
     refused = core.add(a_request(1, prompt, sampling))
     assert refused is not None

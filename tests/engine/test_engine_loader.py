@@ -26,14 +26,16 @@ from inferry.engine.loader import UnsupportedModel, load_model, read_config
         ({"mlp_bias": True}, "mlp_bias"),
     ],
 )
-def test_what_is_not_supported_is_named(tiny_dir: Path, tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_unsupported_model_settings_are_named(
+    tiny_dir: Path, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
     config = json.loads((tiny_dir / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UnsupportedModel, match=named):
         read_config(tmp_path)
 
 
-def test_a_sliding_window_that_never_slides_is_no_obstacle(tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_sliding_window_beyond_the_context_is_accepted(tiny_dir: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_dir / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 1024}))
     assert read_config(tmp_path, context_tokens=1024).context_tokens == 1024

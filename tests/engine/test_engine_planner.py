@@ -63,7 +63,7 @@ def test_live_decodes_are_never_held_back() -> None:
     assert work(plan) == [(1, 1), (9, 5)]
 
 
-def test_when_blocks_run_out_the_last_in_rank_makes_way() -> None:
+def test_when_blocks_run_out_the_lowest_ranked_sequence_is_preempted() -> None:
     first, second, batch = decoding(1), decoding(3), decoding(2, lane=Lane.P2)
     for sequence in (first, second, batch):
         sequence.tokens.append(1)  # one past a block boundary

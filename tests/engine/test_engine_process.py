@@ -132,7 +132,7 @@ def test_an_abort_that_arrives_during_a_step_takes_effect_before_the_next(hosted
     assert (message.stats.running, message.stats.free_blocks) == (0, hosted.core.pool.total)
 
 
-def test_what_can_never_run_is_refused_by_key(hosted: Hosted) -> None:
+def test_a_request_that_can_never_run_is_refused_by_its_key(hosted: Hosted) -> None:
     hosted.peer.say(Add([Request(5, [], greedy(), Lane.P1), Request(6, [1] * 2_000, greedy(), Lane.P1)]))
     refusals = [hosted.peer.hear(), hosted.peer.hear()]
     assert [(r.key, r.too_long) for r in refusals if isinstance(r, Rejected)] == [(5, False), (6, True)]

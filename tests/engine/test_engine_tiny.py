@@ -27,7 +27,7 @@ def test_the_same_bytes_come_out_every_time_and_a_complete_one_is_reused(tiny_di
     assert (ensure_tiny_model(again) / "note").exists()
 
 
-def test_a_broken_one_is_replaced(tiny_dir: Path, tmp_path: Path) -> None:
+def test_a_broken_model_directory_is_replaced(tiny_dir: Path, tmp_path: Path) -> None:
     directory = tmp_path / "tiny"
     shutil.copytree(tiny_dir, directory)
     (directory / "inferry-tiny.json").write_text('{"version": "0"}')
@@ -37,7 +37,7 @@ def test_a_broken_one_is_replaced(tiny_dir: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_two_may_make_it_at_once(tmp_path: Path) -> None:
+def test_two_processes_may_create_the_model_at_once(tmp_path: Path) -> None:
     makers = [threading.Thread(target=ensure_tiny_model, args=(tmp_path / "tiny",)) for _ in range(2)]
     for maker in makers:
         maker.start()

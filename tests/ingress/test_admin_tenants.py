@@ -87,7 +87,7 @@ def at_the_door(directory: Path, body: Callable[[QueueLimiter], Awaitable[None]]
     asyncio.run(main())
 
 
-def test_a_key_is_made_works_at_once_and_is_seen_in_full_only_then(
+def test_a_created_key_works_at_once_and_is_shown_in_full_only_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -113,7 +113,7 @@ def test_a_key_is_made_works_at_once_and_is_seen_in_full_only_then(
     at_the_door(tmp_path, body)
 
 
-def test_a_revoked_key_opens_nothing_from_that_answer_on(tmp_path: Path) -> None:
+def test_a_revoked_key_is_refused_once_the_revocation_is_answered(tmp_path: Path) -> None:
     async def body(door: QueueLimiter) -> None:
         _, made = await door.ask("POST", "/admin/keys", {"tenant": "acme"})
         status, revoked = await door.ask("DELETE", f"/admin/keys/{made['id']}")
@@ -180,7 +180,7 @@ def test_a_tenant_is_put_shown_listed_and_removed(tmp_path: Path) -> None:
     at_the_door(tmp_path, body)
 
 
-def test_a_tenant_keeps_to_a_pool_only_where_some_worker_is_in_it(tmp_path: Path) -> None:
+def test_a_tenant_with_an_own_pool_needs_a_worker_in_it(tmp_path: Path) -> None:
     async def body(door: QueueLimiter) -> None:
         status, refused = await door.ask("PUT", "/admin/tenants/globex", {"isolation": "pool"})
         assert (status, refused["error"]["param"]) == (409, "isolation")

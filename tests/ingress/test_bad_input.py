@@ -110,7 +110,7 @@ def test_an_error_never_repeats_what_the_user_wrote(scripted: ScriptedGateway) -
         assert canary not in json.dumps(answer)
 
 
-def test_a_half_sent_body_is_given_up_on(short_timeout_gateway: ScriptedGateway) -> None:
+def test_a_half_sent_body_times_out(short_timeout_gateway: ScriptedGateway) -> None:
     with socket.create_connection(("127.0.0.1", short_timeout_gateway.port), timeout=120) as sock:
         sock.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"model":')
         answer = read_all(sock)

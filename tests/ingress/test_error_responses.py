@@ -99,13 +99,13 @@ def test_a_full_queue_without_a_prediction_still_reports_retry_after() -> None:
     assert lines(QueueFull("full"))["retry-after"] == "1"
 
 
-def test_a_limit_of_nothing_is_not_worth_another_try() -> None:
+def test_a_limit_of_zero_is_not_retryable() -> None:
     told = lines(RateLimited("none at all"))
     assert told["x-should-retry"] == "false"
     assert "retry-after" not in told
 
 
-def test_an_error_that_waiting_cannot_cure_has_no_retry_after() -> None:
+def test_a_permanent_error_has_no_retry_after() -> None:
     assert "retry-after" not in lines(InvalidRequest("wrong"))
 
 

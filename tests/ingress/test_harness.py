@@ -16,7 +16,7 @@ OPENCODE = b"x-session-id", b"x-parent-session-id"
 OURS = b"x-inferry-run-id", b"x-inferry-step-id", b"x-inferry-parent-run-id"
 
 
-def test_a_call_that_names_nothing_is_a_run_of_its_own() -> None:
+def test_a_call_without_ids_is_a_run_of_its_own() -> None:
     assert identity({}, "job") == RunIdentity("job", "job", None, None)
 
 

@@ -51,7 +51,7 @@ def test_an_int_header_has_up_to_twelve_ascii_digits_and_may_be_zero() -> None:
             int_header({b"x": wrong}, b"x")
 
 
-def test_a_linger_of_nothing_is_one_and_not_the_default() -> None:
+def test_a_linger_header_of_zero_is_not_taken_for_unset() -> None:
     key = {b"idempotency-key": b"k"}
     said = parse_idempotency(key | {b"x-inferry-linger-ms": b"0"}, None, None)
     unsaid = parse_idempotency(key, None, None)
@@ -60,7 +60,7 @@ def test_a_linger_of_nothing_is_one_and_not_the_default() -> None:
     assert (said.linger_s, unsaid.linger_s) == (0.0, None)
 
 
-def test_a_step_alone_is_no_name_for_a_call_that_is_made_again() -> None:
+def test_a_step_id_without_a_run_id_does_not_identify_a_retry() -> None:
     assert parse_idempotency({}, None, "step") is None
     named = parse_idempotency({}, "run", "step")
     assert named is not None

@@ -117,7 +117,7 @@ def played(act: Callable[[], None]) -> None:
     asyncio.run(main())
 
 
-def test_what_a_slow_client_has_not_read_comes_before_the_error() -> None:
+def test_unread_output_is_delivered_before_the_error() -> None:
     def act() -> None:
         scene = Scene(streams=True)
         scene.says(raw=chunk("one"))
@@ -146,7 +146,7 @@ def test_an_error_before_the_first_token_is_a_status_and_not_an_event() -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_full_response_has_nothing_of_a_void_attempt(raw: bool) -> None:
+def test_a_full_response_contains_no_output_of_a_restarted_attempt(raw: bool) -> None:
     def act() -> None:
         scene = Scene(streams=False)
         scene.says("void", chunk("void")) if raw else scene.says("void")
@@ -159,7 +159,7 @@ def test_a_full_response_has_nothing_of_a_void_attempt(raw: bool) -> None:
     played(act)
 
 
-def test_a_client_may_leave_as_much_unread_as_is_allowed_and_not_one_byte_more() -> None:
+def test_unread_output_is_limited_exactly() -> None:
     def act() -> None:
         scene = Scene(streams=True, max_unread_bytes=10)
         scene.says("first")

@@ -145,7 +145,7 @@ def test_a_run_known_only_to_the_ledger_can_be_cancelled_for_good(gateway: RunsG
 
 
 @pytest.mark.parametrize(("method", "tail"), [("GET", ""), ("DELETE", ""), ("POST", "/finish")])
-def test_another_tenants_run_is_one_that_never_was(gateway: RunsGateway, method: str, tail: str) -> None:
+def test_a_run_of_another_tenant_is_reported_as_not_found(gateway: RunsGateway, method: str, tail: str) -> None:
     gateway.call("secret", tenant="acme")
     names = ("secret", "yesterday", "missing")
     told = [gateway.ask(method, f"/v1/runs/{name}{tail}", "rival") for name in names]

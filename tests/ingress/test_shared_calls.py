@@ -182,7 +182,7 @@ def test_a_client_that_retries_in_time_gets_its_answer(tmp_path: Path) -> None:
         assert "x-inferry-shared-with" in headers
 
 
-def test_without_asking_for_it_a_call_does_not_outlive_its_client(tmp_path: Path) -> None:
+def test_a_call_does_not_linger_by_default(tmp_path: Path) -> None:
     with gateway_that_waits(tmp_path) as gateway:
         gateway.holds_back()
         left_in_the_middle(gateway, headers=STEP)
@@ -206,7 +206,7 @@ def test_a_retry_joins_the_call_in_flight_at_any_temperature(tmp_path: Path, hea
         assert gateway.executions == 2
 
 
-def test_a_step_without_a_run_is_no_identity(tmp_path: Path) -> None:
+def test_a_step_without_a_run_is_not_joined(tmp_path: Path) -> None:
     with gateway_that_waits(tmp_path) as gateway:
         gateway.holds_back()
         step = {"x-inferry-step-id": "s", "x-inferry-replay": "allow"}

@@ -10,7 +10,7 @@ from inferry.ingress.errors import error_headers
 from inferry.ingress.openai.rate_limit_headers import format_duration, format_rate_limits, has_rate_limits
 
 
-def test_a_retry_at_once_is_not_the_retry_of_an_error_that_names_none() -> None:
+def test_a_retry_after_of_zero_is_not_taken_for_unset() -> None:
     immediately = error_headers(QueueFull("full", retry_after_s=0.0))
     assert b"retry-after: 1\r\nretry-after-ms: 0\r\n" in immediately
     assert b"retry-after: 1\r\nretry-after-ms: 1000\r\n" in error_headers(NoWorker("none"))
@@ -24,7 +24,7 @@ def test_whole_seconds_are_rounded_up_and_never_zero(seconds: float, whole: int,
     assert b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (whole, ms) in lines
 
 
-def test_a_limit_of_nothing_is_not_worth_a_retry_and_a_place_that_comes_free_is() -> None:
+def test_a_zero_limit_is_not_retryable_and_a_full_one_is() -> None:
     assert b"retry-after" not in error_headers(RateLimited("a limit of 0"))
     assert b"x-should-retry: false" in error_headers(RateLimited("a limit of 0"))
     assert b"x-should-retry: true" in error_headers(TenantConcurrency("busy"))

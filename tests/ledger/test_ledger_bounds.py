@@ -85,9 +85,7 @@ def test_of_one_moment_the_last_attempt_comes_first(ledger: SqliteLedger, querie
     assert [entry.attempt for entry in queries.jobs()] == [3, 2, 1]
 
 
-def test_what_ended_at_the_very_moment_is_within_what_was_asked_for(
-    ledger: SqliteLedger, queries: LedgerQueries
-) -> None:
+def test_the_since_filter_includes_its_boundary(ledger: SqliteLedger, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_entry(1, ended_at=10.0, run_id="at", error_code="run_cancelled", outcome=Outcome.CANCELLED),

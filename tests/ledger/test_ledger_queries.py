@@ -188,7 +188,7 @@ def test_a_job_that_was_lost_and_then_done_is_done(ledger: SqliteLedger, queries
     assert (tenant.jobs, tenant.attempts, tenant.done, tenant.failed) == (1, 2, 1, 0)
 
 
-def test_what_nobody_measured_is_none_and_not_zero(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_unmeasured_values_are_none_and_not_zero(ledger: SqliteLedger, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1)])
     (run,) = queries.runs()
     assert (run.gpu_seconds, run.queue_ms_p50, run.queue_ms_mean, run.queue_ms_max) == (None, None, None, None)
@@ -210,7 +210,7 @@ def test_a_run_with_recent_work_is_shown_whole(ledger: SqliteLedger, queries: Le
     assert (tenant.runs, tenant.jobs) == (1, 1)
 
 
-def test_jobs_come_newest_first_within_what_was_asked_for(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_jobs_are_listed_newest_first_within_the_filter(ledger: SqliteLedger, queries: LedgerQueries) -> None:
     history = [an_entry(n, ended_at=float(n), tenant="ab"[n % 2], run_id=f"run-{n % 3}") for n in range(30)]
     ledger.append(history)
     newest_first = history[::-1]

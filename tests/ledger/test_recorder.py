@@ -84,7 +84,7 @@ def test_entries_are_written_in_the_order_they_came(make: Callable[..., Recorder
     assert (recorder.written, recorder.dropped, recorder.buffered) == (100, 0, 0)
 
 
-def test_entries_are_written_without_anybody_asking(make: Callable[..., Recorder], ledger: FakeLedger) -> None:
+def test_entries_are_written_without_a_flush(make: Callable[..., Recorder], ledger: FakeLedger) -> None:
     recorder = make(flush_interval_s=0.001)
     recorder.record(an_entry(1))
     assert ledger.appended.wait(PATIENCE_S)

@@ -69,7 +69,7 @@ def test_days_and_months_are_added_up_by_tenant_and_by_key(ledger: SqliteLedger,
     assert {one.tenant for one in query_spending(engine, NOON, tenant="b")} == {"b"}
 
 
-def test_what_cost_nobody_anything_is_not_added_up(ledger: SqliteLedger, engine: Engine) -> None:
+def test_only_charged_attempts_are_summed(ledger: SqliteLedger, engine: Engine) -> None:
     ledger.append(
         [
             an_answer(1, 10, outcome=Outcome.FAILED),
@@ -134,9 +134,7 @@ def test_runs_that_are_over_are_left_out_and_circles_end(ledger: SqliteLedger, e
     }
 
 
-def test_a_gateway_that_starts_again_holds_everybody_to_what_was_spent_before(
-    ledger: SqliteLedger, engine: Engine
-) -> None:
+def test_a_restarted_gateway_counts_earlier_spending(ledger: SqliteLedger, engine: Engine) -> None:
     ledger.append([an_answer(1, 60, run_id="root"), an_answer(2, 30, run_id="sub", parent_run="root")])
     gate = QuotaGate({})
     gate.restore(query_spending(engine, NOON))

@@ -197,7 +197,7 @@ def test_several_may_open_a_new_ledger_at_once(url: str) -> None:
     assert everything_in(url) == entries(8)
 
 
-def test_writing_goes_on_while_somebody_reads(ledger: SqliteLedger, path: Path) -> None:
+def test_writes_continue_during_a_read(ledger: SqliteLedger, path: Path) -> None:
     ledger.append(entries(10))
     with closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")

@@ -46,7 +46,7 @@ def the_key(store: SqliteTenantStore, key_id: str) -> ApiKey:
     return next(key for key in store.snapshot().keys if key.key_id == key_id)
 
 
-def test_what_is_put_in_comes_out_as_it_was(store: SqliteTenantStore) -> None:
+def test_tenants_and_keys_are_read_back_unchanged(store: SqliteTenantStore) -> None:
     store.put_tenant(ACME)
     made = store.create_key("acme", now=100.0, label="ci", limits=LIMITS, expires_at=200.0)
     found = store.snapshot()
@@ -107,7 +107,7 @@ def test_rotating_neither_lengthens_the_old_keys_life_nor_shortens_the_new_ones(
     assert new.key.expires_at == 1990.0
 
 
-def test_what_is_no_longer_valid_cannot_be_rotated(store: SqliteTenantStore) -> None:
+def test_an_invalid_key_cannot_be_rotated(store: SqliteTenantStore) -> None:
     revoked = store.create_key("acme", now=0.0).key.key_id
     store.revoke_key(revoked, 1.0)
     expired = store.create_key("acme", now=0.0, expires_at=10.0).key.key_id
@@ -118,7 +118,7 @@ def test_what_is_no_longer_valid_cannot_be_rotated(store: SqliteTenantStore) -> 
     assert store.snapshot() == before
 
 
-def test_what_is_not_there_is_not_found_and_changes_nothing(store: SqliteTenantStore) -> None:
+def test_unknown_names_are_not_found_and_change_nothing(store: SqliteTenantStore) -> None:
     for act in (
         lambda: store.revoke_key("nobody", 1.0),
         lambda: store.rotate_key("nobody", 1.0, 0.0),

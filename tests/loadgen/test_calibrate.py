@@ -114,7 +114,7 @@ def test_the_raw_file_can_be_fitted_with_other_flags(calibrate: Calibrate, tmp_p
     assert all(call.sent_s <= call.heard_s[0] <= call.ended_s for one in observations for call in one.calls)
 
 
-def test_what_the_engine_tells_of_itself_is_used_and_other_load_is_noticed(calibrate: Calibrate) -> None:
+def test_settings_reported_by_the_engine_are_used_and_foreign_load_is_detected(calibrate: Calibrate) -> None:
     with VirtualEngineServer(RealTimeEngine(COSTS, FLAGS), metrics=METRICS, version="9.8.7", key="k") as server:
         done = CliRunner().invoke(
             app,

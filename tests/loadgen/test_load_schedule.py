@@ -150,12 +150,12 @@ def test_runs_of_two_benches_have_names_of_their_own() -> None:
         (lambda text: make_runs(TrafficOptions(poisson_per_s=0.001, seconds=float(text))), "1"),
     ],
 )
-def test_what_makes_no_load_is_refused(read: object, text: str) -> None:
+def test_an_empty_load_is_refused(read: object, text: str) -> None:
     with pytest.raises(EmptyLoad):
         read(text)  # type: ignore[operator]
 
 
-def test_what_people_write_is_read() -> None:
+def test_option_values_are_parsed() -> None:
     assert parse_bursts("40,10,1") == Bursts(40, 10.0, 1.0)
     assert parse_agents("20,6") == Agents(20, 6, (0.05, 0.5))
     assert parse_agents("20,6,0.1-2") == Agents(20, 6, (0.1, 2.0))

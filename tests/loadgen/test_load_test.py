@@ -60,7 +60,7 @@ def test_lanes_can_be_sent_as_priorities_or_not_at_all() -> None:
         assert not [name for name in headers if name.startswith("x-inferry")]
 
 
-def test_chat_is_spoken_where_asked() -> None:
+def test_chat_prompts_are_sent_as_messages() -> None:
     result, upstream = benched(prompts="chat")
     assert result.done == 12
     assert all(body["messages"][0]["content"] for body, _ in calls_of(upstream))
@@ -199,7 +199,7 @@ def ending(last: bytes) -> Script:
         (chunk("x", "stop", chat=False) + usage(9, 3) + DONE, "stop too early"),
     ],
 )
-def test_an_answer_that_is_none_is_a_failure_of_its_kind(last: bytes, kind: str) -> None:
+def test_an_invalid_answer_is_counted_by_its_kind_of_failure(last: bytes, kind: str) -> None:
     result = bench(ending(last))
     assert (result.done, result.lanes["P1"].failures) == (0, {kind: 12})
 
@@ -216,7 +216,7 @@ def test_an_unresponsive_server_times_out() -> None:
     assert upstream.disconnects == 12
 
 
-def test_an_agent_that_walks_away_takes_its_connection_with_it() -> None:
+def test_an_abandoned_run_closes_its_connection() -> None:
     step = Step("s", ((1, 0, 20),), 50)
     leaving = Run(run_id="leaving", tenant="a", lane=Lane.P0, at=0.0, steps=(step, step), cancel_after_s=0.3)
     staying = Run(run_id="staying", tenant="a", lane=Lane.P0, at=0.0, steps=(step,))

@@ -56,7 +56,7 @@ def test_the_book_agrees_with_the_peak_computed_afresh(
 
 
 @given(JOBS)
-def test_the_peak_is_never_more_than_everybodys_own(jobs: list[RunningJob]) -> None:
+def test_the_peak_never_exceeds_the_sum_of_single_peaks(jobs: list[RunningJob]) -> None:
     most = sum(job.held_tokens + (job.remaining_tokens if job.tokens_per_s else 0) for job in jobs)
     assert sum(job.held_tokens for job in jobs) <= predicted_peak(jobs).tokens <= most + 1e-6
 

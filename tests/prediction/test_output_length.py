@@ -38,7 +38,7 @@ def test_a_new_template_leans_on_its_tenant_and_a_new_tenant_on_the_model() -> N
         assert 800 < model.predict(other).expected < 1300
 
 
-def test_what_a_template_wrote_long_ago_is_forgotten() -> None:
+def test_old_outputs_of_a_template_lose_their_weight() -> None:
     model = trained_model(a_length_query(template="t"), [2000] * 300 + [50] * 900)
     told = model.predict(a_length_query(template="t"))
     assert told.expected < 100
@@ -50,7 +50,7 @@ def test_nothing_is_expected_beyond_the_budget() -> None:
     assert model.predict(a_length_query(template="t", budget=100, hint=900)) == Estimate(100, 100, 100)
 
 
-def test_answers_cut_by_their_limit_are_known_to_be_longer() -> None:
+def test_truncated_outputs_count_as_lower_bounds() -> None:
     model = OutputLengthModel()
     rng = random.Random(1)
     for _ in range(600):
@@ -61,7 +61,7 @@ def test_answers_cut_by_their_limit_are_known_to_be_longer() -> None:
     assert told.expected == pytest.approx(437, rel=0.2)  # the mean of what they would have written
 
 
-def test_when_every_answer_was_cut_more_is_expected_than_was_seen() -> None:
+def test_with_only_truncated_outputs_the_expectation_exceeds_the_longest() -> None:
     model = trained_model(a_length_query(template="t"), [64] * 50, truncated=True)
     assert model.predict(a_length_query(template="t", budget=4096)).expected > 90
 
@@ -99,7 +99,7 @@ def test_four_in_five_lengths_are_within_low_and_high(seed: int) -> None:
     assert model.accuracy.mean_abs_log_error < 0.55
 
 
-def test_names_that_clients_make_up_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_chosen_names_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_length, "MAX_TENANTS", 4)
     monkeypatch.setattr(output_length, "MAX_TEMPLATES_PER_TENANT", 3)
     monkeypatch.setattr(output_length, "MAX_MODELS", 2)

@@ -16,11 +16,11 @@ def _text(size: int, seed: int) -> str:
     return "".join(random.Random(seed).choices("abcdefgh ", k=size))
 
 
-def test_a_prompt_that_never_came_is_not_known() -> None:
+def test_a_new_prompt_has_no_match() -> None:
     assert PrefixHitModel().match("a", "m", _body(_text(5000, 1))).share == 0.0
 
 
-def test_a_prompt_that_goes_on_with_an_earlier_one_is_known_up_to_where_that_ended() -> None:
+def test_a_prompt_that_extends_an_earlier_one_matches_up_to_its_end() -> None:
     memory = PrefixHitModel()
     system, more = _text(10 * SLICE_BYTES, 1), _text(10 * SLICE_BYTES, 2)
     memory.match("a", "m", _body(system))
@@ -28,7 +28,7 @@ def test_a_prompt_that_goes_on_with_an_earlier_one_is_known_up_to_where_that_end
     assert 0.49 < share <= 0.501
 
 
-def test_a_prompt_that_differs_early_is_not_known_however_much_follows() -> None:
+def test_a_prompt_that_differs_early_has_no_match() -> None:
     memory = PrefixHitModel()
     rest = _text(20 * SLICE_BYTES, 1)
     memory.match("a", "m", _body("x", rest))
@@ -44,7 +44,7 @@ def test_tenants_and_models_know_nothing_of_each_other() -> None:
     assert memory.match("a", "m", body).share > 0.8
 
 
-def test_what_is_written_before_the_prompt_does_not_matter() -> None:
+def test_fields_before_the_prompt_are_ignored() -> None:
     memory = PrefixHitModel()
     text = _text(8000, 1)
     memory.match("a", "m", b'{"seed": 1, "prompt": "' + text.encode() + b'"}')
@@ -90,7 +90,7 @@ def test_a_conversation_is_known_up_to_where_it_grew(size: int) -> None:
     assert memory.match("b", "m", after).share == 0.0
 
 
-def test_what_is_remembered_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_tails_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_hits, "MAX_TAIL_BYTES", 20_000)
     memory = PrefixHitModel()
     for seed in range(100):
@@ -98,14 +98,14 @@ def test_what_is_remembered_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert sum(map(len, memory._tails.values())) == memory._tail_bytes <= 20_000
 
 
-def test_an_engine_that_never_reports_anything_as_cached_says_nothing() -> None:
+def test_zero_cached_tokens_are_ignored_before_the_first_reported_hit() -> None:
     memory = PrefixHitModel()
     for _ in range(200):
         memory.learn("m", 500, 0)
     assert memory.expected("m", 500) == 450
 
 
-def test_an_engine_that_reports_nothing_as_cached_any_more_soon_counts_whole_prompts() -> None:
+def test_the_hit_ratio_falls_when_reported_hits_stop() -> None:
     memory = PrefixHitModel()
     memory.learn("m", 500, 100)
     for _ in range(200):
@@ -113,7 +113,7 @@ def test_an_engine_that_reports_nothing_as_cached_any_more_soon_counts_whole_pro
     assert memory.expected("m", 500) == 0
 
 
-def test_what_an_engine_found_in_all_corrects_what_is_expected_of_each() -> None:
+def test_engine_totals_correct_the_hit_ratio() -> None:
     memory = PrefixHitModel()
     memory.learn_totals("m", 100, 0)  # too little to say anything
     assert memory.expected("m", 500) == 450
@@ -125,7 +125,7 @@ def test_what_an_engine_found_in_all_corrects_what_is_expected_of_each() -> None
     assert memory.expected("m", 500) == 500
 
 
-def test_what_an_engine_reports_of_each_job_counts_more_than_totals() -> None:
+def test_reports_per_job_take_precedence_over_totals() -> None:
     memory = PrefixHitModel()
     for _ in range(200):
         memory.learn("m", 500, 350)
@@ -133,7 +133,7 @@ def test_what_an_engine_reports_of_each_job_counts_more_than_totals() -> None:
     assert 345 <= memory.expected("m", 500) <= 352
 
 
-def test_what_engines_report_corrects_what_is_expected() -> None:
+def test_reported_hits_correct_the_hit_ratio() -> None:
     memory = PrefixHitModel()
     for _ in range(200):
         memory.learn("m", 500, 350)

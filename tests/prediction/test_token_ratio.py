@@ -5,7 +5,7 @@ from inferry.prediction import token_ratio
 from inferry.prediction.token_ratio import TokenRatios
 
 
-def test_before_anything_is_reported_a_guess_is_made() -> None:
+def test_before_the_first_report_the_default_ratio_is_used() -> None:
     assert TokenRatios().estimate("m", None, 400) == Estimate(1, 100, 464)
 
 
@@ -23,7 +23,7 @@ def test_a_template_without_history_leans_on_its_model() -> None:
     assert ratios.estimate("m", "new", 400).expected == 200
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_ratios_is_bounded() -> None:
     ratios = TokenRatios()
     for number in range(token_ratio.MAX_KEYS + 100):
         ratios.learn("m", f"template-{number}", 10, 5)

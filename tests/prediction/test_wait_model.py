@@ -86,7 +86,7 @@ def test_the_wait_is_what_is_ahead_over_the_rate() -> None:
     assert prediction.p10_s < prediction.p50_s <= prediction.p90_s
 
 
-def test_what_arrives_above_is_waited_for_too() -> None:
+def test_arrivals_in_higher_lanes_count_towards_the_wait() -> None:
     """Ten a second are sent. While six of those come for P0, a P2 job sees its queue go at four a second."""
     quiet, busy = DrivenWaitModel(), DrivenWaitModel()
     for model, live_every in ((quiet, None), (busy, 10)):
@@ -123,7 +123,7 @@ def test_a_lane_with_a_share_has_a_finite_predicted_wait() -> None:
     assert prediction.estimate_s == pytest.approx(20.0, rel=0.2), "nine batch jobs, whatever is queued above them"
 
 
-def test_a_job_waits_for_its_share_or_for_everybody_above_whichever_comes_first() -> None:
+def test_the_wait_is_the_shorter_of_share_and_higher_lanes() -> None:
     depth = QueueDepth()
     drain = DrainRates(depth)
     for number in range(400):
@@ -145,7 +145,7 @@ def test_a_job_waits_for_its_share_or_for_everybody_above_whichever_comes_first(
     assert depth.above[Lane.P2] == [0, 0, 0]
 
 
-def test_where_two_horizons_meet_they_meet_closer_to_the_one_that_has_seen_more() -> None:
+def test_horizons_are_weighted_by_their_evidence() -> None:
     factors = [1.0, 4.0, 2.0, 2.0, 2.0, 2.0]
     for evidence, prediction in (
         ([10.0, 1.0, 99.0, 10.0, 10.0, 10.0], 2.02),
@@ -157,7 +157,7 @@ def test_where_two_horizons_meet_they_meet_closer_to_the_one_that_has_seen_more(
     assert all(a <= b for a, b in pairwise(least))
 
 
-def test_jobs_that_nobody_holds_up_say_nothing_about_capacity() -> None:
+def test_jobs_that_did_not_wait_do_not_update_the_drain_rate() -> None:
     depth = QueueDepth()
     drain = DrainRates(depth)
     for number in range(100):
@@ -270,7 +270,7 @@ def test_a_job_that_may_make_it_or_has_no_deadline_is_let_in() -> None:
     assert deadline_refusal(model.model, a_job(deadline=None), prediction, 60.0) is None
 
 
-def test_a_backlog_that_goes_in_one_piece_moves_a_correction_by_a_bounded_amount() -> None:
+def test_a_backlog_that_drains_at_once_moves_the_correction_by_a_bounded_amount() -> None:
     correction = ConformalCorrection()
     for _ in range(300):
         correction.record(False, 60.0, 1.0)

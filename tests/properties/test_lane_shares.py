@@ -19,7 +19,7 @@ from support.builders import a_job, a_policy, a_view
     low=st.lists(st.integers(1, 1_000), min_size=1, max_size=5),
     capacity=st.sampled_from([{"sequences": 1}, {"prefill_tokens": 3_000}, {"sequences": 3, "prefill_tokens": 2_500}]),
 )
-def test_however_much_p0_arrives_p2_gets_its_share(
+def test_p2_gets_its_share_under_any_load_of_p0(
     share: float, high: list[int], low: list[int], capacity: dict[str, int]
 ) -> None:
     scheduler = Scheduler({Lane.P0: a_policy(), Lane.P2: a_policy(share=share)})

@@ -76,7 +76,7 @@ ACTS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(acts=st.lists(ACTS, max_size=30))
-def test_whatever_the_order_everybody_who_stays_has_the_answer_and_what_nobody_wants_is_cancelled(
+def test_in_any_order_remaining_subscribers_get_the_answer_and_unwanted_executions_are_cancelled(
     acts: list[tuple[str, int]],
 ) -> None:
     async def scenario() -> None:

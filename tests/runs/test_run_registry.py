@@ -27,7 +27,7 @@ def test_a_lineage_goes_from_the_run_to_its_root_and_unknown_parents_are_made() 
     assert not runs.has_run("b", "parent")
 
 
-def test_a_run_gets_its_parent_when_it_first_names_one_and_takes_along_what_is_below_it() -> None:
+def test_a_run_gets_the_first_parent_it_names_and_keeps_its_sub_runs() -> None:
     runs = RunRegistry()
     leaf = runs.admit(a_call("leaf", "middle"), 0.0)
     nameless = runs.admit(a_call(None, "middle"), 0.0)
@@ -88,7 +88,7 @@ def test_a_cancel_answers_with_everything_in_flight_in_the_tree_and_nothing_else
     ]
 
 
-def test_nothing_of_a_cancelled_run_enters_and_the_refusal_names_the_run() -> None:
+def test_jobs_of_a_cancelled_run_are_refused_with_its_name() -> None:
     runs = RunRegistry()
     child = runs.admit(a_call("child", "root"), 0.0)
     runs.cancel("a", "root", 1.0)
@@ -115,7 +115,7 @@ def test_a_sub_run_is_cancelled_alone() -> None:
         runs.admit(a_call("child", "root"), 2.0)
 
 
-def test_what_nobody_knows_cannot_be_cancelled_unless_somebody_else_does() -> None:
+def test_an_unknown_run_is_cancelled_only_if_the_ledger_knows_it() -> None:
     runs = RunRegistry()
     with pytest.raises(RunNotFound):
         runs.cancel("a", "run", 0.0)
@@ -232,7 +232,7 @@ def test_finishing_ends_the_tool_time_and_a_later_call_opens_the_run_again() -> 
         runs.finish("b", "run", 5.0)
 
 
-def test_a_run_that_is_finished_while_a_call_runs_is_finished_with_its_end_and_idles_no_more() -> None:
+def test_a_run_finished_during_a_call_ends_with_that_call() -> None:
     runs = RunRegistry()
     run = runs.admit(job := a_call("run"), 0.0)
     runs.finish("a", "run", 1.0)
@@ -243,7 +243,7 @@ def test_a_run_that_is_finished_while_a_call_runs_is_finished_with_its_end_and_i
     assert (snapshot.status, snapshot.active_s, snapshot.tool_s, snapshot.idle_s) == (RunStatus.FINISHED, 2.0, 0.0, 0.0)
 
 
-def test_a_call_that_came_into_a_tree_while_it_ran_counts_there_from_then_on() -> None:
+def test_a_running_call_counts_in_a_tree_from_when_its_run_joined() -> None:
     runs = RunRegistry()
     run = runs.admit(job := a_call("run"), 0.0)
     other = a_call("run", "root")

@@ -148,7 +148,7 @@ def test_the_chunk_is_inferred_from_how_often_a_prompt_stretched_a_step(chunk: i
     assert infer_chunk(simulate_observations(probes(), GPU, flags)) == chunk
 
 
-def test_the_most_sequences_are_inferred_from_who_had_to_wait() -> None:
+def test_the_sequence_limit_is_inferred_from_waiting_calls() -> None:
     crowds = [Probe(kind="decode", sequences=crowd) for crowd in (64, 128, 256)]
     assert infer_sequences(simulate_observations(crowds, GPU, replace(FLAGS, max_num_seqs=100))) == 100
     assert infer_sequences(simulate_observations(crowds, GPU, FLAGS)) is None

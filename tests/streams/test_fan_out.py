@@ -112,7 +112,7 @@ def test_a_reader_that_leaves_hears_no_more_and_the_others_go_on() -> None:
     assert (second.text, second.ends) == ("one two", [DONE])
 
 
-def test_an_execution_that_begins_anew_resets_those_who_can_forget_and_tears_off_those_who_cannot() -> None:
+def test_a_restarted_execution_resets_whole_responses_and_fails_streams() -> None:
     harness = FanOutHarness()
     merged_history, streaming = harness.add_listener(), harness.add_listener(streams=True)
     harness.push_text("void")
@@ -173,7 +173,7 @@ def test_beyond_its_bounds_no_reader_can_join_and_current_readers_continue() -> 
         assert history_budget.used == 0
 
 
-def test_what_was_kept_is_given_back_at_the_end() -> None:
+def test_kept_history_is_released_at_the_end() -> None:
     harness = FanOutHarness()
     harness.add_listener()
     harness.push_text("one", raw=b"data: %b\n\n" % (b"1" * 2 * RESERVE_STEP_BYTES))
@@ -193,7 +193,7 @@ ACTS = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(acts=st.lists(ACTS, max_size=40))
-def test_whatever_the_order_every_reader_that_stays_gets_exactly_the_answer(acts: list[tuple[str, Any]]) -> None:
+def test_in_any_order_every_remaining_reader_gets_exactly_the_answer(acts: list[tuple[str, Any]]) -> None:
     harness = FanOutHarness()
     answer: list[str] = []
     said = 0

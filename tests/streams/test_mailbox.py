@@ -35,7 +35,7 @@ def test_a_reader_that_keeps_up_gets_every_delta_as_it_came() -> None:
     asyncio.run(main())
 
 
-def test_what_a_slow_reader_left_comes_as_one_delta() -> None:
+def test_unread_deltas_of_a_slow_reader_are_merged() -> None:
     async def main() -> None:
         merge_counter = MergeCounter()
         stream = a_stream(merge_counter)
@@ -51,7 +51,7 @@ def test_what_a_slow_reader_left_comes_as_one_delta() -> None:
 
 
 @pytest.mark.parametrize("left", [MERGE_THRESHOLD - 1, MERGE_THRESHOLD, MERGE_THRESHOLD + 1, 5 * MERGE_THRESHOLD + 3])
-def test_however_much_a_reader_leaves_it_loses_nothing(left: int) -> None:
+def test_a_reader_loses_nothing_whatever_it_leaves_unread(left: int) -> None:
     merge_counter = MergeCounter()
     stream = a_stream(merge_counter)
     deltas = [a_delta(index, f"{index} ", raw=b"data: %d\n\n" % index) for index in range(left)]
@@ -88,7 +88,7 @@ def test_a_reader_that_does_not_read_costs_the_others_no_more_than_one_that_does
     assert min(coming_back for _, coming_back in slow) < 0.05
 
 
-def test_the_end_comes_with_what_was_left() -> None:
+def test_the_end_is_taken_with_the_unread_deltas() -> None:
     async def main() -> None:
         stream = a_stream()
         stream.push(a_delta(0, "last"))
@@ -123,7 +123,7 @@ def test_a_waiting_reader_wakes_for_a_delta_and_for_the_end() -> None:
     asyncio.run(main())
 
 
-def test_what_comes_between_the_wake_and_the_taking_is_taken_too() -> None:
+def test_deltas_that_arrive_between_wake_and_take_are_taken() -> None:
     async def main() -> None:
         stream = a_stream()
         reading = asyncio.create_task(stream.take())
@@ -160,7 +160,7 @@ def test_a_last_delta_leaves_together_with_the_end_that_follows_it() -> None:
     assert heard == [(a_delta(0, "a"), None), (last, DONE)]
 
 
-def test_a_listener_that_comes_late_hears_of_what_is_there() -> None:
+def test_a_late_listener_is_notified_of_unread_deltas() -> None:
     stream = a_stream()
     stream.push(a_delta(0, "a"))
     stream.finish(DONE)
@@ -169,7 +169,7 @@ def test_a_listener_that_comes_late_hears_of_what_is_there() -> None:
     assert heard == [(a_delta(0, "a"), DONE)]
 
 
-def test_a_listener_that_takes_nothing_finds_it_all_later() -> None:
+def test_a_listener_that_takes_nothing_loses_nothing() -> None:
     merge_counter = MergeCounter()
     stream = a_stream(merge_counter)
     stream.listen(lambda: None)
@@ -249,7 +249,7 @@ def test_a_stream_ends_once_and_keeps_its_first_end(second: End) -> None:
     asyncio.run(main())
 
 
-def test_the_messages_of_a_broken_law_hold_no_output() -> None:
+def test_protocol_errors_contain_no_output() -> None:
     stream = a_stream()
     with pytest.raises(StreamProtocolError) as caught:
         stream.push(a_delta(7, "canary"))
@@ -320,7 +320,7 @@ def test_merging_in_two_steps_is_merging_in_one(pieces: list[str], cut: int) -> 
     assert merge(parts) == merge(deltas)
 
 
-def test_the_role_alone_is_said_before_an_empty_answer_and_not_before_an_error() -> None:
+def test_a_role_without_text_is_delivered_before_an_empty_answer_and_not_before_an_error() -> None:
     role = replace(a_delta(0, raw=b"role"), tokens=0)
     for end, said in ((DONE, 1), (Failed("j", WorkerLost("gone")), 0)):
         stream = a_stream()
@@ -332,7 +332,7 @@ def test_the_role_alone_is_said_before_an_empty_answer_and_not_before_an_error()
         assert (delta is not None) == bool(said)
 
 
-def test_what_was_kept_back_of_a_lost_attempt_is_never_said() -> None:
+def test_held_back_output_of_a_lost_attempt_is_never_delivered() -> None:
     stream = a_stream()
     stream.push(replace(a_delta(0, raw=b"role"), tokens=0))
     stream.begin_attempt(Attempt(a_job("j", run_id="run", step_id="step", attempt=2)), from_start=True)

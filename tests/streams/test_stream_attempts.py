@@ -31,7 +31,7 @@ def taken(stream: JobStream) -> tuple[int, str]:
     return delta.index, delta.text
 
 
-def test_a_third_attempt_goes_on_counting_after_the_first_two() -> None:
+def test_indexes_continue_over_three_attempts() -> None:
     stream = a_stream()
     stream.push(a_token(0, "a"))
     stream.push(a_token(1, "b"))
@@ -44,7 +44,7 @@ def test_a_third_attempt_goes_on_counting_after_the_first_two() -> None:
     assert stream.restarts == 0
 
 
-def test_what_an_attempt_kept_back_is_not_counted_where_the_next_goes_on() -> None:
+def test_held_back_output_is_not_counted_when_the_next_attempt_resumes() -> None:
     stream = a_stream()
     stream.push(without_a_token(0))
     stream.begin_attempt(Attempt(JOB), from_start=False)
@@ -52,7 +52,7 @@ def test_what_an_attempt_kept_back_is_not_counted_where_the_next_goes_on() -> No
     assert taken(stream) == (0, "a")
 
 
-def test_what_is_void_is_no_longer_unread() -> None:
+def test_output_of_a_restarted_attempt_is_no_longer_unread() -> None:
     stream = a_stream()
     stream.push(a_token(0, "void"))
     assert stream.unread_bytes == 4
@@ -63,7 +63,7 @@ def test_what_is_void_is_no_longer_unread() -> None:
     assert stream.unread_bytes == 2
 
 
-def test_an_attempt_that_goes_on_says_at_once_even_what_has_no_token() -> None:
+def test_a_resumed_attempt_delivers_text_without_tokens_at_once() -> None:
     """The rest of a text that was held back has no token of its own, and is not to be lost with an error after it."""
     stream = a_stream()
     stream.push(a_token(0, "a"))
@@ -117,7 +117,7 @@ def test_a_reader_of_a_restart_stays_attached_when_a_later_attempt_resumes() -> 
 
 
 @pytest.mark.plain
-def test_what_begins_anew_has_not_begun() -> None:
+def test_a_restarted_attempt_has_delivered_nothing() -> None:
     play = a_play()
     reader = a_reader(play)
     play.source.push(a_token(0))
@@ -132,7 +132,7 @@ def test_what_begins_anew_has_not_begun() -> None:
 
 
 @pytest.mark.plain
-def test_what_is_void_takes_no_memory_from_what_comes_anew() -> None:
+def test_output_of_a_restarted_attempt_takes_no_history_budget() -> None:
     play = a_play(HistoryBudget(RESERVE_STEP_BYTES, RESERVE_STEP_BYTES))
     play.source.push(a_token(0, "v" * 3000))
     play.source.begin_attempt(Attempt(JOB), from_start=True)
@@ -155,7 +155,7 @@ def test_the_last_page_that_may_be_kept_is_kept_and_the_next_is_not(of_all: int,
 
 
 @pytest.mark.plain
-def test_what_a_follower_has_not_read_is_counted_and_what_is_void_is_not() -> None:
+def test_unread_bytes_of_a_follower_exclude_restarted_attempts() -> None:
     play = a_play()
     play.source.push(a_token(0, "four"))
     reader = a_reader(play)

@@ -87,7 +87,7 @@ def went_on(gateway: GatewayProcess) -> float:
     return gateway.metric("inferry_attempt_retries_total")
 
 
-def test_nothing_happens_and_nothing_is_lost(serve: Serve, expected: list[Any]) -> None:
+def test_without_faults_no_output_is_lost(serve: Serve, expected: list[Any]) -> None:
     gateway = serve(ALL_AT_ONCE)
     check(run(read(gateway.url)), expected)
     gateway.until(gateway.is_empty, 10)

@@ -62,7 +62,7 @@ def test_two_engines_with_one_model_give_the_same_output(gateway: GatewayProcess
     assert [answer.output_tokens for answer in mixed] == [ask.tokens for ask in ASKS]
 
 
-def test_what_vllm_began_the_embedded_engine_ends(gateway: GatewayProcess) -> None:
+def test_jobs_of_a_killed_vllm_resume_on_the_embedded_engine(gateway: GatewayProcess) -> None:
     expected = visible(asyncio.run(asyncio.wait_for(read(gateway, "alone"), 300)))
     before = gateway.metric("inferry_attempt_retries_total")
 

@@ -75,7 +75,7 @@ def test_a_forced_tool_is_called_with_valid_arguments(api: OpenAI, compact: dict
             assert call.id
 
 
-def test_a_tool_that_is_offered_is_no_must(api: OpenAI) -> None:
+def test_an_offered_tool_need_not_be_called(api: OpenAI) -> None:
     answer = api.chat.completions.create(model="m", messages=HELLO, tools=[WEATHER], tool_choice="auto", max_tokens=5)
     assert answer.choices[0].finish_reason in ("length", "stop", "tool_calls")
     assert answer.usage is not None

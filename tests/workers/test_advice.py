@@ -62,7 +62,7 @@ def test_every_setting_that_stands_in_the_way_is_named(facts: dict[str, Any], wo
         {"kind": "tgi", "supports_priority": False, "reports_cached": False},
     ],
 )
-def test_what_is_as_it_should_be_is_not_mentioned(facts: dict[str, Any]) -> None:
+def test_correct_settings_give_no_advice(facts: dict[str, Any]) -> None:
     assert messages(**facts) == []
 
 

@@ -59,7 +59,7 @@ def test_a_closed_connection_is_confirmed_by_the_engines_metrics() -> None:
     run(scenario())
 
 
-def test_what_the_engine_still_runs_is_not_reported_as_freed() -> None:
+def test_sequences_that_the_engine_still_runs_are_not_reported_as_freed() -> None:
     async def scenario() -> None:
         async with Upstream(TokenServer(itl_s=0.01)) as up:
             worker, ends = a_worker(up), Ends()
@@ -156,7 +156,7 @@ def test_an_abort_is_proven_by_the_end_of_the_stream() -> None:
     run(scenario())
 
 
-def test_an_abort_that_comes_to_nothing_closes_the_connection() -> None:
+def test_a_failed_abort_closes_the_connection() -> None:
     async def deaf(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)
         while True:

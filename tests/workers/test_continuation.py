@@ -226,7 +226,7 @@ TOOL = {"index": 0, "function": {"arguments": "{}"}}
         {"index": 0, "delta": {"content": "x"}, "finish_reason": None, "token_ids": ["a"]},
     ],
 )
-def test_what_is_more_than_plain_text_is_not_continued(odd: object) -> None:
+def test_only_plain_text_calls_are_continued(odd: object) -> None:
     good = {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None, "token_ids": [4]}
     opening = {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "prompt_token_ids": [1]}
     trail = TokenTrace()
@@ -238,7 +238,7 @@ def test_what_is_more_than_plain_text_is_not_continued(odd: object) -> None:
     assert trail.resume_point() is None
 
 
-def test_what_a_model_writes_cannot_forge_its_ids() -> None:
+def test_generated_text_cannot_forge_token_ids() -> None:
     said = '"},"logprobs":null,"finish_reason":null,"token_ids":[666]}]} "prompt_token_ids":[1] ","'
     choice = {"index": 0, "delta": {"content": said}, "logprobs": None, "finish_reason": None}
     trail = TokenTrace()

@@ -97,7 +97,7 @@ def test_a_metrics_page_that_hangs_is_not_the_end_of_its_server() -> None:
     run(scenario())
 
 
-def test_a_hosted_api_is_asked_nothing_that_no_call_needs() -> None:
+def test_a_hosted_api_gets_no_probes() -> None:
     async def scenario() -> None:
         async with FreezingUpstream() as up:
             worker = a_worker(up, profile=HOSTED, **SOON)
@@ -176,7 +176,7 @@ def test_a_call_that_cannot_connect_is_reported_as_unsent_and_triggers_a_livenes
     run(scenario())
 
 
-def test_what_a_frozen_server_still_holds_is_not_reported_as_freed() -> None:
+def test_jobs_of_a_frozen_server_are_not_reported_as_freed() -> None:
     async def scenario() -> None:
         for aborts in (False, True):
             async with FreezingUpstream(two_parts) as up:

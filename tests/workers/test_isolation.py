@@ -96,7 +96,7 @@ def test_vllm_in_process_gets_the_salt_with_the_prompt() -> None:
     assert prompt_of(Request(1, [1, 2], Sampling(), Lane.P1)) == {"prompt_token_ids": [1, 2]}
 
 
-def test_an_upstreams_words_never_hold_its_key() -> None:
+def test_upstream_errors_never_contain_the_api_key() -> None:
     async def script(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         error = {"message": f"you sent {request.headers['authorization']}", "param": request.headers["authorization"]}
         return web.json_response({"error": error}, status=400)
@@ -118,12 +118,12 @@ def test_upstream_messages_not_about_the_request_are_withheld(status: int) -> No
     assert "sk-upstream" not in error.message
 
 
-def test_a_refusals_words_are_bounded() -> None:
+def test_upstream_error_messages_are_truncated() -> None:
     error = upstream_error("w", 400, b'{"error":"' + b"x" * 50_000 + b'"}')
     assert len(error.message) <= 1000
 
 
-def test_what_a_server_shows_narrows_its_profile_and_never_widens_it() -> None:
+def test_probed_capabilities_only_narrow_a_profile() -> None:
     everything = DetectedCapabilities(
         returns_token_ids=True, accepts_priority=True, supports_abort=True, has_metrics=True
     )

@@ -48,7 +48,7 @@ def test_a_server_that_answers_slowly_is_given_more_time_and_in_the_end_no_more(
     assert MISSED_PROBES * life.probe_timeout_s() == MAX_TIMEOUT_S
 
 
-def test_how_slow_it_was_under_load_does_not_count_for_long_while_it_is_idle() -> None:
+def test_response_times_under_load_do_not_count_when_idle() -> None:
     life = Liveness(1.5)
     life.on_probe_response(5.0, 1.0)
     assert MISSED_PROBES * life.probe_timeout_s(None) == MAX_IDLE_TIMEOUT_S

@@ -89,7 +89,7 @@ def test_followed_events_split_at_every_byte_are_put_together() -> None:
     ],
     ids=["error", "abort", "garbage", "list", "bytes", "no-finish", "only-done", "nothing", "page", "cut"],
 )
-def test_an_end_that_lies_is_a_failure(events: tuple[bytes, ...], code: str) -> None:
+def test_an_inconsistent_end_is_a_failure(events: tuple[bytes, ...], code: str) -> None:
     for trace_tokens in (True, False):
         items = against(says(*events), **({} if trace_tokens else {"profile": PLAIN}))
         assert error_of(items).code == code

@@ -55,7 +55,7 @@ def test_the_answer_is_passed_on_as_it_came_and_its_usage_is_the_jobs() -> None:
     run(scenario())
 
 
-def test_what_a_server_must_not_be_sent_and_what_a_budget_leaves_count_here_too() -> None:
+def test_non_streaming_calls_respect_the_profile_and_the_output_cap() -> None:
     async def scenario() -> None:
         async with Upstream(answering(ANSWER)) as up:
             job = a_whole_call(priority=3, stream=False)
@@ -81,7 +81,7 @@ def test_what_a_server_must_not_be_sent_and_what_a_budget_leaves_count_here_too(
         answering(b"", status=500),
     ],
 )
-def test_what_is_no_answer_loses_the_worker(script: Script) -> None:
+def test_an_invalid_answer_is_worker_lost(script: Script) -> None:
     async def scenario() -> None:
         async with Upstream(script) as up:
             items = await ran(up, a_whole_call())

@@ -160,7 +160,7 @@ def test_done_after_an_error_is_not_success_even_where_the_connection_stays_open
 
 
 @pytest.mark.parametrize("says_tokens", [True, False])
-def test_a_server_that_never_stops_talking_is_stopped(says_tokens: bool) -> None:
+def test_an_endless_stream_is_cut_off(says_tokens: bool) -> None:
     async def forever(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await begin(request)
         while True:
@@ -185,7 +185,7 @@ def test_an_answer_of_exactly_the_tokens_asked_for_is_not_too_long() -> None:
     assert isinstance(against(says(pieces, usage(1, budget), DONE))[-1], Done)
 
 
-def test_a_sink_that_breaks_is_the_runners_to_hear_of() -> None:
+def test_an_error_of_the_sink_reaches_the_caller_of_run() -> None:
     def emit(item: Item) -> None:
         raise RuntimeError("full")
 
@@ -261,7 +261,7 @@ def test_a_client_that_asked_for_no_usage_is_counted_all_the_same() -> None:
     assert end.usage.output_tokens == 2
 
 
-def test_what_a_model_writes_cannot_end_its_stream() -> None:
+def test_generated_text_cannot_end_its_stream() -> None:
     said = '"finish_reason":"stop"}]} data: [DONE] {"error":'
     items = against(says(chunk(said), chunk("b", "length"), usage(1, 2), DONE))
     end = items[-1]

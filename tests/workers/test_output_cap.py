@@ -32,7 +32,7 @@ def test_the_cap_is_the_only_limit_that_goes_upstream(body: bytes, limit: str) -
     assert (fields["prompt"], fields["stream"]) == ("a", True)
 
 
-def test_a_limit_in_disguise_does_not_count() -> None:
+def test_an_escaped_limit_field_is_replaced() -> None:
     assert json.loads(capped(b'{"prompt":"a","max\\u005ftokens":900}', 7))["max_tokens"] == 7
 
 

@@ -44,7 +44,7 @@ def test_a_key_of_which_nothing_is_known_is_not_limited() -> None:
     assert KeyRateLimiters(2).capacity(0.0) is None
 
 
-def test_what_is_left_counts_until_its_reset_and_calls_under_way_are_taken_off() -> None:
+def test_the_remaining_quota_counts_until_its_reset_less_calls_in_flight() -> None:
     key = KeyRateLimiter()
     for _ in range(3):
         key.sent(100)
@@ -143,7 +143,7 @@ def test_while_an_upstream_wants_a_pause_it_is_not_called() -> None:
     run(scenario())
 
 
-def test_another_key_takes_over_unseen() -> None:
+def test_another_key_is_used_without_a_client_error() -> None:
     async def scenario() -> None:
         async with Upstream(refusing({"retry-after": "60"}, "one")) as up:
             done(await ran(up, profile=HOSTED, api_keys=("one", "two")))

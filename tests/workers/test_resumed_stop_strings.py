@@ -69,7 +69,7 @@ def stops_around(text: str, seed: int) -> list[str]:
 @pytest.mark.parametrize("api", ["chat", "completions"])
 @pytest.mark.parametrize("joins", [1, 3])
 @pytest.mark.parametrize("seed", range(8))
-def test_it_ends_as_if_nothing_had_been_wherever_it_breaks_off(api: Api, joins: int, seed: int) -> None:
+def test_a_job_with_stop_strings_resumes_exactly_from_any_point(api: Api, joins: int, seed: int) -> None:
     fields: dict[str, Any] = {}
     if seed % 4 == 1:
         fields["include_stop_str_in_output"] = True
@@ -108,7 +108,7 @@ def test_it_ends_as_if_nothing_had_been_wherever_it_breaks_off(api: Api, joins: 
     run(scenario())
 
 
-def test_it_may_break_off_again_and_again() -> None:
+def test_a_job_with_stop_strings_may_resume_repeatedly() -> None:
     async def scenario() -> None:
         async with Upstream(StopServer()) as whole, Upstream(StopServer()) as up:
             up.detokenize = read

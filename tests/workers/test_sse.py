@@ -40,7 +40,7 @@ def test_how_events_come_together_changes_nothing(middle: list[bytes], cuts: lis
     assert together.finish is FinishReason.STOP
 
 
-def test_nothing_counts_that_comes_after_the_end() -> None:
+def test_events_after_the_end_are_ignored() -> None:
     scanner = EventScanner()
     passed, tokens = scanner.scan(DONE + ROLE + event({"content": "more"}))
     assert (passed, tokens, scanner.is_done) == (b"", 0, True)
@@ -62,7 +62,7 @@ def test_runs_of_plain_events_are_as_long_in_c_as_in_python(some: list[bytes], l
         assert scan_plain_events(events) == (end, said)
 
 
-def test_what_is_paced_comes_as_runs_of_one() -> None:
+def test_paced_events_are_scanned_one_by_one() -> None:
     one = event({"content": "a"})
     assert scan_plain_events(one) == (len(one), 1)
     assert scan_plain_events(one + END) == (len(one), 1)

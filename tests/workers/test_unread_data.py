@@ -93,7 +93,7 @@ def test_another_answer_right_behind_one_is_not_kept_for_the_next_call() -> None
     assert played(HEAD + a_chunk(b"one") + END + surplus) == (["200", b"one", "end"], False)
 
 
-def test_an_answer_alone_is_and_its_connection_is_kept() -> None:
+def test_a_single_complete_answer_keeps_its_connection() -> None:
     assert played(HEAD, a_chunk(b"one"), END) == (["200", b"one", "end"], True)
 
 
@@ -110,7 +110,7 @@ def test_headers_of_one_answer_do_not_count_for_the_next() -> None:
     asyncio.run(main())
 
 
-def test_a_connection_that_was_idle_for_as_long_as_servers_wait_is_not_used_again() -> None:
+def test_a_connection_beyond_the_servers_idle_timeout_is_not_reused() -> None:
     async def main() -> None:
         scene = Scene()
         scene.answers(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na")

@@ -31,7 +31,7 @@ def test_a_body_keeps_its_prompt_byte_for_byte() -> None:
         b'{"model":"m","prompt":"stream"}\n',
     ],
 )
-def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> None:
+def test_every_spelling_of_the_stream_field_is_replaced(body: bytes) -> None:
     sent = json.loads(streamed(body))
     assert sent["stream"] is True
     assert sent["stream_options"]["include_usage"] is True
@@ -47,9 +47,7 @@ def test_no_way_to_write_a_body_keeps_it_from_being_streamed(body: bytes) -> Non
         (b'{"model":"m","prompt":"a","stream_options":{"include_usage":false}}', (False, True), False),
     ],
 )
-def test_a_body_whose_fields_are_known_names_none_of_them_twice(
-    body: bytes, names: tuple[bool, bool], streams: bool
-) -> None:
+def test_no_known_field_occurs_twice_in_a_body(body: bytes, names: tuple[bool, bool], streams: bool) -> None:
     sent = b"".join(streaming_body(body, names, streams))
     assert json.loads(sent) == {"model": "m", "prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
     assert (sent.count(b'"stream"'), sent.count(b'"stream_options"')) == (1, 1)

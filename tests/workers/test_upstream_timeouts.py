@@ -12,7 +12,7 @@ from support.upstream import Upstream, begin, chunk, role
 from workers.broken_servers import GOOD, against, says
 
 
-def test_slow_headers_are_waited_for_and_none_at_all_are_not() -> None:
+def test_slow_headers_are_accepted_and_missing_ones_time_out() -> None:
     async def slow(up: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await asyncio.sleep(0.3)
         return await says(GOOD)(up, request, body)

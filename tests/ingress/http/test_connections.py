@@ -84,7 +84,7 @@ def test_a_long_pipeline_is_answered_although_its_client_has_finished_writing(ga
     assert answer.count(b"HTTP/1.1 200 OK") == 40
 
 
-def test_what_is_no_http_behind_a_good_request_does_not_spoil_its_answer(gated: Gated) -> None:
+def test_malformed_bytes_after_a_valid_request_do_not_affect_its_response(gated: Gated) -> None:
     with connected(gated) as sock:
         sock.sendall(request() + b"\x00\x01 what is this\r\n\r\n")
         until(lambda: gated.worker.running == 1)
@@ -158,7 +158,7 @@ def test_a_query_does_not_hide_the_path(scripted: ScriptedGateway) -> None:
     assert b"one two three" in ask(scripted, request(HELLO, "connection: close", path=CHAT + "?trace=1"))
 
 
-def test_a_client_that_asks_before_it_sends_its_body_is_invited(scripted: ScriptedGateway) -> None:
+def test_expect_100_continue_is_answered(scripted: ScriptedGateway) -> None:
     with connected(scripted) as sock:
         head, _, body = request(HELLO, "expect: 100-continue", "connection: close").partition(b"\r\n\r\n")
         sock.sendall(head + b"\r\n\r\n")
@@ -167,7 +167,7 @@ def test_a_client_that_asks_before_it_sends_its_body_is_invited(scripted: Script
         assert b"one two three" in read_all(sock)
 
 
-def test_a_client_that_asks_with_too_large_a_body_is_not(scripted: ScriptedGateway) -> None:
+def test_expect_100_continue_with_too_large_a_body_is_refused(scripted: ScriptedGateway) -> None:
     with connected(scripted) as sock:
         sock.sendall(
             f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2000000\r\n\r\n".encode()
@@ -204,7 +204,7 @@ def test_a_long_body_may_come_in_long_chunks(scripted: ScriptedGateway) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"200"]
 
 
-def test_what_follows_a_long_body_has_to_be_http(scripted: ScriptedGateway) -> None:
+def test_bytes_after_a_long_body_must_be_http(scripted: ScriptedGateway) -> None:
     answer = ask(scripted, request({**HELLO, "user": "u" * 200_000}), b"u" * 100_000)
     assert answer.startswith(b"HTTP/1.1 200 ")
 
@@ -257,7 +257,7 @@ def test_long_bodies_arrive_as_they_were_sent(piece: int) -> None:
     assert asyncio.run(asyncio.wait_for(scenario(), 120)) == bodies
 
 
-def test_a_long_body_that_stops_coming_is_given_up_on(short_timeout_gateway: ScriptedGateway) -> None:
+def test_an_incomplete_long_body_times_out(short_timeout_gateway: ScriptedGateway) -> None:
     with connected(short_timeout_gateway) as sock:
         sock.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n".encode() + b"x" * 100_000)
         assert read_all(sock).startswith(b"HTTP/1.1 400 ")

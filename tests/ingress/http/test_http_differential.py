@@ -70,7 +70,7 @@ def test_long_bodies_are_the_same_in_every_framing(size: int) -> None:
         assert difference(name, whole, read(data), data) is None
 
 
-def test_what_no_reason_covers_is_found() -> None:
+def test_an_unexplained_difference_is_reported() -> None:
     """The suite would see it if a request came out differently, or one more did."""
     ours = Ours()
     data = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"

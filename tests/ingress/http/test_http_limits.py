@@ -125,7 +125,7 @@ def test_a_connection_ends_with_a_large_head(piece: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 10_000_000])
-def test_a_head_has_so_many_fields_and_not_one_more(piece: int) -> None:
+def test_the_number_of_header_fields_is_limited_exactly(piece: int) -> None:
     fields = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:\r\n" * (MAX_HEADER_FIELDS - 1)
     assert statuses(converse(in_pieces(fields + b"\r\n", piece))) == [200]
     flood = converse(in_pieces(fields + b"a:\r\n\r\n", piece))
@@ -133,7 +133,7 @@ def test_a_head_has_so_many_fields_and_not_one_more(piece: int) -> None:
     assert is_refused(flood, 431)
 
 
-def test_a_field_that_comes_often_is_one_list() -> None:
+def test_a_repeated_field_is_one_list() -> None:
     asked = served(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(b"A: %d \t\r\n" % at for at in range(100)) + b"\r\n")
     assert asked[0].headers[b"a"] == b", ".join(b"%d" % at for at in range(100))
 
@@ -280,7 +280,7 @@ def test_large_heads_that_wait_are_not_many() -> None:
     assert not transport.is_reading
 
 
-def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
+def test_a_client_that_never_reads_is_disconnected() -> None:
     serve = Served()
     server, loop = a_server(serve)
     connection, transport = connect(server, loop)
@@ -299,12 +299,12 @@ def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
     assert transport.is_aborted
 
 
-def test_what_follows_a_request_to_close_is_not_served() -> None:
+def test_requests_after_connection_close_are_not_served() -> None:
     asked = served(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" + GET)
     assert len(asked) == 1
 
 
-def test_what_is_refused_is_answered_after_what_came_before_it() -> None:
+def test_a_refusal_is_sent_after_earlier_responses() -> None:
     transport = converse([GET + GET + b"GET / HTTP/2.0\r\n\r\n" + GET])
     assert statuses(transport) == [200, 200, 505]
     assert is_refused(transport, 505)

@@ -108,7 +108,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("status", "data"), [(one[0], one[1]) for one in REFUSED], ids=[one[2] for one in REFUSED])
-def test_what_is_no_http_is_refused_and_closed(gateway: ScriptedGateway, status: int, data: bytes) -> None:
+def test_malformed_http_is_refused_and_the_connection_closed(
+    gateway: ScriptedGateway, status: int, data: bytes
+) -> None:
     answer = ask(gateway, data + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert statuses(answer) == [status]
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -137,7 +139,7 @@ SERVED = [
 
 
 @pytest.mark.parametrize("data", [one[0] for one in SERVED], ids=[one[1] for one in SERVED])
-def test_what_is_http_is_served(gateway: ScriptedGateway, data: bytes) -> None:
+def test_valid_http_is_served(gateway: ScriptedGateway, data: bytes) -> None:
     assert statuses(ask(gateway, data)) == [200]
 
 

@@ -106,7 +106,7 @@ def test_a_slow_reader_is_waited_for_while_the_gateway_drains(tmp_path: Path) ->
         gateway.join()
 
 
-def test_a_reader_that_never_reads_does_not_keep_the_gateway_from_leaving(tmp_path: Path) -> None:
+def test_a_client_that_never_reads_does_not_block_shutdown(tmp_path: Path) -> None:
     config = {"server": {"max_unread_bytes": 1 << 30, "drain_timeout_s": 0.2}}
     with Gated(tmp_path, config, words=LONG) as gateway, a_slow_reader(gateway):
         until(lambda: gateway.worker.running == 1)

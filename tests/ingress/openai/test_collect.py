@@ -58,12 +58,12 @@ def test_several_choices_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("garbage", [[{"finish_reason": None}], {"choices": ["x"]}, {"choices": [{"text": 7}]}, 3])
-def test_events_that_make_no_answer_are_the_workers_fault(garbage: Any) -> None:
+def test_events_without_a_valid_answer_are_worker_lost(garbage: Any) -> None:
     with pytest.raises(WorkerLost):
         collect_events(chunk("a", chat=False) + event(garbage), b"")
 
 
-def test_long_answers_cost_what_they_are_long() -> None:
+def test_the_cost_of_joining_is_linear_in_the_length() -> None:
     """Sixteen times the events cost about sixteen times the work, where doing it over and over would cost 256 times.
 
     Work is the processor time of this thread alone, the least of several tries: what else the machine does is no part

@@ -34,7 +34,7 @@ def test_a_continuation_event_differs_only_in_its_text(began: bytes, word: bytes
     assert piece == word.replace(b'"one"', '"say \\"hé\\"\\n"'.encode())
 
 
-def test_what_was_merged_for_a_slow_reader_comes_in_order() -> None:
+def test_merged_deltas_of_a_slow_reader_stay_in_order() -> None:
     piece = ContinuationWriter(ROLE + WORD).piece(Delta("7", "r", "s", 0, " two", (1, 2), 2, ROLE + WORD))
     assert piece == ROLE + WORD + WORD.replace(b'"one"', b'" two"')
 

@@ -150,7 +150,7 @@ def test_a_client_gets_what_it_would_have_got_without_a_gateway(tmp_path: Path) 
                 assert ("stream" in gateway.upstream.bodies[-1]) is (not more)
 
 
-def test_a_worker_that_cannot_is_not_asked(tmp_path: Path) -> None:
+def test_a_feature_without_worker_support_is_refused_for_whole_answers(tmp_path: Path) -> None:
     with HttpGateway(tmp_path, answers, kind="openai") as gateway:
         key = {"authorization": f"Bearer {gateway.key('acme')}"}
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1}

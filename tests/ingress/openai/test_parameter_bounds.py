@@ -82,7 +82,7 @@ def test_a_seed_of_zero_is_a_seed_and_it_may_have_64_bits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_one_token_may_be_asked_for_and_none_may_not(name: str) -> None:
+def test_max_tokens_is_at_least_one(name: str) -> None:
     assert a_job("chat", None, **{name: 1}).token_budget == 1
     refused(InvalidRequest, name, "chat", **{name: 0})
 

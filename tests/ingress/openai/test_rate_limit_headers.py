@@ -65,7 +65,7 @@ def test_callers_without_rate_limits_get_no_headers(gateway: ScriptedGateway) ->
         assert not [name for name in headers if name.startswith("x-ratelimit")]
 
 
-def test_what_is_only_reported_is_counted(tmp_path: Path) -> None:
+def test_shadow_refusals_are_counted_in_metrics(tmp_path: Path) -> None:
     tenants = {"acme": {"requests_per_minute": 1, "shadow": True}}
     with ScriptedGateway(tmp_path, {"tenants": tenants}) as gateway:
         assert [call(gateway, "acme")[0] for _ in range(3)] == [200, 200, 200]
