@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share."""
+"""Fixtures shared by several folders."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Every mutation still fits the source. Whether tests notice them is for `make mutants` to say."""
+"""Every mutant applies to the source. `make mutants` checks that tests catch it."""
 
 from collections import Counter
 from pathlib import Path

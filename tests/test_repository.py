@@ -1,4 +1,4 @@
-"""The files of the repository: which there are, what they may not contain, and how long they may be."""
+"""The files of the repository: required files, forbidden content, maximum lengths."""
 
 import ast
 import re

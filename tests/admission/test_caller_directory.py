@@ -1,4 +1,4 @@
-"""Who is let in, as whom, and that a refusal says nothing about anybody else."""
+"""Authentication: headers to callers; a refusal reveals nothing about other tenants."""
 
 import hmac
 import timeit

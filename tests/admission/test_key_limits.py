@@ -1,4 +1,4 @@
-"""Limits of a key as against those of its tenant: both hold, the tighter one binds, and each keeps its own account."""
+"""Limits of keys and tenants: both apply, the tighter one binds, and each has its own account."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The door of the queues: who finds a place, who is told to come back, and whether that helps."""
+"""Queue limits: admission to a lane's queue, retry slots, and whether retries succeed."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""The gate as a whole: shadow mode, changing limits, what it forgets, what it restores."""
+"""The quota gate: shadow mode, changed limits, eviction and restore."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Requests and tokens per minute, and calls at once."""
+"""Requests and tokens per minute, and concurrent calls."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Callers that are over a limit are told to come back one after the other."""
+"""Callers over a limit get retry times one after the other."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ablation sets constants while a workload is played and restores them, and its table says what came of it."""
+"""The ablation sets and restores constants around a workload and tabulates the effect."""
 
 import json
 from importlib import import_module

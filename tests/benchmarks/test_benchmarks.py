@@ -1,4 +1,4 @@
-"""Every benchmark can be named and imported, and says what it needs that the repository does not have."""
+"""Every benchmark can be imported, and names what it needs beyond the repository."""
 
 from importlib import import_module
 from inspect import signature

@@ -1,4 +1,4 @@
-"""Lower bounds: that they count what must be, and that nothing played in the simulator ever beats them."""
+"""Lower bounds: they count only what every schedule must do, and no simulated schedule beats them."""
 
 from itertools import combinations, pairwise
 

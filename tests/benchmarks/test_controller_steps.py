@@ -1,4 +1,4 @@
-"""The controller's bench: that its load is what it says, and that it tells rest from unrest."""
+"""The controller benchmark: its load, and its detection of the settled state."""
 
 from benchmarks.controller import (
     SETTLED,

@@ -1,4 +1,4 @@
-"""A kept contest tells the same as the yardstick did, and says why calls were late."""
+"""A recorded comparison gives the load generator's figures again, and the reasons of late calls."""
 
 import json
 import random

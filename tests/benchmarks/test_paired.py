@@ -1,4 +1,4 @@
-"""The interval of a paired difference holds what it promises, and tells a real difference from none."""
+"""The interval of a paired difference has its stated coverage and separates real differences from noise."""
 
 import random
 

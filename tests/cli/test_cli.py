@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it."""
+"""The command line, as users and scripts call it."""
 
 import subprocess
 import sys

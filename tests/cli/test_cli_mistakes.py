@@ -1,4 +1,4 @@
-"""Mistakes on the command line, and a ledger that cannot be used as asked: a sentence and exit code 2, no traceback."""
+"""Mistakes on the command line and unusable ledgers give one sentence and exit code 2, no traceback."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""One YAML in, a whole configuration out, or an error that says where and why."""
+"""A YAML file gives a complete configuration, or an error with place and reason."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mistakes that operators make in a configuration are errors that say where and why, not surprises later."""
+"""Mistakes in a configuration are errors with place and reason."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a configuration says of callers: tenants, keys or none, prices, and workers of one's own."""
+"""Tenants, keys, prices and worker pools in the configuration."""
 
 from collections.abc import Callable
 from pathlib import Path

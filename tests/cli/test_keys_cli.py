@@ -1,4 +1,4 @@
-"""`inferry keys` and `inferry tenants`: on the database alone, for people and for scripts."""
+"""`inferry keys` and `inferry tenants`, on the database alone."""
 
 import json
 from collections.abc import Callable

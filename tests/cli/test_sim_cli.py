@@ -1,4 +1,4 @@
-"""`simulate`: from the command line to a table, JSON, a page and pictures."""
+"""`inferry simulate`: tables, JSON, HTML pages and plots."""
 
 import sys
 from pathlib import Path

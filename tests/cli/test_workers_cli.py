@@ -1,4 +1,4 @@
-"""Workers from the command line and from a watched file, as an operator meets them."""
+"""Workers from the command line and from a watched file."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Who is inside: what a job may write, exactly at the bounds of its budgets, and who pays for what."""
+"""Admitted jobs: output limits exactly at their budgets, and which job is charged."""
 
 import pytest
 

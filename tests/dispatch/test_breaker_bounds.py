@@ -1,4 +1,4 @@
-"""The circuit breaker exactly at its bounds, and what of its counts survives a recovery."""
+"""The circuit breaker exactly at its bounds, and the counts that survive a recovery."""
 
 from inferry.dispatch.circuit_breaker import BreakerState, CircuitBreaker
 from inferry.dispatch.values import HealthPolicy

@@ -1,4 +1,4 @@
-"""The rooms of workers, as the loop keeps them."""
+"""Capacities of workers in the dispatch loop."""
 
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.domain.attempts import Attempt

@@ -1,4 +1,4 @@
-"""The circuit breaker: when a worker is taken out, when it is asked again, how fast it is trusted again."""
+"""The circuit breaker: when it opens, when it probes, and how capacity returns."""
 
 import pytest
 from hypothesis import given, settings

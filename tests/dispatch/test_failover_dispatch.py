@@ -1,4 +1,4 @@
-"""Jobs whose attempt is lost or stopped: they go on elsewhere, and their readers see one stream."""
+"""Jobs with a lost or stopped attempt resume on another worker, and their readers see one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator

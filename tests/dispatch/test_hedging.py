@@ -1,4 +1,4 @@
-"""Calls that are overdue: retried once, unseen, where the whole worker is silent, and only a few of them."""
+"""Overdue calls are retried once, before their first token, if the whole worker is silent, within a small share."""
 
 import asyncio
 

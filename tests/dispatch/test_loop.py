@@ -1,4 +1,4 @@
-"""The dispatch loop: every job that gets in ends exactly once, whatever its worker does."""
+"""The dispatch loop: every admitted job ends exactly once, whatever its worker does."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What is remembered of prompts, exactly at the bounds of slices; ratios and models in the corners."""
+"""Prefix memory exactly at the bounds of slices; edge cases of ratios and models."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Calls while no worker of their model is up: they wait for one to come back, for a while, and none is lost for it."""
+"""Calls while no worker of their model is up wait for the outage timeout, and none is lost."""
 
 import asyncio
 

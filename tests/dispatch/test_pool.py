@@ -1,4 +1,4 @@
-"""The pool in virtual time: workers that fall, come back, are drained, added and removed."""
+"""The pool in virtual time: workers that fail, recover, are drained, added and removed."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Answers that are kept: for a while, within bounds, and fairly."""
+"""Cached responses: their TTL, the bounds of the cache, and fair eviction."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

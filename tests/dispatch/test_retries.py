@@ -1,4 +1,4 @@
-"""Jobs that went on elsewhere and then were lost again, left or ended: budgets, promises, accounts."""
+"""Resumed jobs that are lost again, left by their client or ended: budgets, SLO targets, accounts."""
 
 import asyncio
 from collections.abc import AsyncIterator

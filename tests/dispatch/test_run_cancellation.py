@@ -1,4 +1,4 @@
-"""Cancelling a run: one call ends the whole tree, at the workers too, and nothing else."""
+"""Cancelling a run: one call ends the whole tree, at the workers too, and no other run."""
 
 import asyncio
 from collections.abc import AsyncIterator

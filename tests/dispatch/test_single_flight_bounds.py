@@ -1,4 +1,4 @@
-"""Shared executions in the corners: values of zero, answers cut short, readers of a job that goes on elsewhere."""
+"""Shared executions in edge cases: zeros, capped responses, readers of a resumed job."""
 
 import asyncio
 

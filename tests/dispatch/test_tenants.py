@@ -1,4 +1,4 @@
-"""Tenants and keys while the gateway runs: what changes is in force soon, and nothing opens by accident."""
+"""Tenants and keys at runtime: changes apply soon, and no failure turns authentication off."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Waits in the dispatch loop: what a job is told at the door, and who is turned away there."""
+"""Wait predictions in the dispatch loop, and refusals on arrival."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""Marks of budgets on an event loop: a call waits for its own, never for another's, and not for ever."""
+"""Budget watermarks on the event loop: a call waits only for its own, and for a bounded time."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A fleet that follows a file."""
+"""The pool follows the workers file."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""One attempt after another at the same job: what each may write, what it used, who is to take it next."""
+"""Successive attempts of one job: their limits, their usage and the workers they avoid."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of a job whose attempt was lost or stopped."""
+"""Retry, resume or failure of a job whose attempt was lost or stopped."""
 
 import pytest
 

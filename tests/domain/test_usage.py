@@ -1,4 +1,4 @@
-"""A usage that cannot be true is not believed."""
+"""Implausible usage is replaced."""
 
 import msgspec
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Budgets over real sockets: they hold while they are spent, and what they end ends well."""
+"""Budgets over real sockets: they hold during calls, and responses that they cap end cleanly."""
 
 import asyncio
 import json

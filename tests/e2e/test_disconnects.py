@@ -1,4 +1,4 @@
-"""A client that leaves frees what it held, and nothing else."""
+"""A client that disconnects frees its own resources and no others."""
 
 import random
 import re

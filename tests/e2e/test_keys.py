@@ -1,4 +1,4 @@
-"""Keys over HTTP: who is let in, as whom, and that nothing of a key or a prompt is left where it should not be."""
+"""Keys over HTTP: authentication, and no trace of keys or prompts in logs, errors or files."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A gateway that was told to keep nothing: keys are made through it, and are good for as long as it lives."""
+"""A gateway with an in-memory ledger: keys are created over HTTP and live as long as the process."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The database is deleted, moved or replaced while the gateway runs: that is noticed, and nothing opens by it."""
+"""The database is deleted, moved or replaced at runtime: the gateway notices and never turns authentication off."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What agents need of a chat call, with the official client: passed on where the worker can, else refused by name."""
+"""Features of chat calls with the official client: forwarded if the worker supports them, else refused by name."""
 
 import json
 from collections.abc import Iterator

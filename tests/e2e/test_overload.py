@@ -1,4 +1,4 @@
-"""More callers than a small queue holds: stock clients recover by themselves, and everybody is told the truth."""
+"""More callers than a small queue holds: stock clients recover, and every refusal has a correct retry time."""
 
 import asyncio
 import contextlib

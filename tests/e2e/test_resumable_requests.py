@@ -1,4 +1,4 @@
-"""Which streams go on elsewhere when their server dies: those that then end exactly as they would have."""
+"""Streams resume after the death of their server only if their output is exactly the same."""
 
 import json
 from collections.abc import Iterator

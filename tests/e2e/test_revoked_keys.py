@@ -1,4 +1,4 @@
-"""A key that ends takes its calls with it: running ones in-band, queued ones with a 401, and nobody else's."""
+"""A revoked key ends its calls: running ones in-band, queued ones with 401; calls of other keys continue."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""`service_tier` end to end: it names a lane, is lowered to what the key may use, and is told in every piece."""
+"""`service_tier` end to end: it selects a lane, is capped by the key, and is in every event."""
 
 import json
 from collections.abc import Iterator

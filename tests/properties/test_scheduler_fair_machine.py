@@ -1,4 +1,4 @@
-"""Tenants, runs, prefixes, sessions, rates and preemption all at once: the laws that hold whatever is switched on."""
+"""Invariants with tenants, runs, prefixes, sessions, rates and preemption together."""
 
 from dataclasses import dataclass
 from typing import Any

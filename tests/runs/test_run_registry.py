@@ -1,4 +1,4 @@
-"""Runs: trees, tombstones, what is in flight, what it used, and what is forgotten."""
+"""Runs: trees, tombstones, jobs in flight, usage and eviction."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""When jobs go: held for company, and let go."""
+"""Batching windows: when jobs are held for others, and when they are released."""
 
 import pytest
 

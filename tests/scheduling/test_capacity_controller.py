@@ -1,4 +1,4 @@
-"""The room controller: what it answers to what it is told, and what it does on an engine that follows a cost model."""
+"""The capacity controller: its limits for given observations, and on an engine with known costs."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Fair share inside a lane: tenants are equals, runs are families, and all of it is counted in tokens."""
+"""Fair share inside a lane, in tokens: over tenants, then over their runs."""
 
 from collections import Counter
 

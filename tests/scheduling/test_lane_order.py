@@ -1,4 +1,4 @@
-"""Who goes next: lanes, arrival, blocked heads and shares."""
+"""The order of jobs: lanes, arrival, blocked heads and shares."""
 
 from itertools import pairwise
 

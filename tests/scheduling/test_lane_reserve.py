@@ -1,4 +1,4 @@
-"""Lower lanes leave part of every worker's room to higher ones."""
+"""Lower lanes leave part of every worker's capacity to higher ones."""
 
 import pytest
 

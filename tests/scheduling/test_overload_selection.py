@@ -1,4 +1,4 @@
-"""Who goes first where not everybody can be in time, and for how long."""
+"""Selection under overload: which jobs are passed over, and for how long."""
 
 from inferry.domain.lanes import Lane
 from inferry.scheduling.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Jobs that begin alike go together."""
+"""Jobs with a common prefix are sent together."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sessions and prefixes find their workers again, and never at the price of room."""
+"""Sessions and prefixes return to their workers, and affinity never delays a job."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Offers, cancels, beliefs and progress: where every job is, and what counts."""
+"""Offers, cancels, worker views and progress: the location of every job, and capacity in use."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""With whom jobs go: room in every currency, and plans."""
+"""Packing: every capacity limit, and the jobs of one plan."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Where jobs go: who may take them, and who is least loaded."""
+"""Placement: eligible workers, and the least loaded of them."""
 
 import pytest
 

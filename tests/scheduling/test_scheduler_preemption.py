@@ -1,4 +1,4 @@
-"""Running jobs that leave so that a better one can start, and messages of attempts that are over."""
+"""Preemption of running jobs, and late messages of earlier attempts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the scheduler tells: what is queued ahead, and how evenly it serves."""
+"""Statistics of the scheduler: jobs ahead, and fairness."""
 
 import pytest
 

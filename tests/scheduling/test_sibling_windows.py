@@ -1,4 +1,4 @@
-"""Whether a first job is held for siblings that are about to come, before workers that batch continuously."""
+"""When a first job is held for siblings that are about to arrive, in front of continuous batching."""
 
 from typing import Literal
 

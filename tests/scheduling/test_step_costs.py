@@ -1,4 +1,4 @@
-"""What an engine's time goes into, where every step it makes is full."""
+"""Step costs where every step is full."""
 
 import random
 

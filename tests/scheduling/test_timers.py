@@ -1,4 +1,4 @@
-"""The agenda: what is due next, whatever was dropped in between."""
+"""The timer heap: the next due timer, with dropped ones in between."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Shaping work: denser, shorter, dealt out over lanes, its busiest stretch."""
+"""Arrivals: scaled, shortened, assigned to lanes, and the busiest window."""
 
 import pytest
 

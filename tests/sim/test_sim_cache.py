@@ -1,4 +1,4 @@
-"""Blocks: none appears or vanishes, held ones stay, idle ones go oldest first."""
+"""The block cache: blocks are conserved, held ones stay, idle ones are evicted oldest first."""
 
 import pytest
 

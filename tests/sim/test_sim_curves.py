@@ -1,4 +1,4 @@
-"""What plots draw."""
+"""The data of plots."""
 
 from inferry.domain.lanes import Lane
 from inferry.sim.calls import CallRow

@@ -1,4 +1,4 @@
-"""From observations to costs: what went in comes out again."""
+"""Fitting costs to observations recovers the costs that made them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Harbor: the same seed gives the same work, and it has the shape that its name promises."""
+"""Harbor: the same seed gives the same load, with bursts on a quiet floor."""
 
 from inferry.domain.lanes import Lane
 from inferry.sim.harbor import harbor, simple_harbor

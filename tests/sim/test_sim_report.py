@@ -1,4 +1,4 @@
-"""The numbers, against ones worked out by hand."""
+"""Figures of the report against values computed by hand."""
 
 import pytest
 

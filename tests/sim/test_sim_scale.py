@@ -1,4 +1,4 @@
-"""Worlds of any length: runs made while they are played, rows counted and dropped, and the same figures."""
+"""Simulations of any length: runs made on demand and rows dropped give the same figures."""
 
 import gc
 import itertools

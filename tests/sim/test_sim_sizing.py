@@ -1,4 +1,4 @@
-"""Sizing: the smallest fleet that can be relied on, however crooked the way there."""
+"""Sizing: the smallest fleet that meets the target for every seed."""
 
 from collections.abc import Callable
 

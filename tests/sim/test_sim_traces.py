@@ -1,4 +1,4 @@
-"""Traces in four formats, told apart by what is in them."""
+"""Traces in four formats, recognised by their content."""
 
 import gzip
 from pathlib import Path

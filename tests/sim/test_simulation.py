@@ -1,4 +1,4 @@
-"""The world: runs are played to their end, the same way every time, through every door."""
+"""The simulation: runs are played to their end, repeatably, with every baseline."""
 
 from collections.abc import Callable
 

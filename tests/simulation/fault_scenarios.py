@@ -1,4 +1,4 @@
-"""Small seeded worlds, and a watcher that holds every law of scheduling against what happens in them."""
+"""Small seeded scenarios, and a checker of every scheduling invariant."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whatever is killed whenever: over all incarnations of a gateway, no ceiling is exceeded, and little of it is lost."""
+"""A gateway killed at any time: no ceiling is exceeded over all restarts, and little budget is lost."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Two thousand small worlds in which workers die, stall and fall silent, and every law of scheduling holds."""
+"""Two thousand seeded scenarios in which workers die, stall and fall silent, and every invariant holds."""
 
 import hashlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Sixty-four sub-agents of one run side by side: they never overspend, give everything back, and do not queue up."""
+"""Sixty-four concurrent sub-agents of one run: they never overspend, return every lease, and do not wait."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One execution, several readers: each gets all of it, in order and once, whenever it came."""
+"""One execution with several readers: each gets the whole output once and in order, whenever it joined."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stream of a job that is tried more than once: one count, one account of what is unread, nothing that is void."""
+"""Streams over several attempts: contiguous indexes, correct unread bytes, no output of restarted attempts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values for tests: everything has a default, a test names only what it is about."""
+"""Values for tests, with defaults for every field."""
 
 import itertools
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A connection without a socket: bytes in, bytes out, and a clock that stands still until told."""
+"""A connection without a socket: bytes in, bytes out, and a manual clock."""
 
 import asyncio
 import heapq

@@ -1,4 +1,4 @@
-"""What tests of the gateway in one process share: a ledger in memory, a reader, and patience."""
+"""Helpers for tests of a gateway in one process: a ledger in memory, a reader, and waiting."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence

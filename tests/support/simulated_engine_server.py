@@ -1,4 +1,4 @@
-"""A server whose engine is the model of one, run in the time of its loop: what it costs is known."""
+"""A server with a simulated engine of known costs, in the time of its event loop."""
 
 import asyncio
 import concurrent.futures

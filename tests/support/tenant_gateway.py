@@ -1,4 +1,4 @@
-"""A gateway that asks for keys, and ways to call it as somebody."""
+"""A gateway that requires keys, and calls with different keys."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""What is cancelled is gone from a real engine, soon, and leaves nothing behind in the gateway."""
+"""Cancelled jobs are freed in a real engine within a bounded time, and leave no state in the gateway."""
 
 import asyncio
 import random

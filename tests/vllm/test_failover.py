@@ -1,4 +1,4 @@
-"""Two real servers, thirty-two greedy streams, and one server that goes: every stream ends as if nothing had been."""
+"""Two real servers and thirty-two greedy streams: every stream survives the loss of one server unchanged."""
 
 import asyncio
 import signal

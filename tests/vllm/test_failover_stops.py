@@ -1,4 +1,4 @@
-"""Greedy streams with stop strings before two real servers, one of which is killed: each stops where it would have."""
+"""Greedy streams with stop strings survive the loss of a real server and stop at the same place."""
 
 import asyncio
 import signal

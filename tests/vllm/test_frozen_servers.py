@@ -1,4 +1,4 @@
-"""Real servers that freeze or die while nothing runs on them: noticed soon, and no call pays for it."""
+"""Real servers that freeze or die while idle are detected soon, and no call fails."""
 
 import asyncio
 import contextlib
