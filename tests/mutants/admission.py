@@ -34,7 +34,7 @@ GROUP = MutantGroup(
             "",
         ),
         Mutant(
-            "who never ran is charged",
+            "a job that never ran is charged",
             "admission/quota_gate.py",
             "            tokens = 0\n        else:",
             "            tokens = permit.leased_tokens\n        else:",
@@ -65,7 +65,7 @@ GROUP = MutantGroup(
             "        if False:\n",
         ),
         Mutant(
-            "what is left is not shared by choices",
+            "choices do not share the remaining budget",
             "admission/evaluation.py",
             "            cap = left // choices\n",
             "            cap = left\n",
@@ -78,14 +78,14 @@ GROUP = MutantGroup(
         ),
         Mutant("shadow refuses", "admission/quota_gate.py", "        if tenant.shadow:\n", "        if False:\n"),
         Mutant(
-            "what is reserved is not given back",
+            "unused reserved tokens are not returned",
             "admission/quota_gate.py",
             "bucket.settle(permit.reserved - tokens, now)",
             "pass",
         ),
         Mutant("calls never end", "admission/quota_gate.py", "        tenant.quotas.release(now)\n", ""),
         Mutant(
-            "the ceiling bends for what is written",
+            "output beyond the lease breaks the ceiling",
             "admission/budgets.py",
             "charged = tokens if tokens < headroom else headroom",
             "charged = tokens",
@@ -121,7 +121,7 @@ GROUP = MutantGroup(
             "if owner.limits is None:",
         ),
         Mutant(
-            "ceilings stay what they were",
+            "changed ceilings are ignored",
             "admission/accounts.py",
             "            self.day.set_ceilings(self.day_tokens, self.day_nanos)\n",
             "            pass\n",
@@ -145,7 +145,7 @@ GROUP = MutantGroup(
             "        level = self.level + max(0, amount)\n",
         ),
         Mutant(
-            "what is too large never enters",
+            "a job larger than its bucket is never admitted",
             "admission/quotas.py",
             "(amount if amount < self.burst else self.burst) - self.level",
             "amount - self.level",
@@ -193,14 +193,14 @@ GROUP = MutantGroup(
             _KEYS,
         ),
         Mutant(
-            "what a key spent before a start is its tenant's alone",
+            "restored spending of a key counts for its tenant only",
             "admission/account_restorer.py",
             "(self._tenants, tenant) if key_id is None else (self._keys, key_id)",
             "(self._tenants, tenant)",
             _KEYS,
         ),
         Mutant(
-            "who may have no call at once is told to come back",
+            "a concurrency limit of zero has a retry time",
             "admission/quotas.py",
             "self.slots_free_in_s(self.in_flight - limit_concurrent + 1) if limit_concurrent else inf",
             "self.slots_free_in_s(self.in_flight - limit_concurrent + 1)",
@@ -214,7 +214,7 @@ GROUP = MutantGroup(
             _KEYS,
         ),
         Mutant(
-            "a limit of nothing per minute lets everybody in",
+            "a rate limit of zero admits every call",
             "admission/quotas.py",
             "if missing <= self.tolerance and self.burst:",
             "if missing <= self.tolerance:",
@@ -228,14 +228,14 @@ GROUP = MutantGroup(
             _KEYS,
         ),
         Mutant(
-            "keys of a tenant come back in one row",
+            "retry times of all keys of a tenant are spaced together",
             "admission/retry_after.py",
             "caller.tenant.name if caller.key is None else caller.key.key_id",
             "caller.tenant.name",
             _KEYS,
         ),
         Mutant(
-            "a key's limit does not slow who comes back",
+            "a key's limit does not space retry times",
             "admission/retry_after.py",
             "[caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]",
             "[caller.tenant.limits]",

@@ -68,7 +68,7 @@ GROUP = MutantGroup(
             _HEALTH,
         ),
         Mutant(
-            "what failed is never forgotten",
+            "failures are never reset",
             "dispatch/circuit_breaker.py",
             "            self._failures = 0  # ",
             "            pass  # ",
@@ -96,7 +96,7 @@ GROUP = MutantGroup(
             _HEALTH,
         ),
         Mutant(
-            "one job that comes back counts each time",
+            "one job lost repeatedly counts each time",
             "dispatch/circuit_breaker.py",
             "lost = len({job_id for _, job_id in self._lost})",
             "lost = len(self._lost)",
@@ -110,14 +110,14 @@ GROUP = MutantGroup(
             _HEALTH,
         ),
         Mutant(
-            "what was lost before a recovery counts after it",
+            "losses before a recovery count after it",
             "dispatch/circuit_breaker.py",
             "        self._lost.clear()\n",
             "",
             _HEALTH,
         ),
         Mutant(
-            "what was served before a recovery counts after it",
+            "successes before a recovery count after it",
             "dispatch/circuit_breaker.py",
             "        self._served_samples.clear()\n        self._served_samples.append((now, self._served))\n",
             "",
@@ -138,7 +138,7 @@ GROUP = MutantGroup(
             _AGAIN,
         ),
         Mutant(
-            "who goes on and is lost before another token has written nothing",
+            "a resumed attempt without a token drops earlier output",
             "domain/recovery.py",
             "resume_point = end.resume_point if attempt.output_tokens else job.resume_point",
             "resume_point = end.resume_point",
@@ -152,7 +152,7 @@ GROUP = MutantGroup(
             _AGAIN,
         ),
         Mutant(
-            "what earlier attempts wrote is charged to the last again",
+            "output of earlier attempts is charged twice",
             "domain/recovery.py",
             "len(resume_point.output_ids) - before)",
             "len(resume_point.output_ids))",
@@ -187,14 +187,14 @@ GROUP = MutantGroup(
             _AGAIN,
         ),
         Mutant(
-            "what was granted is granted to every attempt anew",
+            "each attempt gets the whole grant",
             "domain/attempts.py",
             "self.granted_tokens = tokens - before",
             "self.granted_tokens = tokens",
             _AGAIN,
         ),
         Mutant(
-            "what was granted shrinks with every attempt",
+            "the grant shrinks with every attempt",
             "domain/attempts.py",
             "return self.granted_tokens + (0 if self.job.resume_point is None else "
             "len(self.job.resume_point.output_ids))",
@@ -209,14 +209,14 @@ GROUP = MutantGroup(
             _AGAIN,
         ),
         Mutant(
-            "an attempt that broke off wrote what its worker admits",
+            "a lost attempt is charged only what its worker reports",
             "domain/attempts.py",
             "max(usage.output_tokens, self.output_tokens)",
             "usage.output_tokens",
             _AGAIN,
         ),
         Mutant(
-            "who leaves a resumed job before its next token pays nothing",
+            "a client that leaves a resumed job is charged nothing",
             "dispatch/admission_control.py",
             "(attempt.first_token_at is not None or attempt.job.resume_point is not None)",
             "attempt.first_token_at is not None",
@@ -254,7 +254,7 @@ GROUP = MutantGroup(
             _FOLLOWERS,
         ),
         Mutant(
-            "what a lost attempt was granted is lost with it",
+            "the grant of a lost attempt is dropped",
             "dispatch/lifecycle.py",
             "        attempt.grant(lost.granted)\n",
             "",
@@ -268,7 +268,7 @@ GROUP = MutantGroup(
             _AGAIN,
         ),
         Mutant(
-            "what goes on teaches how long answers are",
+            "resumed jobs train the length model",
             "prediction/estimator.py",
             "end.stopped is not None or not attempt.is_representative",
             "end.stopped is not None",

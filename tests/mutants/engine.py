@@ -46,14 +46,14 @@ GROUP = MutantGroup(
             _CORE,
         ),
         Mutant(
-            "who ends by a stop token at its limit has reached its limit",
+            "a stop token at the output limit ends with length",
             "engine/core.py",
             "            if token in sequence.stop_ids:\n",
             "            if token in sequence.stop_ids and len(sequence.tokens) < sequence.limit:\n",
             _CORE,
         ),
         Mutant(
-            "who ignores the end of text ignores its own stop tokens",
+            "ignore_eos also ignores stop tokens",
             "engine/core.py",
             "stop_ids=eos | frozenset(sampling.stop_token_ids)",
             "stop_ids=eos and eos | frozenset(sampling.stop_token_ids)",
@@ -67,7 +67,7 @@ GROUP = MutantGroup(
             _CORE,
         ),
         Mutant(
-            "what a preempted sequence had computed is still there",
+            "a preempted sequence keeps its computed tokens",
             "engine/core.py",
             "            sequence.computed = 0\n",
             "",
@@ -88,7 +88,7 @@ GROUP = MutantGroup(
             _PLANNER,
         ),
         Mutant(
-            "a newcomer overtakes who had to make way",
+            "a new sequence overtakes a preempted one",
             "engine/planner.py",
             "() if preempted else waiting",
             "waiting",
@@ -102,7 +102,7 @@ GROUP = MutantGroup(
             _PLANNER,
         ),
         Mutant(
-            "who is preempted gives nothing back",
+            "a preempted sequence keeps its blocks",
             "engine/planner.py",
             "            free += len(victim.blocks)\n",
             "",
@@ -151,14 +151,14 @@ GROUP = MutantGroup(
             _SAMPLING,
         ),
         Mutant(
-            "top_p is a part of what top_k left out too",
+            "top_p applies before top_k",
             "engine/sampling.py",
             "top_p_limit * ordered.sum(dim=-1, keepdim=True)",
             "top_p_limit",
             _SAMPLING,
         ),
         Mutant(
-            "who shares a step draws another's number",
+            "sequences of a step share random numbers",
             "engine/sampling.py",
             "best[row] = token",
             "best[drawn.index(row)] = token",

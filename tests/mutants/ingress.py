@@ -82,7 +82,7 @@ GROUP = MutantGroup(
             _PROBLEMS,
         ),
         Mutant(
-            "a retry after no whole second is one at once",
+            "retry-after below a second is zero",
             "ingress/errors.py",
             "max(1, ceil(seconds))",
             "int(seconds)",
@@ -103,7 +103,7 @@ GROUP = MutantGroup(
             _PROBLEMS,
         ),
         Mutant(
-            "who has nothing left is told nothing",
+            "an exhausted rate limit has no headers",
             "ingress/openai/rate_limit_headers.py",
             "if limit is not None and left is not None and reset_s is not None:",
             "if limit and left and reset_s:",
@@ -194,7 +194,7 @@ GROUP = MutantGroup(
             _PARSE,
         ),
         Mutant(
-            "who does not want to wait waits as its lane does",
+            "a max wait of zero is the lane's",
             "ingress/openai/parse.py",
             "(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms)",
             "(max_wait_ms or models.max_wait_ms(lane))",
@@ -222,14 +222,14 @@ GROUP = MutantGroup(
             _PARSE,
         ),
         Mutant(
-            "what came before an error is not written",
+            "output before an error is dropped",
             "ingress/response.py",
             "reply.end(body + self._format.error_event(end.error))",
             "reply.end(self._format.error_event(end.error))",
             _ANSWERS,
         ),
         Mutant(
-            "a whole answer keeps what is void",
+            "a full response keeps output of a restarted attempt",
             "ingress/response.py",
             "            self._texts.clear()\n            self._raws.clear()\n",
             "            self._texts.clear()\n",

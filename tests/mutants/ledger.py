@@ -17,7 +17,7 @@ GROUP = MutantGroup(
             _RECORDER,
         ),
         Mutant(
-            "what the ledger cannot hold was not dropped",
+            "discarded entries are not counted as dropped",
             "ledger/recorder.py",
             "return self._dropped + self._discarded",
             "return self._dropped",
@@ -31,14 +31,14 @@ GROUP = MutantGroup(
             _RECORDER,
         ),
         Mutant(
-            "what is left is thrown away at the end",
+            "buffered entries are dropped at close",
             "ledger/recorder.py",
             "                while batch := self._take_batch():\n",
             "                while not closing and (batch := self._take_batch()):\n",
             _RECORDER,
         ),
         Mutant(
-            "what ended at the very moment asked for is not found",
+            "the since filter excludes its boundary",
             "ledger/queries.py",
             "conditions.append(attempts.c.ended_at >= since)",
             "conditions.append(attempts.c.ended_at > since)",
@@ -73,7 +73,7 @@ GROUP = MutantGroup(
             _QUERIES,
         ),
         Mutant(
-            "what is below another tenant's run of the same name is in the tree",
+            "a tree includes runs of another tenant",
             "ledger/queries.py",
             "select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)",
             "select(attempts.c.run_id).where(attempts.c.parent_run == below.c.run_id)",
@@ -136,7 +136,7 @@ GROUP = MutantGroup(
             _SPENDING,
         ),
         Mutant(
-            "a tenant has spent what its last key has",
+            "a tenant's spending is that of its last key",
             "ledger/spending_queries.py",
             "tenants[tenant] = (before[0] + tokens, before[1] + nanos)",
             "tenants[tenant] = (tokens, nanos)",
@@ -150,14 +150,14 @@ GROUP = MutantGroup(
             _SPENDING,
         ),
         Mutant(
-            "what was lost with a worker is charged after a start",
+            "lost attempts are charged after a restart",
             "ledger/spending_queries.py",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
             "_BILLABLE_OUTCOMES = tuple(one.value for one in Outcome)",
             _SPENDING,
         ),
         Mutant(
-            "what a client left behind is free after a start",
+            "cancelled attempts are free after a restart",
             "ledger/spending_queries.py",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value,)",

@@ -39,13 +39,13 @@ GROUP = MutantGroup(
             "            pass\n",
         ),
         Mutant(
-            "whoever has a rival is served free",
+            "contended service is not charged",
             "scheduling/queues/fair_share.py",
             "if lane.active > 1 or lane.virtual_clock < lane.ahead_until:",
             "if lane.active > 2:",
         ),
         Mutant(
-            "stale keys are believed",
+            "stale heap keys are used",
             "scheduling/queues/fair_queue.py",
             "elif virtual_time == account.virtual_time:",
             "elif True:",
@@ -63,7 +63,7 @@ GROUP = MutantGroup(
             "(account.virtual_time, 0, account.rank, self._insertions, member)",
         ),
         Mutant(
-            "whoever comes is never the head",
+            "an arriving job never becomes the head",
             "scheduling/queues/fair_queue.py",
             "        return run_queue.add(entry)\n",
             "        run_queue.add(entry)\n        return False\n",
@@ -84,13 +84,13 @@ GROUP = MutantGroup(
             "end.output_tokens)",
         ),
         Mutant(
-            "turns have no bound",
+            "overtaking by lower lanes has no bound",
             "scheduling/queues/lane_shares.py",
             "other.overtaken and other.overtaken + head",
             "False and head",
         ),
         Mutant(
-            "nobody is smaller than the first",
+            "no job is smaller than the head",
             "scheduling/queues/lane_queue.py",
             "if entry.kv_tokens < self.min_kv_tokens:",
             "if False:",

@@ -21,7 +21,7 @@ GROUP = MutantGroup(
             _MAILBOX,
         ),
         Mutant(
-            "what was kept back counts as said",
+            "held back output counts as delivered",
             "streams/mailbox.py",
             "self._index_offset += self._next_index - len(self._preamble or ())",
             "self._index_offset += self._next_index",
@@ -35,7 +35,7 @@ GROUP = MutantGroup(
             _MAILBOX,
         ),
         Mutant(
-            "what is void still counts as unread",
+            "output of a restarted attempt counts as unread",
             "streams/mailbox.py",
             "            self.unread_bytes = 0\n            self._index_offset = 0\n",
             "            self._index_offset = 0\n",
@@ -49,21 +49,21 @@ GROUP = MutantGroup(
             _MAILBOX,
         ),
         Mutant(
-            "what comes before an error that has no token is told",
+            "a role is delivered before an error",
             "streams/mailbox.py",
             "if self._preamble and isinstance(end, Done):",
             "if self._preamble:",
             _MAILBOX,
         ),
         Mutant(
-            "text that nobody reads takes no memory",
+            "unread text is not counted",
             "streams/mailbox.py",
             "self.unread_bytes += len(delta.raw) + len(delta.text)",
             "self.unread_bytes += len(delta.raw)",
             _MAILBOX,
         ),
         Mutant(
-            "what was taken is still unread",
+            "taken deltas count as unread",
             "streams/mailbox.py",
             "        self._merged_count = 0\n        self.unread_bytes = 0\n        if len(deltas) == 1:",
             "        self._merged_count = 0\n        if len(deltas) == 1:",
@@ -91,14 +91,14 @@ GROUP = MutantGroup(
             _SHARED,
         ),
         Mutant(
-            "what began anew has begun already",
+            "a restarted attempt counts as started",
             "streams/fan_out.py",
             "        self._restarts = source.restarts\n        self.has_started = False\n",
             "        self._restarts = source.restarts\n",
             _SHARED,
         ),
         Mutant(
-            "what is void fills the memory of an answer",
+            "output of a restarted attempt uses history budget",
             "streams/fan_out.py",
             "            self._history.clear()\n            self._bytes = 0\n",
             "            self._history.clear()\n",
@@ -119,7 +119,7 @@ GROUP = MutantGroup(
             _SHARED,
         ),
         Mutant(
-            "who joins after a restart hears what is void",
+            "a late reader gets output of a restarted attempt",
             "streams/fan_out.py",
             "        if self._attempt is not self.source.attempt:\n"
             "            self._switch_attempt()\n"
@@ -128,7 +128,7 @@ GROUP = MutantGroup(
             _SHARED,
         ),
         Mutant(
-            "what a follower does not read takes no memory",
+            "unread output of a follower is not counted",
             "streams/fan_out.py",
             "        self.unread_bytes += size\n",
             "",
@@ -156,7 +156,7 @@ GROUP = MutantGroup(
             _TEXT,
         ),
         Mutant(
-            "what was given out is decoded once more with what follows it",
+            "emitted tokens are decoded again",
             "streams/detokenizer.py",
             "            del window[: self._settled_tokens]\n",
             "",

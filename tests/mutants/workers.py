@@ -66,7 +66,7 @@ GROUP = MutantGroup(
             _HOSTED,
         ),
         Mutant(
-            "what is not said to be left is none",
+            "a missing remaining header counts as zero",
             "workers/openai_http/rate_limits.py",
             "if remaining == 0 and reset is not None",
             "if not remaining and reset is not None",
@@ -94,7 +94,7 @@ GROUP = MutantGroup(
             _HOSTED,
         ),
         Mutant(
-            "an upstream that says to come back at once is paused for",
+            "a retry-after of zero pauses the key",
             "workers/openai_http/rate_limits.py",
             "        pause = limits.retry_after_s\n        if pause is None:",
             "        pause = limits.retry_after_s\n        if not pause:",
@@ -136,7 +136,7 @@ GROUP = MutantGroup(
             _HOSTED,
         ),
         Mutant(
-            "a full upstream does not say when to come back",
+            "a full upstream's retry-after is dropped",
             "workers/openai_http/upstream_errors.py",
             'is overloaded", retry_after_s=retry_after_s)',
             'is full")',
@@ -171,7 +171,7 @@ GROUP = MutantGroup(
             _METRICS,
         ),
         Mutant(
-            "what is tolerated is taken for somebody else's",
+            "tolerated excess counts as foreign load",
             "workers/openai_http/load_estimate.py",
             "if beyond <= TOLERATED_CALLS + TOLERATED_SHARE * own_calls:",
             "if beyond < TOLERATED_CALLS + TOLERATED_SHARE * own_calls:",
@@ -234,7 +234,7 @@ GROUP = MutantGroup(
             _BODIES,
         ),
         Mutant(
-            "what was written takes no room in the context",
+            "resumed output does not count against the context",
             "workers/openai_http/request_bodies.py",
             "context_tokens - len(resume_point.prompt_ids) - len(resume_point.output_ids)",
             "context_tokens - len(resume_point.prompt_ids)",
@@ -255,7 +255,7 @@ GROUP = MutantGroup(
             _BODIES,
         ),
         Mutant(
-            "what came before something that is not HTTP is lost with it",
+            "data before malformed bytes is dropped",
             "workers/http_client.py",
             "is_http = self._can_keep_alive = False  # what was parsed before the error counts",
             'return self._lose("invalid HTTP response")',
@@ -311,7 +311,7 @@ GROUP = MutantGroup(
             _ENGINE,
         ),
         Mutant(
-            "what a lost attempt was given to go on from was not computed",
+            "the resumed prompt of a lost attempt is not charged",
             "workers/in_process/live_jobs.py",
             "len(live.prompt_ids) + len(live.earlier_ids) if live.index else 0",
             "len(live.prompt_ids) if live.index else 0",

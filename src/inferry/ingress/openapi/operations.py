@@ -141,7 +141,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
         parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
     )
     some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
-    render_page = {200: _json(responses.RunDetail, "The run.")}
+    run_found = {200: _json(responses.RunDetail, "The run.")}
     return {
         "/v1/runs": {
             "get": Operation(
@@ -154,7 +154,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
         },
         "/v1/runs/{id}": {
             "get": Operation(
-                summary="Get a run", tag="runs", parameters=(run, steps), responses=render_page, errors=_RUN_ERRORS
+                summary="Get a run", tag="runs", parameters=(run, steps), responses=run_found, errors=_RUN_ERRORS
             ),
             "delete": Operation(
                 summary="Cancel a run and its sub-runs",
@@ -171,7 +171,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
                 description="A later call reopens it.",
                 tag="runs",
                 parameters=(run,),
-                responses=render_page,
+                responses=run_found,
                 errors=_RUN_ERRORS,
             )
         },
@@ -198,7 +198,7 @@ def _workers() -> dict[str, dict[str, Operation]]:
 
 def _tenants() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
-    render_page = {200: _json(responses.TenantDetail, "The tenant.")}
+    tenant_found = {200: _json(responses.TenantDetail, "The tenant.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
     removed = {200: _json(responses.RemovedTenant, "The tenant is removed and its keys are revoked.")}
@@ -213,7 +213,7 @@ def _tenants() -> dict[str, dict[str, Operation]]:
         },
         "/admin/tenants/{name}": {
             "get": Operation(
-                summary="Get a tenant", parameters=(name,), responses=render_page, errors=found, tag="admin"
+                summary="Get a tenant", parameters=(name,), responses=tenant_found, errors=found, tag="admin"
             ),
             "put": Operation(
                 summary="Create or replace a tenant",
@@ -221,7 +221,7 @@ def _tenants() -> dict[str, dict[str, Operation]]:
                 description="Missing fields get defaults. Tenants from the configuration are changed there.",
                 parameters=(name,),
                 body=TenantSettings,
-                responses=render_page,
+                responses=tenant_found,
                 errors=put,
             ),
             "delete": Operation(
@@ -238,7 +238,7 @@ def _tenants() -> dict[str, dict[str, Operation]]:
 def _keys() -> dict[str, dict[str, Operation]]:
     key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's public id.")
     statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
-    render_page = {200: _json(responses.KeyDetail, "The key.")}
+    key_found = {200: _json(responses.KeyDetail, "The key.")}
     made = {201: _json(responses.CreatedKey, "The new key. Only this response has its text.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     wrong = (errors.InvalidRequest, errors.BodyTooLarge)
@@ -264,13 +264,13 @@ def _keys() -> dict[str, dict[str, Operation]]:
             ),
         },
         "/admin/keys/{id}": {
-            "get": Operation(summary="Get a key", parameters=(key,), responses=render_page, errors=found, tag="admin"),
+            "get": Operation(summary="Get a key", parameters=(key,), responses=key_found, errors=found, tag="admin"),
             "delete": Operation(
                 summary="Revoke a key",
                 tag="admin",
                 description="Idempotent.",
                 parameters=(key,),
-                responses=render_page,
+                responses=key_found,
                 errors=found,
             ),
         },
