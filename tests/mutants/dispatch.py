@@ -365,5 +365,12 @@ GROUP = MutantGroup(
             "features=a.features | b.features",
             _POOL,
         ),
+        Mutant(
+            "a periodic task ends with its first exception",
+            "dispatch/periodic_task.py",
+            '                log.exception("failed to poll %s", self._subject)\n',
+            '                log.exception("failed to poll %s", self._subject)\n                return\n',
+            ("tests/dispatch/test_periodic_task.py",),
+        ),
     ),
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-# Rooms are named like folders of tests that import from each other: this folder itself must not be a place to look in.
+# Groups are named like folders of tests, which import from each other: this folder must not be on the import path.
 sys.path[0] = str(ROOT / "tests")
 
 from mutants.groups import GROUPS  # noqa: E402

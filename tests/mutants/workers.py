@@ -366,5 +366,12 @@ GROUP = MutantGroup(
             "backoff = min(2 * backoff, max_backoff)",
             _ENGINE,
         ),
+        Mutant(
+            "an abort in process does not wait until its request is added",
+            "workers/in_process/vllm_server.py",
+            "                await live.added.wait()\n",
+            "                pass\n",
+            ("tests/workers/test_vllm_server.py",),
+        ),
     ),
 )
