@@ -36,7 +36,7 @@ class OnEnded(Protocol):
 
 
 class JobEvents:
-    """Publishes events to those who asked for them. Written down in one place: the composition root."""
+    """Publishes events to their subscribers. The composition root lists all subscriptions."""
 
     __slots__ = ("_ended", "_first_token", "_produced", "_queued", "_sent")
 

@@ -20,7 +20,7 @@ def erlang_c(workers: int, offered: float) -> float:
     """The probability that a job must wait at all, in M/M/c with `offered` = rate · service erlangs.
 
     C = B / (1 - u (1 - B)), with u = offered / c and B the Erlang B recursion B(n) = a B(n-1) / (n + a B(n-1)).
-    Poisson arrivals, exponential service, one queue, nobody gives up. 1 from full load on.
+    Poisson arrivals, exponential service, one queue, no job leaves it unserved. At full load and above it is 1.
     """
     if offered <= 0:
         return 0.0
@@ -68,7 +68,7 @@ def wait_quantile(
 ) -> float:
     """The wait that `level` of jobs stay within: max(0, (W / C) · ln(C / (1 - level))), W the G/G/c mean.
 
-    Assumes that those who wait do so for an exponential time, which is exact for M/M/c and good in heavy traffic.
+    Assumes that positive waits are exponential, which is exact for M/M/c and accurate in heavy traffic.
     """
     mean = ggc_wait(rate, service_s, workers, arrival_cv, service_cv)
     must_wait = erlang_c(workers, rate * service_s)
@@ -80,7 +80,7 @@ def wait_quantile(
 def utilisation_for_wait(
     wait_per_service: float, workers: int = 1, arrival_cv: float = 1.0, service_cv: float = 1.0
 ) -> float:
-    """The utilisation at which the mean G/G/c wait is that multiple of the service time, by bisection.
+    """The utilisation at which the mean G/G/c wait is the given multiple of the service time, by bisection.
 
     The usual target of 70 to 80 % comes from here: with one worker and cv 1 the wait is 2.3 services at 70 %, 4 at
     80 %, 9 at 90 % and 19 at 95 %. The curve bends there, and a load 10 % above the forecast is still survived.
@@ -106,9 +106,9 @@ def workers_needed(
     service_cv: float = 1.0,
     max_utilisation: float = 0.8,
 ) -> int:
-    """The fewest workers (or slots) with which `level` of jobs wait no longer than the promise.
+    """The fewest workers (or slots) with which `level` of jobs wait no longer than the target.
 
-    Never above `max_utilisation`, even where the promise would allow it: forecasts are wrong.
+    Never above `max_utilisation`, even where the target would allow it, as a margin for forecast errors.
     """
     workers = max(1, ceil(rate * service_s / max_utilisation - 1e-9))
     while wait_quantile(level, rate, service_s, workers, arrival_cv, service_cv) > target_s:
@@ -167,9 +167,9 @@ def best_batch(rate: float, fixed_s: float, each_s: float, *, max_size: int = 10
 def largest_batch(
     rate: float, fixed_s: float, each_s: float, target_s: float, *, max_size: int = 1024
 ) -> BatchChoice | None:
-    """The largest batch whose first job is still done within the target: the cheapest that keeps the promise.
+    """The largest batch whose first job completes within the target: the cheapest that attains it.
 
-    None if no size does, be it that passes take too long or that they cannot keep up.
+    None if no size does: passes take too long, or cannot keep up with the rate.
     """
     for size in range(max_size, 0, -1):
         choice = batch(rate, size, fixed_s, each_s)

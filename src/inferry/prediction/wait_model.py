@@ -6,8 +6,8 @@ one takes over. A lane with a share may be served before higher lanes: then only
 counts. Quantiles around the estimate are learned from the errors of past predictions (`calibration`), for each lane and
 separately for short and long waits.
 
-A prediction is evaluated when its P90 has passed: was the job sent by then? Evaluation when a job is sent would see
-short waits first and long ones too late, and underestimate while queues grow. Before anything was measured the
+A prediction is evaluated when its P90 has passed, by whether the job was sent before. Evaluation when a job is sent
+would count short waits before long ones, and underestimate while queues grow. Before the first measurement the
 predicted wait is nearly zero, so that no job is refused for lack of data.
 
 One model serves one scheduler and has one owner, which calls `predict`, then `queued` if the job was admitted, then
@@ -29,7 +29,7 @@ from inferry.prediction.values import Coverage
 from inferry.prediction.wait_prediction import QuantileFactors, WaitPrediction
 
 FLOOR_S = 0.05
-"""Differences below this do not matter."""
+"""Differences below this (seconds) are ignored."""
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 120.0
 MAX_WAIT_S = 3600.0

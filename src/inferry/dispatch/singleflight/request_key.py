@@ -13,7 +13,7 @@ from inferry.domain.jobs import InferenceJob
 IGNORED_FIELDS = frozenset(
     {"stream", "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
 )
-"""Fields that say how an answer travels, who asks, and how urgent it is."""
+"""Fields that do not change the output: delivery, identity of the user, urgency."""
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
@@ -21,9 +21,9 @@ RequestFields = dict[str, Raw]
 
 
 def is_deterministic(job: InferenceJob) -> bool:
-    """Whether the client can expect the same answer twice: it takes the best token each time, or names its seed.
+    """Whether the same call has the same answer: it is greedy, or has a seed.
 
-    A seed counts whether or not the worker honours it: who sends the same one twice asks for the same answer twice.
+    A seed counts even if the worker ignores it: a client that repeats a seed asks for the same answer.
     """
     sampling = job.payload.sampling
     return sampling.temperature == 0.0 or sampling.seed is not None
