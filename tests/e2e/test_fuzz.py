@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from inferry.ingress.openapi import document as openapi
-from inferry.ingress.openapi.operations import error_kinds
+from inferry.ingress.openapi.operation import error_kinds
 from support import byte_fuzz
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer

@@ -84,14 +84,13 @@ def test_stock_openai_clients_recover_by_themselves(tmp_path: Path) -> None:
 
 
 def test_stock_anthropic_clients_recover_by_themselves(tmp_path: Path) -> None:
-    """Its retries, on a path that is there."""
     import anthropic  # a second, which every process that collects tests would take
 
     async def ask(api: anthropic.AsyncAnthropic, number: int) -> None:
-        body = CALL | {"messages": [{"role": "user", "content": f"ticket {number}"}]}
-        answer = await api.post("/v1/chat/completions", cast_to=object, body=body)
-        assert isinstance(answer, dict)
-        assert answer["choices"][0]["message"]["content"]
+        answer = await api.messages.create(
+            model="m", messages=[{"role": "user", "content": f"ticket {number}"}], max_tokens=8
+        )
+        assert answer.content
 
     async def scenario() -> None:
         async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="unused") as api:

@@ -11,7 +11,7 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.app import App
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
-from inferry.ingress.openapi.operations import error_kinds
+from inferry.ingress.openapi.operation import error_kinds
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer

@@ -28,7 +28,9 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> Any:
-        return self.json["error"]["code"]
+        """The error's code, or its type in an API without codes."""
+        error = self.json["error"]
+        return error.get("code", error["type"])
 
 
 class TenantGateway(Serving):

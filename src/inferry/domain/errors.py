@@ -41,6 +41,14 @@ class ContextLengthExceeded(GatewayError):
     """Prompt and requested output exceed the model's context."""
 
     status, code = 400, "context_length_exceeded"
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """Tokens of the prompt and the requested output; None where the prompt alone is too long, or unknown."""
+    context_tokens: int | None = None
+
+    def with_tokens(self, prompt: int, output: int | None, context: int) -> "ContextLengthExceeded":
+        self.prompt_tokens, self.output_tokens, self.context_tokens = prompt, output, context
+        return self
 
 
 class UnsupportedFeature(GatewayError):

@@ -18,8 +18,10 @@ from inferry.domain.workers import Phase
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
+from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
-from inferry.ingress.errors import error_headers
+from inferry.ingress.errors import error_headers, printable
+from inferry.ingress.headers import request_id
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
@@ -74,6 +76,7 @@ class App:
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
             b"/v1/completions": CompletionsEndpoint(),
+            MESSAGES: MessagesEndpoint(),
         }
         self._gets: dict[str, Handler] = {
             "/": self._index,
@@ -205,9 +208,9 @@ class App:
         if handler is None and path.startswith(_MODELS_PREFIX):
             handler = self._model
         if handler is None and endpoint is None:
-            raise NotFound(f"unknown path {_printable(path)}; GET / lists the endpoints")
+            raise NotFound(f"unknown path {printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
-            raise MethodNotAllowed(f"{_printable(path)} supports only {'GET' if endpoint is None else 'POST'}")
+            raise MethodNotAllowed(f"{printable(path)} supports only {'GET' if endpoint is None else 'POST'}")
         handler(path, reply, caller)
 
     def use_ledger(self, open_reader: Callable[[], RunQueries | None]) -> None:
@@ -256,7 +259,7 @@ class App:
         name = path.removeprefix(_MODELS_PREFIX)
         found = self._model_objects(caller).get(name)
         if found is None:
-            raise ModelNotFound(f"unknown model `{_printable(name)}`", param="model")
+            raise ModelNotFound(f"unknown model `{printable(name)}`", param="model")
         _send_json(reply, 200, found)
 
     def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
@@ -288,16 +291,16 @@ class App:
                 accepts_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
                 allow = "POST" if accepts_post else "GET, HEAD"
             headers += b"allow: %b\r\n" % allow.encode()
-        client_id = request.headers.get(b"x-request-id", b"")
-        printable = client_id if 0 < len(client_id) <= 256 and all(0x21 <= byte <= 0x7E for byte in client_id) else b""
-        headers += b"x-request-id: %b\r\n" % (printable or generated_id.encode())
-        answer_id = printable.decode() or generated_id
+        own_id = request_id(request.headers)
+        answer_id = own_id or generated_id
         wire_format = self._format_of(request)
+        headers += wire_format.id_headers(answer_id)
         reply.respond(wire_format.error_status(error), headers, wire_format.error_body(error, answer_id))
 
     def _format_of(self, request: Request) -> WireFormat:
         """The format of errors at this path."""
-        endpoint = self._posts.get(request.target.partition(b"?")[0])
+        path = request.target.partition(b"?")[0]
+        endpoint = self._posts.get(MESSAGES if path.startswith(MESSAGES + b"/") else path)
         return OPENAI if endpoint is None else endpoint.format
 
     def _internal_error(self, request: Request, reply: Reply) -> None:
@@ -311,7 +314,3 @@ def _send_json(reply: Reply, status: int, value: Any) -> None:
 
 def _decode_path(target: bytes) -> str:
     return unquote(target.decode("latin-1"))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:100])

@@ -60,6 +60,11 @@ def error_event(error: GatewayError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
 
+def printable(text: str) -> str:
+    """A client's text, shortened and printable, for an error message."""
+    return "".join(char if char.isprintable() else "?" for char in text[:100])
+
+
 def _retry_after_s(error: GatewayError, call_id: str) -> float | None:
     """Seconds until a retry can succeed; None where it cannot."""
     seconds = error.retry_after_s

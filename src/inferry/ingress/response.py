@@ -26,7 +26,6 @@ from inferry.ingress.openai.render import (
     PassThrough,
     full_response,
     set_service_tier,
-    set_service_tier_in_body,
 )
 from inferry.ingress.wire_format import COMMENT, WireFormat
 
@@ -71,7 +70,7 @@ class _Response(ABC):
         try:
             self._flush()
         except GatewayError as error:
-            self._refuse(error)
+            self._on_malformed(error)
         except Exception:
             log.exception("writing a response failed")
             self._reply.abort()
@@ -80,11 +79,15 @@ class _Response(ABC):
     def _flush(self) -> None:
         """Take the available items from the stream and write them."""
 
+    def _on_malformed(self, error: GatewayError) -> None:
+        """The worker's output cannot be written in the client's format."""
+        self._refuse(error)
+
     def _refuse(self, error: GatewayError) -> None:
         if isinstance(error, ClientClosed):
             self._reply.abort()  # the client has disconnected
             return
-        headers = b"%bx-request-id: %b\r\n" % (error_headers(error, self._job.job_id), self._job.request_id.encode())
+        headers = error_headers(error, self._job.job_id) + self._format.id_headers(self._job.request_id)
         if self._rate_limited_caller is not None:
             headers += rate_limit_headers(self._gateway, self._rate_limited_caller)
         wire_format = self._format
@@ -100,7 +103,7 @@ class _Response(ABC):
     def _job_headers(self) -> bytes:
         job, stream = self._job, self._stream
         plan, sent_at = stream.attempt.plan, stream.attempt.sent_at
-        headers = b"x-request-id: %b\r\nx-inferry-lane: %b\r\n" % (job.request_id.encode(), _LANE_NAMES[job.lane])
+        headers = self._format.id_headers(job.request_id) + b"x-inferry-lane: %b\r\n" % _LANE_NAMES[job.lane]
         if plan is not None and sent_at is not None:
             headers += b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
                 max(0.0, sent_at - job.arrived_at) * 1000,
@@ -145,10 +148,7 @@ class FullResponse(_Response):
         if isinstance(end, Failed):
             self._refuse(end.error)
             return
-        tier = self._job.payload.service_tier
         body = self._format.full_body(self._job, self._answer(end))
-        if tier is not None:
-            body = set_service_tier_in_body(body, tier)
         headers = _JSON + self._job_headers()
         if end.stopped is not None:
             headers += b"x-inferry-stop-reason: %b\r\n" % end.stopped.code.encode()
@@ -248,6 +248,16 @@ class StreamingResponse(_Response):
         last = writer.last(end, include_usage=self._job.payload.include_usage)
         reply.end(body + (last if self._tier is None else set_service_tier(last, self._tier)))
 
+    def _on_malformed(self, error: GatewayError) -> None:
+        self._heartbeats.discard(self)
+        self._reply.on_disconnect = None
+        if self._has_begun:
+            self._reply.end(self._format.error_event(error))
+        else:
+            self._refuse(error)
+        self._stream.listen(_ignore)
+        self._gateway.cancel(self._job.job_id, error)
+
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
@@ -268,6 +278,10 @@ class StreamingResponse(_Response):
         self._gateway.cancel(
             self._job.job_id, ClientClosed(f"the client left more than {self._max_unread_bytes} bytes unread")
         )
+
+
+def _ignore() -> None:
+    """The listener of a stream whose response has ended."""
 
 
 class HeartbeatTimer:

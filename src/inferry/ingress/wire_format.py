@@ -12,6 +12,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done
 from inferry.ingress.errors import error_body, error_event
+from inferry.ingress.openai.render import set_service_tier_in_body
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
 COMMENT = b": waiting\n\n"
@@ -38,11 +39,17 @@ class WireFormat:
 
     def full_body(self, job: InferenceJob, answer: "bytes | dict[str, Any]") -> bytes:
         """The body of a non-streaming response. `answer` is the body of a chat or completions response."""
-        return answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+        body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+        tier = job.payload.service_tier
+        return body if tier is None else set_service_tier_in_body(body, tier)
 
     def heartbeat(self) -> bytes:
         """Sent while a stream waits for its next token."""
         return COMMENT
+
+    def id_headers(self, request_id: str) -> bytes:
+        """Header lines with the id of the request."""
+        return b"x-request-id: %b\r\n" % request_id.encode()
 
     def error_status(self, error: GatewayError) -> int:
         return error.status
@@ -59,11 +66,15 @@ OPENAI = WireFormat()
 
 
 class ClientRequest(NamedTuple):
-    """A decoded request: what is sent to workers (`wire` and its encoding `body`), and how to answer the client."""
+    """A decoded request: what is sent to workers (`wire` and its encoding `body`), and how to answer the client.
+
+    `features`: (feature, parameter) for what the request uses besides the features that its fields show.
+    """
 
     wire: ChatCompletionRequest | CompletionRequest
     body: bytes
     format: WireFormat
+    features: list[tuple[str, str]] | None = None
 
 
 class Endpoint:

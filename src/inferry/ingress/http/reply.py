@@ -12,6 +12,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in http.HTTPStatus
 }
+STATUS_LINES[529] = b"HTTP/1.1 529 Overloaded\r\n"  # of the Messages API only
 
 
 class ReplyChannel(asyncio.Protocol):

@@ -23,7 +23,7 @@ def output_budget(requested_tokens: int | None, prompt: Estimate, card: ModelCar
                 f"the prompt has {prompt.low} tokens; the context of `{card.name}` is {context} tokens, "
                 "and at least one must be left for output",
                 param="messages" if api == "chat" else "prompt",
-            )
+            ).with_tokens(prompt.low, None, context)
         if requested_tokens is not None and prompt.low + requested_tokens > context:
             about = "" if prompt.is_exact else "at least "
             raise ContextLengthExceeded(
@@ -31,7 +31,7 @@ def output_budget(requested_tokens: int | None, prompt: Estimate, card: ModelCar
                 f"`{card.name}`, "
                 f"{context} tokens",
                 param="max_tokens",
-            )
+            ).with_tokens(prompt.low, requested_tokens, context)
     if requested_tokens is not None:
         return requested_tokens
     left = UNBOUNDED_OUTPUT_TOKENS if context is None else max(1, context - prompt.expected)

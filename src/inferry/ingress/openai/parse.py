@@ -20,6 +20,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.ports import ModelCard
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
+from inferry.ingress.errors import printable
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id, tier_of
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
@@ -57,15 +58,17 @@ def parse(
     request: ClientRequest, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
 ) -> "InferenceJob | LongPrompt":
     """The job of a request, or the text of a long prompt."""
-    wire, body, _ = request
+    wire, body = request.wire, request.body
     api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
     card = models.card(wire.model, caller.pool)
     if card is None:
-        raise ModelNotFound(f"unknown model `{_sanitize(wire.model)}`", param="model")
+        raise ModelNotFound(f"unknown model `{printable(wire.model)}`", param="model")
     if not caller.allows_model(card.name):
         raise ModelNotAllowed(f"this key may not use the model `{card.name}`", param="model")
     requested_tokens = check_ranges(wire)
     features = features_of(wire)
+    if request.features:
+        features += request.features
     for feature, param in features:
         if feature not in card.features:
             raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
@@ -212,8 +215,3 @@ def _sampling(wire: GenerationRequest, budget: int) -> Sampling:
         stop_token_ids=tuple(wire.stop_token_ids) if wire.stop_token_ids else (),
         ignore_eos=bool(wire.ignore_eos),
     )
-
-
-def _sanitize(name: str) -> str:
-    """A client's text, shortened and printable, for an error message."""
-    return "".join(char if char.isprintable() else "?" for char in name[:64])

@@ -56,7 +56,7 @@ def _check_prompt_fits(size: int, tokenizer: Tokenizer, card: ModelCard, param: 
             f"the prompt has at least {least_tokens} tokens; the context of `{card.name}` is "
             f"{card.context_tokens} tokens",
             param=param,
-        )
+        ).with_tokens(least_tokens, None, card.context_tokens)
 
 
 def _messages(body: bytes) -> list[dict[str, object]]:

@@ -4,7 +4,6 @@ A test compares it with the application: it has every path that is served, and n
 """
 
 import re
-from collections.abc import Iterable
 from functools import cache
 
 import msgspec
@@ -13,8 +12,11 @@ from inferry._version import __version__
 from inferry.domain.errors import GatewayError
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import HEADERS_IN, HEADERS_OUT, REFUSAL_HEADERS, REFUSALS, headers
-from inferry.ingress.openapi.operations import Operation, operations
+from inferry.ingress.openapi.message_responses import MessageError
+from inferry.ingress.openapi.operation import Operation
+from inferry.ingress.openapi.operations import operations
 from inferry.ingress.openapi.schemas import Json, ref, schemas
+from inferry.ingress.wire_format import OPENAI
 
 _CALLER: list[Json] = [{"bearer": []}, {"api_key": []}]
 _SECURITY_OF: dict[str, list[Json]] = {"calls": _CALLER, "runs": _CALLER, "admin": [{"admin": []}], "process": []}
@@ -89,7 +91,7 @@ def _operation(method: str, path: str, one: Operation) -> Json:
             "required": one.needs_body,
             "content": {"application/json": {"schema": ref(one.body)}},
         }
-    by_status = {str(status): response for status, response in one.responses.items()} | _error_responses(one.errors)
+    by_status = {str(status): response for status, response in one.responses.items()} | _error_responses(one)
     found["responses"] = dict(sorted(by_status.items()))
     found["security"] = _SECURITY_OF[one.tag]
     return found
@@ -99,17 +101,20 @@ def _operation_id(method: str, path: str) -> str:
     return "_".join([method, *re.findall(r"[a-z]+", path.removeprefix("/v1"))]) if path != "/" else "get_index"
 
 
-def _error_responses(kinds: Iterable[type[GatewayError]]) -> dict[str, Json]:
+def _error_responses(one: Operation) -> dict[str, Json]:
     """One response per status, with its codes."""
     by_status: dict[int, list[type[GatewayError]]] = {}
-    for kind in sorted(kinds, key=lambda kind: (kind.status, kind.code)):
-        by_status.setdefault(kind.status, []).append(kind)
+    for kind in sorted(one.errors, key=lambda kind: (kind.status, kind.code)):
+        by_status.setdefault(one.format.error_status(kind("")), []).append(kind)
     found = {}
     for status, alike in by_status.items():
         codes = list(dict.fromkeys(kind.code for kind in alike))
         meanings = dict.fromkeys(f"`{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in alike)
-        names = REFUSAL_HEADERS if status in REFUSALS else ("x-request-id",)
-        schema = {"allOf": [ref(responses.Error), {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}]}
+        names = REFUSAL_HEADERS if alike[0].status in REFUSALS else ("x-request-id",)
+        schema = ref(MessageError)
+        if one.format is OPENAI:
+            with_codes = {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}
+            schema = {"allOf": [ref(responses.Error), with_codes]}
         found[str(status)] = {
             "description": "\n".join(meanings),
             "content": {"application/json": {"schema": schema}},

@@ -78,6 +78,7 @@ HEADERS_OUT: dict[str, Json] = {
     name: {"schema": schema, "description": description}
     for name, schema, description in (
         ("x-request-id", _TEXT, "The client's request id, else the job's id. Errors have it too."),
+        ("request-id", _TEXT, "The same id, as the Messages API names it."),
         ("x-inferry-lane", _LANES, "The lane of the job."),
         ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "Time from arrival until it was sent to the worker."),
         ("x-inferry-batch-size", _COUNT, "Jobs in the same plan, including this one."),

@@ -1,9 +1,5 @@
 """Every operation of the HTTP API: its path, parameters, bodies, responses and errors."""
 
-from collections.abc import Mapping
-
-from msgspec import Struct
-
 from inferry.dispatch.gateway import RunStatus
 from inferry.domain import errors
 from inferry.domain.errors import GatewayError
@@ -11,36 +7,18 @@ from inferry.domain.settings import TenantSettings
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import responses
-from inferry.ingress.openapi.headers import (
-    CALL_HEADERS,
-    HEADERS_IN,
-    IDENTIFIER,
-    headers,
-    integer_parameter,
-    parameter,
-)
-from inferry.ingress.openapi.schemas import TENANT_NAME, Json, ref
+from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
+from inferry.ingress.openapi.messages import message_operations
+from inferry.ingress.openapi.operation import Operation, call_operation, json_response
+from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
-
-
-class Operation(Struct, frozen=True, kw_only=True):
-    """One method on one path. `responses` are by status; `errors` the possible errors."""
-
-    summary: str
-    description: str = ""
-    tag: str
-    responses: Mapping[int, Json]
-    errors: tuple[type[GatewayError], ...] = ()
-    body: type[Struct] | None = None
-    needs_body: bool = True
-    parameters: tuple[Json, ...] = ()
 
 
 def operations() -> dict[str, dict[str, Operation]]:
     """Every operation by path and method."""
     return {
         "/v1/chat/completions": {
-            "post": _call(
+            "post": call_operation(
                 "Create a chat completion",
                 request_schema.ChatCompletionRequest,
                 responses.ChatCompletion,
@@ -48,13 +26,14 @@ def operations() -> dict[str, dict[str, Operation]]:
             )
         },
         "/v1/completions": {
-            "post": _call(
+            "post": call_operation(
                 "Create a completion of text or token ids",
                 request_schema.CompletionRequest,
                 responses.Completion,
                 responses.Completion,
             )
         },
+        **message_operations(),
         **_models(),
         **_runs(),
         **_workers(),
@@ -64,41 +43,8 @@ def operations() -> dict[str, dict[str, Operation]]:
     }
 
 
-def error_kinds() -> list[type[GatewayError]]:
-    """Every error that a client can receive."""
-    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
-    return [one for one in kinds if one not in (GatewayError, errors.ClientClosed)]
-
-
-_ERRORS_NOT_FROM_CALLS = (
-    errors.RunNotFound,
-    errors.NotFound,
-    errors.AdminOnly,
-    errors.MethodNotAllowed,
-    errors.Conflict,
-)
 _RUN_ERRORS = (errors.InvalidRequest, errors.InvalidApiKey, errors.RunNotFound, errors.InternalError)
 _ADMIN_ERRORS = (errors.AdminOnly, errors.InternalError)
-
-
-def _call(summary: str, body: type[Struct], full: type[Struct], event: type[Struct]) -> Operation:
-    stream = {"schema": {"type": "string"}, "x-event-schema": ref(event)}
-    content = {"application/json": {"schema": ref(full)}, "text/event-stream": stream}
-    return Operation(
-        summary=summary,
-        description=(
-            "With `stream` the response is server-sent events, each one `data:` line and an empty line: events of the "
-            f"schema `{event.__name__}`, then with `stream_options.include_usage` one event with `usage` and without "
-            "choices, then `data: [DONE]`. The comment `: waiting` may occur between events. An error after the first "
-            "byte is an event of the schema `Error` that ends the stream without `[DONE]`. Fields that are not named "
-            "here are forwarded to the worker."
-        ),
-        tag="calls",
-        body=body,
-        parameters=tuple({"$ref": f"#/components/parameters/{name}"} for name in HEADERS_IN),
-        responses={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
-        errors=tuple(one for one in error_kinds() if one not in _ERRORS_NOT_FROM_CALLS),
-    )
 
 
 def _models() -> dict[str, dict[str, Operation]]:
@@ -109,7 +55,7 @@ def _models() -> dict[str, dict[str, Operation]]:
             "get": Operation(
                 summary="List the models that the key may use",
                 tag="calls",
-                responses={200: _json(responses.ModelList, "The models.")},
+                responses={200: json_response(responses.ModelList, "The models.")},
                 errors=wrong,
             )
         },
@@ -118,7 +64,7 @@ def _models() -> dict[str, dict[str, Operation]]:
                 summary="Get a model",
                 tag="calls",
                 parameters=(one,),
-                responses={200: _json(responses.Model, "The model.")},
+                responses={200: json_response(responses.Model, "The model.")},
                 errors=(*wrong, errors.ModelNotFound),
             )
         },
@@ -141,14 +87,14 @@ def _runs() -> dict[str, dict[str, Operation]]:
         parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
     )
     some = (errors.InvalidRequest, errors.InvalidApiKey, errors.InternalError)
-    run_found = {200: _json(responses.RunDetail, "The run.")}
+    run_found = {200: json_response(responses.RunDetail, "The run.")}
     return {
         "/v1/runs": {
             "get": Operation(
                 summary="List the tenant's runs",
                 tag="runs",
                 parameters=listing,
-                responses={200: _json(responses.RunList, "The runs.")},
+                responses={200: json_response(responses.RunList, "The runs.")},
                 errors=some,
             )
         },
@@ -161,7 +107,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
                 description="Queued jobs are evicted, running ones aborted, new ones refused. Idempotent.",
                 tag="runs",
                 parameters=(run, wait),
-                responses={200: _json(responses.CancelledRun, "What was cancelled.")},
+                responses={200: json_response(responses.CancelledRun, "What was cancelled.")},
                 errors=_RUN_ERRORS,
             ),
         },
@@ -180,7 +126,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
 
 def _workers() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "minLength": 1}, "The worker's name.")
-    listed = {200: _json(responses.WorkerList, "The state of every worker.")}
+    listed = {200: json_response(responses.WorkerList, "The state of every worker.")}
 
     def act(summary: str, *more: type[GatewayError]) -> dict[str, Operation]:
         wrong: tuple[type[GatewayError], ...] = (*_ADMIN_ERRORS, errors.NotFound, *more)
@@ -198,16 +144,18 @@ def _workers() -> dict[str, dict[str, Operation]]:
 
 def _tenants() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
-    tenant_found = {200: _json(responses.TenantDetail, "The tenant.")}
+    tenant_found = {200: json_response(responses.TenantDetail, "The tenant.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     put = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.Conflict, errors.BodyTooLarge)
-    removed = {200: _json(responses.RemovedTenant, "The tenant is removed and its keys are revoked.")}
+    removed = {200: json_response(responses.RemovedTenant, "The tenant is removed and its keys are revoked.")}
     return {
         "/admin/tenants": {
             "get": Operation(
                 summary="List the tenants",
                 tag="admin",
-                responses={200: _json(responses.TenantList, "The tenants, those from the configuration first.")},
+                responses={
+                    200: json_response(responses.TenantList, "The tenants, those from the configuration first.")
+                },
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             )
         },
@@ -238,8 +186,8 @@ def _tenants() -> dict[str, dict[str, Operation]]:
 def _keys() -> dict[str, dict[str, Operation]]:
     key = parameter("path", "id", {"type": "string", "minLength": 1}, "The key's public id.")
     statuses: Json = {"type": "string", "enum": list(KEY_STATUSES)}
-    key_found = {200: _json(responses.KeyDetail, "The key.")}
-    made = {201: _json(responses.CreatedKey, "The new key. Only this response has its text.")}
+    key_found = {200: json_response(responses.KeyDetail, "The key.")}
+    made = {201: json_response(responses.CreatedKey, "The new key. Only this response has its text.")}
     found = (*_ADMIN_ERRORS, errors.NotFound)
     wrong = (errors.InvalidRequest, errors.BodyTooLarge)
     return {
@@ -251,7 +199,7 @@ def _keys() -> dict[str, dict[str, Operation]]:
                     parameter("query", "tenant", {"type": "string"}, "Only keys of this tenant."),
                     parameter("query", "status", statuses, "Only those with this status."),
                 ),
-                responses={200: _json(responses.KeyList, "The keys, the oldest first.")},
+                responses={200: json_response(responses.KeyList, "The keys, the oldest first.")},
                 errors=(*_ADMIN_ERRORS, errors.InvalidRequest),
             ),
             "post": Operation(
@@ -291,23 +239,23 @@ def _keys() -> dict[str, dict[str, Operation]]:
 def _process() -> dict[str, dict[str, Operation]]:
     text = {"description": "The Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     itself = {"description": "This document.", "content": {"application/json": {"schema": {"type": "object"}}}}
-    ready = {200: _json(responses.Ready, "Ready."), 503: _json(responses.Ready, "Not ready.")}
+    ready = {200: json_response(responses.Ready, "Ready."), 503: json_response(responses.Ready, "Not ready.")}
     return {
         "/": {
             "get": Operation(
-                summary="List the endpoints", tag="process", responses={200: _json(responses.Index, "The endpoints.")}
+                summary="List the endpoints",
+                tag="process",
+                responses={200: json_response(responses.Index, "The endpoints.")},
             )
         },
         "/health": {
             "get": Operation(
-                summary="Liveness", tag="process", responses={200: _json(responses.Health, "The process responds.")}
+                summary="Liveness",
+                tag="process",
+                responses={200: json_response(responses.Health, "The process responds.")},
             )
         },
         "/ready": {"get": Operation(summary="Readiness", tag="process", responses=ready)},
         "/metrics": {"get": Operation(summary="Prometheus metrics", tag="process", responses={200: text})},
         "/openapi.json": {"get": Operation(summary="OpenAPI document", tag="process", responses={200: itself})},
     }
-
-
-def _json(kind: type[Struct], description: str) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": ref(kind)}}}

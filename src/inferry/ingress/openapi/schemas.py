@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
+from inferry.ingress.anthropic.request_schema import MessagesRequest
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
-from inferry.ingress.openapi import responses
+from inferry.ingress.openapi import message_responses, responses
 
 Json = dict[str, Any]
 
@@ -71,16 +72,22 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    named = [one for one in vars(responses).values() if isinstance(one, type) and issubclass(one, Struct)]
+    modules = (responses, message_responses)
+    named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
         request_schema.CompletionRequest,
         TenantSettings,
         CreateKeyBody,
         RotateKeyBody,
+        MessagesRequest,
     ]
-    kinds += [one for one in named if one.__module__ == responses.__name__]
-    _, found = msgspec.json.schema_components(kinds, ref_template=_REF)
+    owners = {module.__name__ for module in modules}
+    kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
+    _, found = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REF)
+    for name, changed in _message_fields().items():
+        for field, schema in changed.items():
+            found[name]["properties"][field] = schema
     for kind in (request_schema.ChatCompletionRequest, request_schema.CompletionRequest, request_schema.MessageSchema):
         fields = found[kind.__name__]["properties"]
         for name in fields:
@@ -91,6 +98,28 @@ def schemas() -> Json:
         for name in fields:
             fields[name] = _with_range(fields[name], _ADMIN_RANGES.get(name, {}))
     return found
+
+
+def _message_fields() -> dict[str, dict[str, Json]]:
+    """Fields of Messages requests that stay undecoded, and bounds."""
+    blocks: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
+    stops = {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": {**_STOP, "minLength": 1}}
+    request: dict[str, Json] = {
+        "max_tokens": {"type": "integer", **_RANGES["max_tokens"]},
+        "system": {"anyOf": [*blocks["anyOf"], _OR_NULL]},
+        "stop_sequences": {"anyOf": [stops, _OR_NULL]},
+        "temperature": {"anyOf": [{"type": "number", **_RANGES["temperature"]}, _OR_NULL]},
+        "top_p": {"anyOf": [{"type": "number", **_RANGES["top_p"]}, _OR_NULL]},
+        "top_k": {"anyOf": [{"type": "integer", **_RANGES["top_k"]}, _OR_NULL]},
+        "container": _OR_NULL,
+        "mcp_servers": {"anyOf": [{"type": "array", "maxItems": 0}, _OR_NULL]},
+    }
+    return {
+        "MessagesRequest": request,
+        "Turn": {"content": blocks},
+        "Tool": {"input_schema": _OBJECT},
+        "OutputFormat": {"schema": _OBJECT},
+    }
 
 
 def _with_range(schema: Json, bounds: Json) -> Json:

@@ -1,0 +1,1 @@
+"""The Anthropic Messages API: requests to chat requests, items to messages."""

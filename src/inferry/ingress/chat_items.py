@@ -1,0 +1,219 @@
+"""Output of a chat completion as items, for APIs with another shape: text, reasoning, tool calls and their arguments.
+
+Only the first choice is read, because these APIs have no others.
+"""
+
+import re
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from inferry.domain.errors import WorkerLost
+from inferry.domain.streams import Delta
+from inferry.domain.values import Value
+from inferry.ingress.chunk_schema import ChatChunk, Choice, MessagePiece, ToolCallPiece
+
+# An event whose only text is one piece of content or reasoning; names, numbers and nulls surround it. Another event
+# with the same bytes around its text differs in the text only.
+_PLAIN_EVENT = re.compile(
+    rb'(?P<before>data: ?\{[^\[\]\n]*"choices":\[\{"index":0,(?:"[a-z_]+":null,)*'
+    rb'"delta":\{"(?P<field>content|reasoning|reasoning_content)":")'
+    rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
+    rb'(?P<after>"\}[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*\n\n)\Z'
+)
+_decoder = msgspec.json.Decoder(ChatChunk)
+
+
+class Item(Value):
+    """A piece of output."""
+
+
+class Text(Item):
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+
+
+class Reasoning(Item):
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+
+
+class Refusal(Item):
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+
+
+class ToolCall(Item):
+    """The start of a tool call. `index` counts the tool calls of the answer."""
+
+    def __init__(self, index: int, id: str, name: str) -> None:
+        self.index: Final = index
+        self.id: Final = id
+        self.name: Final = name
+
+
+class Arguments(Item):
+    """The next piece of a tool call's arguments, which are JSON."""
+
+    def __init__(self, index: int, text: str) -> None:
+        self.index: Final = index
+        self.text: Final = text
+
+
+class PlainEvents:
+    """Text of events that differ from a known event in their text only. They are not decoded."""
+
+    __slots__ = ("_after", "_before", "_between")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before = before
+        self._after = after
+        self._between = after + before
+
+    def text(self, raw: bytes) -> bytes | None:
+        """The events' joined text as the inside of a JSON string; None where an event is of another kind."""
+        if not (raw.startswith(self._before) and raw.endswith(self._after)):
+            return None
+        text = raw[len(self._before) : -len(self._after)]
+        if b'"' in text:
+            text = text.replace(self._between, b"")
+            # Another field shows as a quote that is not escaped.
+            if text.count(b'"') != text.count(b'\\"'):
+                return None
+        return None if b"\n" in text else text
+
+
+class ItemReader:
+    """Reads the deltas of one stream. `stop_reason` is the stop string or token that the engine reports at the end."""
+
+    __slots__ = ("_calls", "_ids", "_plain_reasoning", "_plain_text", "stop_reason")
+
+    def __init__(self) -> None:
+        self.stop_reason: str | int | None = None
+        self._plain_text: PlainEvents | None = None
+        self._plain_reasoning: PlainEvents | None = None
+        self._ids: dict[int, int] = {}  # the engine's index of a tool call to its number in the answer
+        self._calls = 0
+
+    def text(self, raw: bytes) -> bytes | None:
+        """The text of events without anything else, as the inside of a JSON string; None for other events."""
+        plain = self._plain_text
+        return None if plain is None else plain.text(raw)
+
+    def reasoning(self, raw: bytes) -> bytes | None:
+        """The same for events without anything but reasoning."""
+        plain = self._plain_reasoning
+        return None if plain is None else plain.text(raw)
+
+    def read(self, delta: Delta) -> list[Item]:
+        """The items of a delta, in order. Raises WorkerLost."""
+        items: list[Item] = []
+        if delta.raw:
+            self._read_events(delta.raw, items)
+        if delta.text:
+            items.append(Text(delta.text))
+        return items
+
+    def _read_events(self, raw: bytes, items: list[Item]) -> None:
+        start = 0
+        while start < len(raw):
+            end = raw.find(b"\n\n", start)
+            end = len(raw) if end < 0 else end + 2
+            event = raw[start:end]
+            start = end
+            data = _data_of(event)
+            if not data or data == b"[DONE]":
+                continue
+            chunk = _decode(data)
+            for choice in chunk.choices:
+                if choice.index == 0:
+                    self._read_choice(chunk, choice, items)
+            if len(chunk.choices) == 1:
+                self._learn(event)
+
+    def _learn(self, event: bytes) -> None:
+        found = _PLAIN_EVENT.match(event)
+        if found is None:
+            return
+        plain = PlainEvents(found["before"], found["after"])
+        if found["field"] == b"content":
+            self._plain_text = plain
+        else:
+            self._plain_reasoning = plain
+
+    def _read_choice(self, chunk: ChatChunk, choice: Choice, items: list[Item]) -> None:
+        if choice.delta is not None:
+            self.read_message(chunk.id, choice.delta, items)
+        if choice.finish_reason is not None:
+            self.stop_reason = stop_reason_of(choice)
+
+    def read_message(self, answer_id: str, message: MessagePiece, items: list[Item]) -> None:
+        """Append the items of a message, or of a piece of one."""
+        reasoning = message.reasoning or message.reasoning_content
+        if reasoning:
+            items.append(Reasoning(reasoning))
+        if message.content:
+            items.append(Text(message.content))
+        if message.refusal:
+            items.append(Refusal(message.refusal))
+        for piece in message.tool_calls or ():
+            self._read_call(answer_id, piece, items)
+
+    def _read_call(self, answer_id: str, piece: ToolCallPiece, items: list[Item]) -> None:
+        function = piece.function
+        name = None if function is None else function.name
+        at = piece.index
+        if at is None:  # without an index, a name begins the next call
+            at = self._calls if name else self._calls - 1
+        number = self._ids.get(at)
+        if number is None:
+            if not name:
+                raise WorkerLost("the worker sent a tool call without a name")
+            number = self._ids[at] = self._calls
+            self._calls += 1
+            items.append(ToolCall(number, piece.id or f"call_{answer_id}_{number}", name))
+        arguments = None if function is None else function.arguments
+        if arguments:
+            text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            items.append(Arguments(number, text))
+
+
+class Answer(NamedTuple):
+    """A whole answer. `finish` and `stop_reason` say why it ended."""
+
+    items: list[Item]
+    finish: str
+    usage: dict[str, Any] | None
+    stop_reason: str | int | None
+
+
+def read_answer(answer: bytes | dict[str, Any]) -> Answer:
+    """The items of a whole chat completion. Raises WorkerLost."""
+    whole = _decode(answer if isinstance(answer, bytes) else msgspec.json.encode(answer))
+    choice = whole.choices[0] if whole.choices else None
+    if choice is None or choice.message is None:
+        raise WorkerLost("the worker sent an answer without a message")
+    items: list[Item] = []
+    ItemReader().read_message(whole.id, choice.message, items)
+    return Answer(items, choice.finish_reason or "stop", whole.usage, stop_reason_of(choice))
+
+
+def stop_reason_of(choice: Choice) -> str | int | None:
+    """The stop string or token that ended the choice; None where the engine does not report one."""
+    if choice.stop_reason is not None:
+        return choice.stop_reason
+    matched = choice.matched_stop
+    return matched if isinstance(matched, str | int) else None
+
+
+def _decode(data: bytes) -> ChatChunk:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise WorkerLost("the worker sent malformed events") from None
+
+
+def _data_of(event: bytes) -> bytes:
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]
+    return b"".join([line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")])

@@ -1,0 +1,34 @@
+"""Operations of the Messages API."""
+
+from inferry.ingress.anthropic.format import MessagesFormat
+from inferry.ingress.anthropic.request_schema import MessagesRequest
+from inferry.ingress.openapi import message_responses
+from inferry.ingress.openapi.headers import CALL_HEADERS, headers
+from inferry.ingress.openapi.operation import CALL_PARAMETERS, Operation, call_errors
+from inferry.ingress.openapi.schemas import ref
+
+
+def message_operations() -> dict[str, dict[str, Operation]]:
+    stream = {"schema": {"type": "string"}, "x-event-schema": ref(message_responses.MessageEvent)}
+    content = {"application/json": {"schema": ref(message_responses.Message)}, "text/event-stream": stream}
+    found = {"description": "The message.", "content": content, "headers": headers(*CALL_HEADERS, "request-id")}
+    return {
+        "/v1/messages": {
+            "post": Operation(
+                summary="Create a message",
+                description=(
+                    "As Anthropic's Messages API. With `stream` the response is server-sent events with a name: "
+                    "`message_start`, for every block `content_block_start`, `content_block_delta` and "
+                    "`content_block_stop`, then `message_delta` and `message_stop`. `ping` may occur at any time. An "
+                    "error after the first byte is an event `error` that ends the stream. The usage of "
+                    "`message_start` is an estimate. Fields that are not named here are ignored."
+                ),
+                tag="calls",
+                body=MessagesRequest,
+                parameters=CALL_PARAMETERS,
+                responses={200: found},
+                errors=call_errors(),
+                format=MessagesFormat(),
+            )
+        },
+    }
