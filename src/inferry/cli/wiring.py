@@ -18,6 +18,7 @@ from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
+from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -54,12 +55,14 @@ class Service(NamedTuple):
     tenants: TenantWatcher
     accounts: SpendingSync
     gate: QuotaGate
+    storage: Storage
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
         self.gateway.start()
         self.tenants.start()
+        self.storage.start()
         if self.watch is not None:
             self.watch.start()
 
@@ -67,6 +70,7 @@ class Service(NamedTuple):
         if self.watch is not None:
             await self.watch.close()
         await self.app.close()
+        await self.storage.close()
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
@@ -157,7 +161,8 @@ def assemble(
         problem=lambda: tenants.ledger_error,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    service = Service(app, gateway, pool, tenants, accounts, gate)
+    storage = make_storage(config.ledger, config.storage.limits(), clock)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service
 

@@ -212,6 +212,10 @@ class TenantWatcher:
         """Why a call in flight may not go on, if it may not."""
         return self.directory.revocation_error(tenant, key_id, self._wall())
 
+    def stored_caller(self, tenant: str, key_id: str | None) -> Caller:
+        """The caller of a call that was accepted earlier. Raises InvalidApiKey where it may not go on."""
+        return self.directory.stored_caller(tenant, key_id, self._wall())
+
     def weight_of(self, tenant: str) -> float:
         found = self.directory.tenants.get(tenant)
         return 1.0 if found is None else found.weight
