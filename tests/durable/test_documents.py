@@ -52,9 +52,8 @@ def test_an_expired_document_is_not_found_and_swept_later(store: DocumentStore) 
     store.put(a_document("kept"))
     assert store.get("acme", "response", "old", now=10.0) is None
     assert [one.id for one in store.list("acme", "response", 10.0).rows] == ["kept"]
-    assert store.used_bytes("acme") == 4
     assert store.sweep(10.0, 100) == 1
-    assert store.used_bytes("acme") == 2
+    assert store.sweep(10.0, 100) == 0
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
@@ -76,7 +75,7 @@ def test_pages_of_a_listing_cover_every_document_once(store: DocumentStore, newe
 def test_the_listing_behind_an_unknown_document_is_empty(store: DocumentStore) -> None:
     store.put(a_document())
     page = store.list("acme", "response", 0.0, after="gone")
-    assert (page.rows, page.has_more) == ((), False)
+    assert (page.rows, page.has_more) == ([], False)
 
 
 def test_all_documents_of_a_tenant_can_be_deleted(store: DocumentStore) -> None:

@@ -33,6 +33,7 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
+from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
@@ -162,6 +163,7 @@ def assemble(
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     storage = make_storage(config.ledger, config.storage.limits(), clock)
+    app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service

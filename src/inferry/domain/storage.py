@@ -49,3 +49,16 @@ class Document(Struct, frozen=True, kw_only=True):
     content: bytes
     created_at: float
     expires_at: float | None = None
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """A file of one tenant. It is visible once its `status` is `processed`; `size` is in bytes."""
+
+    id: str
+    tenant: str
+    status: Literal["uploading", "processed", "deleted"]
+    purpose: str
+    filename: str
+    size: int
+    created_at: float
+    expires_at: float | None = None

@@ -24,7 +24,7 @@ def retry_delay_s(answer: CallAnswer, failures: int) -> float | None:
     if answer.status in _REFUSED and answer.retry_after_s is not None:
         return min(max(answer.retry_after_s, MIN_DELAY_S), MAX_DELAY_S)
     if answer.status in _FAILED and failures < MAX_FAILURES:
-        return min(MIN_DELAY_S * 4**failures, MAX_DELAY_S)
+        return min(MIN_DELAY_S * 4.0**failures, MAX_DELAY_S)
     return None
 
 

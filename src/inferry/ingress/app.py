@@ -108,7 +108,9 @@ class App:
                 return True
             path = _decode_path(request.target.partition(b"?")[0])
             if path.startswith(_API_PREFIX):
-                request.caller = self._auth.caller(request.headers, peer)
+                caller = request.caller = self._auth.caller(request.headers, peer)
+                router = self._router_of(path)
+                request.sink = None if router is None else router.body_sink(request, caller)
                 return True
             if path.startswith(_ADMIN_PREFIX):
                 self._admin.authorize(request, peer)

@@ -8,6 +8,7 @@ import msgspec
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError
+from inferry.ingress.http.body_sink import BodySink
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.wire_format import OPENAI, WireFormat
@@ -36,6 +37,10 @@ class Router:
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
         raise NotImplementedError
+
+    def body_sink(self, request: Request, caller: Caller) -> BodySink | None:
+        """Where the request's body goes while it arrives; None: it is kept. Raises GatewayError."""
+        return None
 
     def respond_later(self, work: Coroutine[None, None, Any], request: Request, reply: Reply) -> None:
         """Answer with the JSON value that the work returns; None: the work has answered itself."""

@@ -33,6 +33,7 @@ files = Table(
     Column("expires_at", Float),
     Index("files_by_creation", "tenant", "created_at", "id"),
     Index("files_by_expiry", "expires_at"),
+    Index("files_by_status", "status", "created_at"),
 )
 
 # A file's content in pieces of limited size, so that no content is ever in memory as a whole.

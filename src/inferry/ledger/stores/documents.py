@@ -1,10 +1,11 @@
 """Documents of tenants, in the ledger's database. Methods block."""
 
-from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy import ColumnElement, delete, insert, select
 
 from inferry.domain.errors import Conflict
 from inferry.domain.storage import Database, Document, Page
 from inferry.ledger.storage_schema import documents
+from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [documents.c[name] for name in Document.__struct_fields__]
 
@@ -43,19 +44,13 @@ class DocumentStore:
         newest_first: bool = True,
     ) -> Page[Document]:
         """Documents by creation, beginning behind the one with the id `after`."""
-        c = documents.c
-        query = select(*_COLUMNS).where(c.tenant == tenant, c.kind == kind, _is_live(now))
+        scope = (documents.c.tenant == tenant) & (documents.c.kind == kind)
+        query = select(*_COLUMNS).where(_is_live(now))
         with self._database.reading() as connection:
-            if after is not None:
-                found = connection.execute(select(c.created_at).where(_is(tenant, kind, after))).scalar()
-                if found is None:
-                    return Page((), False)
-                is_behind = (c.created_at == found) & (c.id < after) | (c.created_at < found)
-                is_before = (c.created_at == found) & (c.id > after) | (c.created_at > found)
-                query = query.where(is_behind if newest_first else is_before)
-            order = (c.created_at.desc(), c.id.desc()) if newest_first else (c.created_at, c.id)
-            rows = connection.execute(query.order_by(*order).limit(limit + 1)).mappings().all()
-        return Page([Document(**row) for row in rows[:limit]], len(rows) > limit)
+            rows, has_more = page_rows(
+                connection, documents, query, scope, after=after, limit=limit, newest_first=newest_first
+            )
+        return Page([Document(**row) for row in rows], has_more)
 
     def delete(self, tenant: str, kind: str, id: str) -> bool:
         """Whether there was such a document."""
@@ -76,11 +71,6 @@ class DocumentStore:
             for row in found:
                 connection.execute(delete(documents).where(_is(*row)))
         return len(found)
-
-    def used_bytes(self, tenant: str) -> int:
-        with self._database.reading() as connection:
-            query = select(func.coalesce(func.sum(documents.c.size), 0)).where(documents.c.tenant == tenant)
-            return int(connection.execute(query).scalar_one())
 
 
 def _is(tenant: str, kind: str, id: str) -> ColumnElement[bool]:
