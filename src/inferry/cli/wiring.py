@@ -34,7 +34,9 @@ from inferry.domain.spending import Spending
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
 from inferry.ingress.batches.files import FilesRouter
+from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.http.limits import HttpLimits
+from inferry.ingress.stored_calls import StoredCalls
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores import file_lock
@@ -162,8 +164,11 @@ def assemble(
         problem=lambda: tenants.ledger_error,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    storage = make_storage(config.ledger, config.storage.limits(), clock)
+    calls = StoredCalls(app.serve, app.inference_paths, tenants)
+    limit = config.server.max_body_bytes
+    storage = make_storage(config.ledger, config.storage.limits(), clock, calls, max_line_bytes=limit)
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
+    app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service

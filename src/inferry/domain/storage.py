@@ -62,3 +62,99 @@ class StoredFile(Struct, frozen=True, kw_only=True):
     size: int
     created_at: float
     expires_at: float | None = None
+
+
+BatchApi = Literal["openai", "anthropic"]
+BatchStatus = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+    "deleted",
+]
+UNFINISHED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+Outcome = Literal["succeeded", "errored", "canceled", "expired"]
+
+
+class BatchError(Struct, frozen=True):
+    """Why an input file is invalid. `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchDetail(Struct, frozen=True, kw_only=True):
+    """What is stored of a batch and never searched for. `times` has the time at which each status began.
+
+    `final` is the status that follows `finalizing`.
+    """
+
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+    output_ttl_s: float | None = None
+    errors: tuple[BatchError, ...] = ()
+    times: dict[str, float] = {}
+    final: BatchStatus = "completed"
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """A batch of one tenant. Its items may run until `deadline`. `size`: stored bytes of its items."""
+
+    id: str
+    tenant: str
+    key_id: str | None
+    api: BatchApi
+    status: BatchStatus
+    endpoint: str
+    created_at: float
+    deadline: float
+    detail: BatchDetail
+    input_file: str | None = None
+    output_file: str | None = None
+    error_file: str | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    size: int = 0
+    expires_at: float | None = None
+
+
+class BatchItem(Struct, frozen=True):
+    """One request of a batch. `tries` counts tries that were refused or failed."""
+
+    number: int
+    custom_id: str
+    body: bytes
+    tries: int = 0
+
+
+class ItemResult(Struct, frozen=True):
+    """The result of an item, as a line of JSON without a line break."""
+
+    batch_id: str
+    number: int
+    outcome: Outcome
+    line: bytes
+
+
+class ItemTry(Struct, frozen=True):
+    """The next try of an item begins."""
+
+    batch_id: str
+    number: int
+    tries: int
+
+
+class ItemOutcome(Struct, frozen=True):
+    """An item that has ended. `line` is None where it never ran."""
+
+    number: int
+    custom_id: str
+    outcome: Outcome
+    line: bytes | None

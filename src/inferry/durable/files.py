@@ -38,11 +38,20 @@ class FileStore(Protocol):
 class Upload:
     """A file being written. It becomes visible with `finish`; the sweeper deletes what is never finished."""
 
-    def __init__(self, store: FileStore, executor: StoreExecutor, limits: StorageLimits, file: StoredFile) -> None:
+    def __init__(
+        self,
+        store: FileStore,
+        executor: StoreExecutor,
+        file: StoredFile,
+        *,
+        max_bytes: int | None = None,
+        quota_bytes: int | None = None,
+    ) -> None:
         self._store = store
         self._executor = executor
-        self._limits = limits
         self._file = file
+        self._max_bytes = max_bytes
+        self._quota_bytes = quota_bytes
         self._buffer = bytearray()
         self._size = 0
         self._chunks = 0
@@ -50,27 +59,30 @@ class Upload:
     async def write(self, data: bytes) -> None:
         """Append to the content. Raises BodyTooLarge, StorageQuotaExceeded."""
         self._size += len(data)
-        if self._size > self._limits.max_file_bytes:
-            raise BodyTooLarge(f"the file exceeds {self._limits.max_file_bytes} bytes")
+        if self._max_bytes is not None and self._size > self._max_bytes:
+            raise BodyTooLarge(f"the file exceeds {self._max_bytes} bytes")
         self._buffer += data
         while len(self._buffer) >= CHUNK_BYTES:
             await self._append(bytes(self._buffer[:CHUNK_BYTES]))
 
     async def finish(self, *, purpose: str, filename: str, ttl_s: float | None) -> StoredFile:
         """Make the file visible. `ttl_s` None: until it is deleted."""
+        file = await self.complete(purpose=purpose, filename=filename, ttl_s=ttl_s)
+        return await self._executor.run(self._store.finish, file)
+
+    async def complete(self, *, purpose: str, filename: str, ttl_s: float | None) -> StoredFile:
+        """Write the rest of the content; return the file as it is to be when it becomes visible."""
         if self._buffer:
             await self._append(bytes(self._buffer))
         expires_at = None if ttl_s is None else self._file.created_at + ttl_s
-        file = replace(self._file, purpose=purpose, filename=filename, expires_at=expires_at)
-        return await self._executor.run(self._store.finish, file)
+        return replace(self._file, purpose=purpose, filename=filename, expires_at=expires_at)
 
     async def discard(self) -> None:
         await self._executor.run(self._store.delete, self._file.tenant, self._file.id)
 
     async def _append(self, chunk: bytes) -> None:
         del self._buffer[: len(chunk)]
-        quota = self._limits.max_bytes_per_tenant
-        await self._executor.run(self._store.append, self._file, self._chunks, chunk, quota)
+        await self._executor.run(self._store.append, self._file, self._chunks, chunk, self._quota_bytes)
         self._chunks += 1
 
 
@@ -88,8 +100,24 @@ class Files:
         if self.limits.store == "never":
             raise StorageDisabled("this gateway stores no content: files and batches are disabled")
 
-    async def begin(self, tenant: str) -> Upload:
+    async def begin_upload(self, tenant: str) -> Upload:
+        """A file that a client sends, within its limits."""
         self.require_enabled()
+        limits = self.limits
+        file = await self._begin(tenant)
+        return Upload(
+            self._store,
+            self._executor,
+            file,
+            max_bytes=limits.max_file_bytes,
+            quota_bytes=limits.max_bytes_per_tenant,
+        )
+
+    async def begin_output(self, tenant: str) -> Upload:
+        """A file that the gateway writes. It has no limit: the work is done and paid for."""
+        return Upload(self._store, self._executor, await self._begin(tenant))
+
+    async def _begin(self, tenant: str) -> StoredFile:
         file = StoredFile(
             id=new_id("file-"),
             tenant=tenant,
@@ -100,7 +128,7 @@ class Files:
             created_at=self._clock.wall(),
         )
         await self._executor.run(self._store.begin, file)
-        return Upload(self._store, self._executor, self.limits, file)
+        return file
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
         return await self._executor.run(self._store.get, tenant, id, self._clock.wall())

@@ -111,7 +111,7 @@ class UploadSink(BodySink):
                 if self._upload is not None:
                     raise InvalidRequest("the form has more than one `file`", param="file")
                 self._filename = _printable(found.filename or "file")
-                self._upload = await self._files.begin(self._tenant)
+                self._upload = await self._files.begin_upload(self._tenant)
             elif found.name not in _FIELDS:
                 raise InvalidRequest(f"unknown form field; supported are file, {', '.join(_FIELDS)}")
             else:

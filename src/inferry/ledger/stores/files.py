@@ -31,7 +31,7 @@ class FileStore:
     def append(self, file: StoredFile, number: int, data: bytes, quota_bytes: int | None) -> None:
         """Write a chunk of a file that was begun. Raises StorageQuotaExceeded, and NotFound where it was deleted."""
         with self._database.writing() as connection:
-            if quota_bytes is not None and _used_bytes(connection, file.tenant) + len(data) > quota_bytes:
+            if quota_bytes is not None and used_bytes(connection, file.tenant) + len(data) > quota_bytes:
                 raise StorageQuotaExceeded(f"the tenant may store {quota_bytes} bytes; delete files it does not need")
             if not append_chunk(connection, file.id, number, data):
                 raise NotFound("the file was deleted during its upload")
@@ -93,7 +93,7 @@ class FileStore:
     def used_bytes(self, tenant: str) -> int:
         """All stored bytes of the tenant."""
         with self._database.reading() as connection:
-            return _used_bytes(connection, tenant)
+            return used_bytes(connection, tenant)
 
     def sweep(self, now: float, limit: int) -> int:
         """Delete up to `limit` chunks, and rows without chunks, of files that were deleted, expired or abandoned."""
@@ -144,7 +144,7 @@ def _is_visible(now: float) -> ColumnElement[bool]:
     return (files.c.status == "processed") & (files.c.expires_at.is_(None) | (files.c.expires_at > now))
 
 
-def _used_bytes(connection: Connection, tenant: str) -> int:
+def used_bytes(connection: Connection, tenant: str) -> int:
     return sum(
         int(
             connection.execute(
