@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from inferry.domain.clock import Clock
 from inferry.domain.errors import RunCancelled
 from inferry.domain.storage import Batch, BatchItem, ItemTry
@@ -16,7 +18,8 @@ from inferry.durable.batch_lines import result_of
 from inferry.durable.execute import Execute, StoredCall
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.result_recorder import ResultRecorder
-from inferry.durable.retries import call_until_final
+from inferry.durable.retries import call_once, is_refusal, retry_delay_s
+from inferry.durable.window import Window
 
 PAGE_ITEMS = 64
 PAGE_BYTES = 1024 * 1024
@@ -48,6 +51,7 @@ class BatchRun:
         self._share = share
         self._tasks: set[asyncio.Task[None]] = set()
         self._page: deque[BatchItem] = deque()
+        self._window = Window()
         self._last = 0
         self._has_more = True
         self._failure: BaseException | None = None
@@ -86,11 +90,11 @@ class BatchRun:
             self._wake.clear()
             if not self._page and self._has_more:
                 await self._read_page()
-            if self._page and len(self._tasks) < self._share():
+            if self._page and self._window.allows(len(self._tasks), self._share(), loop.time()):
                 task = loop.create_task(self._run_item(self._page.popleft()))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
-            elif self._tasks:
+            elif self._page or self._tasks:
                 await self._wake.wait()
             else:
                 return
@@ -114,14 +118,31 @@ class BatchRun:
             step_id=f"item-{item.number}",
         )
 
-        async def record_try(tries: int) -> None:
+        failures, tries = 0, item.tries
+        while True:
+            answer = await call_once(self._execute, call, tries)
+            failures += not is_refusal(answer)
+            delay_s = retry_delay_s(answer, failures)
+            if delay_s is None:
+                break
+            tries += 1
             await self._recorder.record(ItemTry(batch.id, item.number, tries))
-
-        answer = await call_until_final(self._execute, call, item.tries, record_try)
+            if is_refusal(answer):
+                self._put_back(replace(item, tries=tries), delay_s)
+                return
+            await asyncio.sleep(delay_s)
         if answer.code == RunCancelled.code:
             self.cancel()  # the batch is a run, and the run was cancelled
             return
         await self._recorder.record(result_of(batch, item, answer))
+        self._window.answered()
+
+    def _put_back(self, item: BatchItem, delay_s: float) -> None:
+        """Begin the item again when the refusal says, or when a place becomes free."""
+        loop = asyncio.get_running_loop()
+        self._page.appendleft(item)
+        self._window.refused(len(self._tasks) - 1, loop.time() + delay_s)
+        loop.call_at(self._window.not_before, self._wake.set)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
