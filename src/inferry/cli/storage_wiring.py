@@ -1,5 +1,6 @@
 """Makes what stores content and works on it. Part of the composition root."""
 
+from functools import partial
 from typing import NamedTuple
 
 from inferry.domain.clock import Clock
@@ -11,6 +12,7 @@ from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
 from inferry.durable.sweeper import Sweeper
+from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
@@ -41,14 +43,34 @@ class Storage(NamedTuple):
         self.database.close()
 
 
-def make_storage(ledger: str, limits: StorageLimits, clock: Clock, execute: Execute, *, max_line_bytes: int) -> Storage:
+LEDGER_TIMEOUT_S = 5.0
+"""Longest wait for the ledger's rows before results are written without them."""
+
+
+def make_storage(
+    ledger: str,
+    limits: StorageLimits,
+    clock: Clock,
+    execute: Execute,
+    recorder: Recorder,
+    *,
+    max_line_bytes: int,
+) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
     database = SqliteDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
     file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
-    runner = BatchRunner(batch_store, files, executor, execute, clock, max_line_bytes=max_line_bytes)
+    runner = BatchRunner(
+        batch_store,
+        files,
+        executor,
+        execute,
+        clock,
+        max_line_bytes=max_line_bytes,
+        write_ledger=partial(recorder.flush, LEDGER_TIMEOUT_S),
+    )
     sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep)
     return Storage(
         limits,

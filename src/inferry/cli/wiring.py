@@ -166,7 +166,7 @@ def assemble(
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     limit = config.server.max_body_bytes
-    storage = make_storage(config.ledger, config.storage.limits(), clock, calls, max_line_bytes=limit)
+    storage = make_storage(config.ledger, config.storage.limits(), clock, calls, recorder, max_line_bytes=limit)
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)

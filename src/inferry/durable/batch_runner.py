@@ -7,6 +7,7 @@ database and leaves it there, so that a step that was cut off, or that failed be
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from inferry.domain.clock import Clock
@@ -51,6 +52,7 @@ class BatchRunner:
         clock: Clock,
         *,
         max_line_bytes: int,
+        write_ledger: Callable[[], object],
     ) -> None:
         self._store = store
         self._files = files
@@ -58,7 +60,7 @@ class BatchRunner:
         self._execute = execute
         self._clock = clock
         self._max_line_bytes = max_line_bytes
-        self._recorder = ResultRecorder(store, executor)
+        self._recorder = ResultRecorder(store, executor, write_ledger)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
         self._tenants: dict[str, str] = {}

@@ -1,7 +1,12 @@
-"""Writes results of items, many in one transaction: what arrives during a write goes into the next."""
+"""Writes results of items, many in one transaction: what arrives during a write goes into the next.
+
+The ledger's rows are written first. A process that is killed in between repeats the item under the same job id, and the
+ledger keeps the row it has: every result is charged once.
+"""
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from inferry.domain.storage import ItemResult, ItemTry
@@ -20,10 +25,12 @@ class ResultRecorder:
     """Belongs to one event loop. A record is in the database when `record` returns.
 
     A write that fails is repeated until it succeeds. Callers wait meanwhile, so memory stays bounded by their number.
+    `write_ledger` returns when the ledger has the rows of all calls that have ended. It blocks.
     """
 
-    def __init__(self, store: ResultStore, executor: StoreExecutor) -> None:
+    def __init__(self, store: ResultStore, executor: StoreExecutor, write_ledger: Callable[[], object]) -> None:
         self._store = store
+        self._write_ledger = write_ledger
         self._executor = executor
         self._waiting: list[tuple[ItemResult | ItemTry, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
@@ -59,11 +66,15 @@ class ResultRecorder:
         finally:
             self._task = None
 
+    def _write_all(self, records: list[ItemResult | ItemTry]) -> None:
+        self._write_ledger()
+        self._store.record(records)
+
     async def _write_with_retry(self, records: list[ItemResult | ItemTry]) -> None:
         delay_s = INITIAL_RETRY_S
         while True:
             try:
-                await self._executor.run(self._store.record, records)
+                await self._executor.run(self._write_all, records)
                 return
             except Exception as error:
                 log.error("cannot write results of batches (retry in %.2f s): %s", delay_s, error)
