@@ -24,7 +24,9 @@ ALLOWED: dict[str, set[str]] = {
     "observe": DOMAIN | {"prometheus_client", "opentelemetry"},
     "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
-    "ingress": DOMAIN | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.observe"},
+    "ingress": DOMAIN
+    | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
+    "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
     "workers/http_client": {"httptools"},
     "workers/in_process": {"inferry.engine", "vllm"},
@@ -40,7 +42,7 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 TORCH_MODULES = {"engine/model", "engine/loader", "engine/sampling", "engine/runner", "engine/tiny", "engine/kernels"}
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
-COMPOSITION_ROOT = {"cli/wiring", "cli/worker_wiring"}
+COMPOSITION_ROOT = {"cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/keys",
     "cli/ledger",

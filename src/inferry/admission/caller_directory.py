@@ -91,6 +91,15 @@ class Directory:
         entry = self._keys.get(key_id.encode())
         return InvalidApiKey(_KEY_ENDED_MESSAGE) if entry is None or wall >= entry.valid_until else None
 
+    def stored_caller(self, tenant: str, key_id: str | None, wall: float) -> Caller:
+        """The caller of a call that was accepted earlier. Raises InvalidApiKey where it may not go on."""
+        error = self.revocation_error(tenant, key_id, wall)
+        if error is not None:
+            raise error
+        if key_id is not None:
+            return self._keys[key_id.encode()].caller
+        return self._callers.get(tenant.encode()) or Caller(Tenant(name=tenant))
+
     def next_expiry_at(self, wall: float) -> float:
         """The Unix time at which the next key expires; infinity if none will."""
         return min((entry.valid_until for entry in self._keys.values() if entry.valid_until > wall), default=math.inf)

@@ -20,11 +20,12 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import schema, single_flight, tenants, workers
+from inferry.cli.config import schema, single_flight, storage, tenants, workers
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
 from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
+from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
 from inferry.domain import errors, lanes, ledger, settings
@@ -71,7 +72,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    docs |= attribute_docs(single_flight)
+    docs |= attribute_docs(single_flight) | attribute_docs(storage)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
@@ -88,6 +89,7 @@ def config_page() -> str:
         *_section("`server`", "server.", ServerConfig, docs),
         *_section("`health`", "health.", HealthConfig, docs),
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
+        *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),

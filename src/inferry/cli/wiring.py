@@ -18,6 +18,7 @@ from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
+from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -32,7 +33,10 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
+from inferry.ingress.batches.files import FilesRouter
+from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.http.limits import HttpLimits
+from inferry.ingress.stored_calls import StoredCalls
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores import file_lock
@@ -54,12 +58,14 @@ class Service(NamedTuple):
     tenants: TenantWatcher
     accounts: SpendingSync
     gate: QuotaGate
+    storage: Storage
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
         self.gateway.start()
         self.tenants.start()
+        self.storage.start()
         if self.watch is not None:
             self.watch.start()
 
@@ -67,6 +73,7 @@ class Service(NamedTuple):
         if self.watch is not None:
             await self.watch.close()
         await self.app.close()
+        await self.storage.close()
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
@@ -157,7 +164,12 @@ def assemble(
         problem=lambda: tenants.ledger_error,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    service = Service(app, gateway, pool, tenants, accounts, gate)
+    calls = StoredCalls(app.serve, app.inference_paths, tenants)
+    limit = config.server.max_body_bytes
+    storage = make_storage(config.ledger, config.storage.limits(), clock, calls, recorder, max_line_bytes=limit)
+    app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
+    app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service
 

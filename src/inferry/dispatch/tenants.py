@@ -211,6 +211,10 @@ class TenantWatcher:
         """The error that ends a call in flight whose key or tenant is no longer valid; else None."""
         return self.directory.revocation_error(tenant, key_id, self._wall())
 
+    def stored_caller(self, tenant: str, key_id: str | None) -> Caller:
+        """The caller of a call that was accepted earlier. Raises InvalidApiKey where it may not go on."""
+        return self.directory.stored_caller(tenant, key_id, self._wall())
+
     def weight_of(self, tenant: str) -> float:
         found = self.directory.tenants.get(tenant)
         return 1.0 if found is None else found.weight

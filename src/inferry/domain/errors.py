@@ -99,6 +99,12 @@ class AdminOnly(GatewayError):
     status, code = 403, "admin_only"
 
 
+class StorageDisabled(GatewayError):
+    """The request needs stored content, and `storage.store` is `never`."""
+
+    status, code = 403, "storage_disabled"
+
+
 class ModelNotFound(GatewayError):
     """No worker serves the model."""
 
@@ -163,6 +169,12 @@ class BodyTooLarge(GatewayError):
     """The body exceeds `server.max_body_bytes`."""
 
     status, code = 413, "body_too_large"
+
+
+class StorageQuotaExceeded(GatewayError):
+    """The tenant has reached `storage.max_bytes_per_tenant`; delete files or wait until some expire."""
+
+    status, code = 413, "storage_quota_exceeded"
 
 
 class QueueFull(GatewayError):

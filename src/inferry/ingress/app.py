@@ -31,6 +31,7 @@ from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openapi import document
 from inferry.ingress.response import FullResponse, HeartbeatTimer, StreamingResponse
+from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
@@ -78,6 +79,7 @@ class App:
             b"/v1/completions": CompletionsEndpoint(),
             MESSAGES: MessagesEndpoint(),
         }
+        self._routers: list[Router] = []
         self._gets: dict[str, Handler] = {
             "/": self._index,
             "/health": self._health,
@@ -86,6 +88,14 @@ class App:
             "/openapi.json": self._openapi_document,
             "/v1/models": self._models,
         }
+
+    @property
+    def inference_paths(self) -> list[str]:
+        return [path.decode() for path in self._posts]
+
+    def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
+        """Serve the endpoints of a router. An earlier router has precedence."""
+        self._routers.append(router(self._refuse, self._internal_error))
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.
@@ -98,7 +108,9 @@ class App:
                 return True
             path = _decode_path(request.target.partition(b"?")[0])
             if path.startswith(_API_PREFIX):
-                request.caller = self._auth.caller(request.headers, peer)
+                caller = request.caller = self._auth.caller(request.headers, peer)
+                router = self._router_of(path)
+                request.sink = None if router is None else router.body_sink(request, caller)
                 return True
             if path.startswith(_ADMIN_PREFIX):
                 self._admin.authorize(request, peer)
@@ -201,6 +213,9 @@ class App:
             if path == RUNS or path.startswith(f"{RUNS}/"):
                 self._runs.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
+            if (router := self._router_of(path)) is not None:
+                router.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
+                return
         if path.startswith(_ADMIN_PREFIX):
             self._admin.serve(path, request, reply)
             return
@@ -219,16 +234,16 @@ class App:
 
     async def close(self) -> None:
         """Close the ledger. Nothing may be served after this."""
+        for router in self._routers:
+            await router.close()
         await self._runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:
         posts = [f"POST {path.decode()}" for path in self._posts]
         gets = [f"GET {path}" for path in self._gets if path != "/"]
-        _send_json(
-            reply,
-            200,
-            {"name": "inferry", "version": __version__, "endpoints": [*posts, *gets, *RUN_PATHS, *ADMIN_PATHS]},
-        )
+        mounted = [path for router in self._routers for path in router.paths]
+        endpoints = [*posts, *gets, *RUN_PATHS, *mounted, *ADMIN_PATHS]
+        _send_json(reply, 200, {"name": "inferry", "version": __version__, "endpoints": endpoints})
 
     def _health(self, path: str, reply: Reply, caller: Caller) -> None:
         """Liveness: the process responds."""
@@ -299,9 +314,13 @@ class App:
 
     def _format_of(self, request: Request) -> WireFormat:
         """The format of errors at this path."""
-        path = request.target.partition(b"?")[0]
-        endpoint = self._posts.get(MESSAGES if path.startswith(MESSAGES + b"/") else path)
-        return OPENAI if endpoint is None else endpoint.format
+        target = request.target.partition(b"?")[0]
+        endpoint = self._posts.get(MESSAGES if target.startswith(MESSAGES + b"/") else target)
+        found = endpoint or self._router_of(_decode_path(target))
+        return OPENAI if found is None else found.format
+
+    def _router_of(self, path: str) -> Router | None:
+        return next((router for router in self._routers if router.owns(path)), None)
 
     def _internal_error(self, request: Request, reply: Reply) -> None:
         log.exception("a request failed")

@@ -1,8 +1,8 @@
-"""The tables of the ledger's database: attempts, tenants, keys and budget watermarks."""
+"""The tables of the ledger's database: attempts, tenants, keys and budget watermarks. `storage_schema` has the rest."""
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 metadata = MetaData()
 
@@ -107,6 +107,7 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
     ),
     2: (),
     3: (("tenants", "ALTER TABLE tenants ADD COLUMN weight FLOAT NOT NULL DEFAULT 1"),),
+    4: (),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
 missing: new tables are created whole."""

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from inferry.cli.config.single_flight import SingleFlightConfig
+from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
@@ -148,9 +149,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices by model name; `*` is any other model."""
     single_flight: SingleFlightConfig = SingleFlightConfig()
     """When calls share one execution."""
+    storage: StorageConfig = StorageConfig()
+    """Stored content of tenants: responses, files and batches."""
     ledger: str = "sqlite:///inferry.db"
-    """Database of attempts and keys. One gateway at a time writes to it: a second `inferry serve` on the same file
-    exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""
+    """Database of attempts, keys and stored content. One gateway at a time writes to it: a second `inferry serve` on
+    the same file exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""
 
     def configured_tenants(self) -> dict[str, Tenant]:
         return {name: one.tenant(name) for name, one in self.tenants.items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
+from inferry.cli.config.storage import check_storage
 from inferry.cli.config.tenants import check_pools, check_tenants
 from inferry.domain.ledger_urls import ledger_url_error
 
@@ -23,6 +24,7 @@ def check_config(config: Config) -> Iterator[str]:
     if config.workers_file is None:
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
     yield from check_single_flight(config.single_flight)
+    yield from check_storage(config.storage)
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
         yield from check_pools(config.tenants, config.workers)

@@ -42,6 +42,7 @@ class Connection(ServedConnection):
         "_reply",
         "_server",
         "_timed_phase",
+        "_timed_progress",
         "_transport",
     )
 
@@ -52,6 +53,7 @@ class Connection(ServedConnection):
         self._transport: asyncio.Transport
         self._reader = RequestReader(server)
         self._timed_phase: ReadPhase | None = None
+        self._timed_progress = 0
         self._pending_data = b""  # received and not read yet
         self._pending_offset = 0
         self._is_read_paused = False  # until waiting requests have been answered
@@ -159,7 +161,7 @@ class Connection(ServedConnection):
         server.connections.discard(self)
         server.held.discard(self)
         self._is_shut_down = True
-        self._reader.requests.clear()
+        self._reader.abort()
         self._pending_data = b""
         reply, self._reply = self._reply, None
         if reply is not None:
@@ -183,16 +185,39 @@ class Connection(ServedConnection):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes, at: int) -> None:
-        at = self._reader.read(data, at)
+        reader = self._reader
+        at = reader.read(data, at)
         if at < len(data):
             self._pending_data, self._pending_offset = data, at
-            if self._reader.is_full:
+            if reader.is_full:
                 self._pause_reading()
+        sink = reader.sink
+        if sink is not None:
+            sink.on_change = self._sink_changed
+            if reader.is_blocked:
+                self._pause_reading()
+
+    def _sink_changed(self) -> None:
+        """The sink of the body being read takes more, or refuses the rest."""
+        reader = self._reader
+        sink = reader.sink
+        if sink is None or self._is_shut_down:
+            return
+        if sink.problem is not None:
+            reader.refuse_incomplete(sink.problem)
+            self._serve_next()
+        elif not sink.is_full and self._is_read_paused:
+            self._timed_progress = -1
+            self._resume_reading()
+            if self._reply is None:
+                self._arm_timeout()
 
     def _pause_reading(self) -> None:
         """Read nothing more until some of the waiting requests have been answered."""
         if not self._is_read_paused and not self._transport.is_closing():
             self._is_read_paused = True
+            if self._reader.sink is not None and self._reply is None:
+                self.timeout_at = math.inf  # the gateway is slow, not the client
             self._server.held.add(self)
             self._transport.pause_reading()
 
@@ -242,19 +267,21 @@ class Connection(ServedConnection):
             return
         self._server.active_replies += 1
         reply = self._reply = Reply(self, request)
-        if self._is_read_paused and 2 * len(reader.requests) <= MAX_PIPELINED_REQUESTS and not reader.is_full:
+        is_full = 2 * len(reader.requests) > MAX_PIPELINED_REQUESTS or reader.is_full or reader.is_blocked
+        if self._is_read_paused and not is_full:
             self._resume_reading()
         self._server.serve(request, reply)
 
     def _arm_timeout(self) -> None:
         """No response is under way: bound the time until the next request begins, or continues."""
-        phase = self._reader.phase
-        if phase is self._timed_phase:
+        phase, progress = self._reader.phase, self._reader.body_progress
+        if phase is self._timed_phase and progress == self._timed_progress:
             return  # a trickle of bytes does not extend the time
-        self._timed_phase = phase
+        is_begun = phase is not self._timed_phase
+        self._timed_phase, self._timed_progress = phase, progress
         is_body = phase is ReadPhase.BODY
         self.timeout_at = self._loop.time() + (self._server.body_timeout_s if is_body else self._server.idle_timeout_s)
-        if is_body and self._reader.expects_continue:
+        if is_body and is_begun and self._reader.expects_continue:
             self.send(CONTINUE)
 
     # -- the end -----------------------------------------------------------------------------------------------------

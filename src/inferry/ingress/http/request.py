@@ -2,6 +2,7 @@
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError
+from inferry.ingress.http.body_sink import BodySink
 
 
 class Request:
@@ -10,7 +11,7 @@ class Request:
     `length` is the announced length of the body in bytes, or `request_head.CHUNKED`. `problem` is the reason why the
     body was refused; `body` is empty then. `caller` is set once the request was authenticated. `protocol_error` is
     (status, reason) where this object stands for bytes that are no valid request. `is_internal`: the gateway made the
-    request itself, for a caller it knows.
+    request itself, for a caller it knows. `sink` takes the body instead of `body`.
     """
 
     __slots__ = (
@@ -25,6 +26,7 @@ class Request:
         "method",
         "problem",
         "protocol_error",
+        "sink",
         "target",
     )
 
@@ -38,6 +40,7 @@ class Request:
         self.caller: Caller | None = None
         self.problem: GatewayError | None = None
         self.protocol_error: tuple[int, str] | None = None
+        self.sink: BodySink | None = None
         self.is_http10 = False
         self.is_internal = False
         self.keeps_alive = True

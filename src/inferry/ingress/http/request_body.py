@@ -1,5 +1,6 @@
 """The body of one request while it arrives: kept up to a limit, discarded beyond it, and never copied twice."""
 
+from inferry.ingress.http.body_sink import BodySink
 from inferry.ingress.http.chunked_body import ChunkedDecoder
 from inferry.ingress.http.request_head import CHUNKED
 
@@ -91,3 +92,19 @@ class RequestBody:
                 joined = parts[0] = bytearray(joined)
             joined += b"".join(parts[1:])
             del parts[1:]
+
+
+class StreamedBody(RequestBody):
+    """A body that goes to a sink as it arrives. One that is too large is refused without being read to its end."""
+
+    __slots__ = ("sink",)
+
+    def __init__(self, length: int, sink: BodySink) -> None:
+        super().__init__(length, sink.max_bytes)
+        self.sink = sink
+        self._read_limit = sink.max_bytes
+        self.exceeds_discard_limit = length > sink.max_bytes
+
+    def _add(self, data: bytes, at: int, end: int) -> None:
+        self.size += end - at
+        self.sink.feed(data[at:end])

@@ -8,8 +8,9 @@ import enum
 from collections import deque
 
 from inferry.domain.errors import BodyTooLarge, GatewayError
+from inferry.ingress.http.body_sink import BodySink
 from inferry.ingress.http.request import Request
-from inferry.ingress.http.request_body import MAX_DISCARD_BYTES, RequestBody
+from inferry.ingress.http.request_body import MAX_DISCARD_BYTES, RequestBody, StreamedBody
 from inferry.ingress.http.request_head import (
     CHUNKED,
     MAX_HEADER_BYTES,
@@ -22,6 +23,8 @@ from inferry.ingress.http.server import Server
 
 MAX_PIPELINED_REQUESTS = 16
 """Requests that wait behind the one being answered. Reading pauses at this number."""
+PROGRESS_BYTES = 262_144
+"""A body that goes to a sink has the time for a body anew after each this many bytes."""
 LARGE_HEAD = 16_384
 """Bytes. A connection ends with a request whose head is larger: parsing a series of them would delay other clients."""
 
@@ -83,6 +86,24 @@ class RequestReader:
         )
 
     @property
+    def sink(self) -> BodySink | None:
+        """Where the body that is being read goes, if it is not kept."""
+        body = self._body
+        return body.sink if isinstance(body, StreamedBody) else None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the sink of the body being read is full."""
+        sink = self.sink
+        return sink is not None and sink.is_full
+
+    @property
+    def body_progress(self) -> int:
+        """Grows while a body arrives that goes to a sink."""
+        body = self._body
+        return body.size // PROGRESS_BYTES if isinstance(body, StreamedBody) else 0
+
+    @property
     def expects_continue(self) -> bool:
         """Whether the client sends its body only after a 100 Continue."""
         request = self._partial
@@ -121,8 +142,17 @@ class RequestReader:
         self._head_bytes -= request.head_bytes
         return request
 
+    def abort(self) -> None:
+        """The connection is lost: nothing that was read will be served."""
+        self._abort_sink()
+        for request in self.requests:
+            if request.sink is not None:
+                request.sink.abort()
+        self.requests.clear()
+
     def refuse_incomplete(self, problem: GatewayError | None) -> None:
         """Queue the request being read although its rest is missing. Later bytes are ignored."""
+        self._abort_sink()
         self._partial.problem = problem
         self._body = None
         self.is_finished = True
@@ -130,6 +160,7 @@ class RequestReader:
 
     def refuse(self, protocol_error: HttpProtocolError) -> None:
         """Queue an error response for bytes that are no valid request. Later bytes are ignored."""
+        self._abort_sink()
         self.is_finished = True
         self._buffer = self._body = None
         request = Request(b"", b"", {})
@@ -177,6 +208,12 @@ class RequestReader:
         if server.accepts_body is not None and not server.accepts_body(request, self.peer):
             self._discard_body()
             return at
+        if request.sink is not None:
+            self.phase = ReadPhase.BODY
+            self._body = StreamedBody(length, request.sink)
+            if self._body.exceeds_discard_limit:
+                self.refuse_incomplete(_too_large(self._body))
+            return at
         if 0 < length <= min(len(data) - at, server.max_body_bytes):
             request.body = data[at : at + length]  # the whole body has arrived: most bodies are short
             self._complete()
@@ -201,7 +238,13 @@ class RequestReader:
     def _read_body(self, body: RequestBody, data: bytes, at: int) -> int:
         at = body.feed(data, at)
         request = self._partial
-        if body.is_complete:
+        sink = request.sink
+        if sink is not None and sink.problem is not None:
+            self.refuse_incomplete(sink.problem)
+        elif body.is_complete and sink is not None:
+            sink.end()
+            self._complete()
+        elif body.is_complete:
             if not body.is_too_large:
                 request.body = body.content()
             elif body.max_bytes:
@@ -210,6 +253,10 @@ class RequestReader:
         elif body.exceeds_discard_limit:
             self.refuse_incomplete(_too_large(body))
         return at
+
+    def _abort_sink(self) -> None:
+        if self._body is not None and self._partial.sink is not None:
+            self._partial.sink.abort()
 
     def _complete(self) -> None:
         request = self._partial

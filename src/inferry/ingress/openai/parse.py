@@ -24,7 +24,7 @@ from inferry.ingress.errors import printable
 from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id, tier_of
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
-from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.job_ids import job_id_of
 from inferry.ingress.openai.decode import Api, check_ranges
 from inferry.ingress.openai.features import features_of
 from inferry.ingress.openai.output_tokens import choice_count, output_budget, output_limit
@@ -123,7 +123,7 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
     template_id = identifier(headers, b"x-inferry-template-id")
     budget = output_budget(requested_tokens, prompt, card, api)
     lane = lane_of(headers, wire.service_tier, caller)
-    job_id = new_job_id()
+    job_id = job_id_of(headers)
     run_id, step_id, parent_run, session = identity(headers, job_id)
     step_named = None if step_id == job_id else step_id
     hint = int_header(headers, b"x-inferry-expected-output-tokens")

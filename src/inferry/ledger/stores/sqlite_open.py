@@ -8,7 +8,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from inferry.domain.ledger_urls import IN_MEMORY_MESSAGE, ledger_url_error
 from inferry.ledger.queries import LedgerQueries
-from inferry.ledger.schema import SCHEMA_VERSION, UPGRADES, metadata
+from inferry.ledger.schema import SCHEMA_VERSION, UPGRADES
+from inferry.ledger.storage_schema import metadata
 
 BUSY_TIMEOUT_MS = 5000
 

@@ -1,0 +1,84 @@
+"""Makes what stores content and works on it. Part of the composition root."""
+
+from functools import partial
+from typing import NamedTuple
+
+from inferry.domain.clock import Clock
+from inferry.domain.storage import StorageLimits
+from inferry.durable.batch_runner import BatchRunner
+from inferry.durable.batches import Batches
+from inferry.durable.documents import Documents
+from inferry.durable.execute import Execute
+from inferry.durable.executor import StoreExecutor
+from inferry.durable.files import Files
+from inferry.durable.sweeper import Sweeper
+from inferry.ledger.recorder import Recorder
+from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.documents import DocumentStore
+from inferry.ledger.stores.files import FileStore
+from inferry.ledger.stores.sqlite_database import SqliteDatabase
+
+
+class Storage(NamedTuple):
+    """Stored content, and the work that is stored."""
+
+    limits: StorageLimits
+    database: SqliteDatabase
+    executor: StoreExecutor
+    documents: Documents
+    files: Files
+    batches: Batches
+    runner: BatchRunner
+    sweeper: Sweeper
+
+    def start(self) -> None:
+        self.sweeper.start()
+        if self.limits.store == "always":
+            self.runner.start()
+
+    async def close(self) -> None:
+        await self.runner.close()
+        await self.sweeper.close()
+        await self.executor.close()
+        self.database.close()
+
+
+LEDGER_TIMEOUT_S = 5.0
+"""Longest wait for the ledger's rows before results are written without them."""
+
+
+def make_storage(
+    ledger: str,
+    limits: StorageLimits,
+    clock: Clock,
+    execute: Execute,
+    recorder: Recorder,
+    *,
+    max_line_bytes: int,
+) -> Storage:
+    """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
+    database = SqliteDatabase(ledger)
+    executor = StoreExecutor()
+    document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
+    file_store.discard_uploads()
+    files = Files(file_store, executor, limits, clock)
+    runner = BatchRunner(
+        batch_store,
+        files,
+        executor,
+        execute,
+        clock,
+        max_line_bytes=max_line_bytes,
+        write_ledger=partial(recorder.flush, LEDGER_TIMEOUT_S),
+    )
+    sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep)
+    return Storage(
+        limits,
+        database,
+        executor,
+        Documents(document_store, executor, clock),
+        files,
+        Batches(batch_store, files, executor, runner, execute, clock),
+        runner,
+        Sweeper(sweeps, executor, clock),
+    )

@@ -1,0 +1,160 @@
+"""Stored content of tenants: documents, files, batches. Times are Unix seconds, `expires_at` None means no expiry.
+
+`Database` is what the stores are written for. Its context managers block.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+StoreMode = Literal["always", "never"]
+Row = TypeVar("Row")
+
+
+class Database(Protocol):
+    """A SQLAlchemy connection per transaction. Raises LedgerUnavailable."""
+
+    def reading(self) -> AbstractContextManager[Any]: ...
+    def writing(self) -> AbstractContextManager[Any]: ...
+    def close(self) -> None: ...
+
+
+class Page(Struct, Generic[Row], frozen=True):
+    """A part of a listing."""
+
+    rows: Sequence[Row]
+    has_more: bool
+
+
+class StorageLimits(Struct, frozen=True, kw_only=True):
+    """How much is stored, and for how long. None: no limit."""
+
+    store: StoreMode = "always"
+    response_ttl_s: float | None = 30 * 86_400.0
+    file_ttl_s: float | None = 30 * 86_400.0
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_bytes_per_tenant: int | None = 10 * 1024**3
+    max_batch_items: int = 100_000
+    batch_concurrency: int = 64
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """A JSON document of one tenant. `kind` and `id` name it there."""
+
+    tenant: str
+    kind: str
+    id: str
+    content: bytes
+    created_at: float
+    expires_at: float | None = None
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """A file of one tenant. It is visible once its `status` is `processed`; `size` is in bytes."""
+
+    id: str
+    tenant: str
+    status: Literal["uploading", "processed", "deleted"]
+    purpose: str
+    filename: str
+    size: int
+    created_at: float
+    expires_at: float | None = None
+
+
+BatchApi = Literal["openai", "anthropic"]
+BatchStatus = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+    "deleted",
+]
+UNFINISHED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+Outcome = Literal["succeeded", "errored", "canceled", "expired"]
+
+
+class BatchError(Struct, frozen=True):
+    """Why an input file is invalid. `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchDetail(Struct, frozen=True, kw_only=True):
+    """What is stored of a batch and never searched for. `times` has the time at which each status began.
+
+    `final` is the status that follows `finalizing`.
+    """
+
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+    output_ttl_s: float | None = None
+    errors: tuple[BatchError, ...] = ()
+    times: dict[str, float] = {}
+    final: BatchStatus = "completed"
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """A batch of one tenant. Its items may run until `deadline`. `size`: stored bytes of its items."""
+
+    id: str
+    tenant: str
+    key_id: str | None
+    api: BatchApi
+    status: BatchStatus
+    endpoint: str
+    created_at: float
+    deadline: float
+    detail: BatchDetail
+    input_file: str | None = None
+    output_file: str | None = None
+    error_file: str | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    size: int = 0
+    expires_at: float | None = None
+
+
+class BatchItem(Struct, frozen=True):
+    """One request of a batch. `tries` counts tries that were refused or failed."""
+
+    number: int
+    custom_id: str
+    body: bytes
+    tries: int = 0
+
+
+class ItemResult(Struct, frozen=True):
+    """The result of an item, as a line of JSON without a line break."""
+
+    batch_id: str
+    number: int
+    outcome: Outcome
+    line: bytes
+
+
+class ItemTry(Struct, frozen=True):
+    """The next try of an item begins."""
+
+    batch_id: str
+    number: int
+    tries: int
+
+
+class ItemOutcome(Struct, frozen=True):
+    """An item that has ended. `line` is None where it never ran."""
+
+    number: int
+    custom_id: str
+    outcome: Outcome
+    line: bytes | None

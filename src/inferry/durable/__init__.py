@@ -1,0 +1,1 @@
+"""Work and content that outlive the process: stored documents, files, batches."""

@@ -1,0 +1,172 @@
+"""Takes batches from status to status until they are finished, also those that a killed process left.
+
+Belongs to the event loop it is started on. Each batch has one task. Every step reads the batch's state from the
+database and leaves it there, so that a step that was cut off, or that failed because the database did, is repeated.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from inferry.domain.clock import Clock
+from inferry.domain.storage import UNFINISHED, Batch, BatchItem, ItemOutcome, ItemResult, ItemTry, Outcome, StoredFile
+from inferry.durable.batch_output import write_files
+from inferry.durable.batch_run import BatchRun
+from inferry.durable.batch_validation import Validation
+from inferry.durable.execute import Execute
+from inferry.durable.executor import StoreExecutor
+from inferry.durable.files import Files
+from inferry.durable.result_recorder import ResultRecorder
+
+log = logging.getLogger(__name__)
+
+INITIAL_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+
+
+class RunnerStore(Protocol):
+    """Where batches are kept. Its methods block."""
+
+    def load(self, id: str) -> Batch | None: ...
+    def unfinished(self) -> list[str]: ...
+    def move(self, id: str, current: Any, status: Any, now: float, **changes: Any) -> bool: ...
+    def clear_items(self, id: str) -> None: ...
+    def add_items(self, id: str, items: list[BatchItem]) -> list[BatchItem]: ...
+    def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]: ...
+    def record(self, records: list[ItemResult | ItemTry]) -> None: ...
+    def end_pending(self, id: str, outcome: Outcome) -> int: ...
+    def outcomes(self, id: str, after: int, max_bytes: int) -> list[ItemOutcome]: ...
+    def finish(self, id: str, now: float, output: StoredFile | None, errors: StoredFile | None) -> None: ...
+
+
+class BatchRunner:
+    """All batches of the gateway."""
+
+    def __init__(
+        self,
+        store: RunnerStore,
+        files: Files,
+        executor: StoreExecutor,
+        execute: Execute,
+        clock: Clock,
+        *,
+        max_line_bytes: int,
+        write_ledger: Callable[[], object],
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._executor = executor
+        self._execute = execute
+        self._clock = clock
+        self._max_line_bytes = max_line_bytes
+        self._recorder = ResultRecorder(store, executor, write_ledger)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, BatchRun] = {}
+        self._tenants: dict[str, str] = {}
+        self._cancelled: set[str] = set()
+
+    def start(self) -> None:
+        """Continue what is not finished."""
+        self._tasks[""] = asyncio.get_running_loop().create_task(self._resume())
+
+    async def _resume(self) -> None:
+        found = await self._executor.run(self._store.unfinished)
+        if found:
+            log.info("continuing %d unfinished batches", len(found))
+        for id in found:
+            self.add(id)
+
+    def add(self, id: str) -> None:
+        """Process a batch that is in the database."""
+        if id not in self._tasks:
+            task = self._tasks[id] = asyncio.get_running_loop().create_task(self._process(id))
+            task.add_done_callback(lambda _: self._tasks.pop(id, None))
+
+    def cancel(self, id: str) -> None:
+        """The batch's status has changed: stop its items now."""
+        run = self._runs.get(id)
+        if run is not None:
+            run.cancel()
+        elif id in self._tasks:
+            self._cancelled.add(id)
+
+    async def close(self) -> None:
+        """Stop. Items in flight run again when the gateway starts again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._recorder.close()
+
+    async def _process(self, id: str) -> None:
+        delay_s = INITIAL_RETRY_S
+        while True:
+            try:
+                await self._advance(id)
+                return
+            except Exception as error:
+                log.error("batch %s is interrupted (next try in %.1f s): %s", id, delay_s, type(error).__name__)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_RETRY_S)
+            finally:
+                self._cancelled.discard(id)
+
+    async def _advance(self, id: str) -> None:
+        """Take the batch to its end."""
+        store, run = self._store, self._executor.run
+        while (batch := await run(store.load, id)) is not None and batch.status in UNFINISHED:
+            if batch.status == "validating":
+                await self._validate(batch)
+            elif batch.status == "in_progress":
+                await self._run(batch)
+            else:
+                if batch.status == "cancelling":
+                    await run(store.end_pending, id, "canceled")
+                output = errors = None
+                if batch.api == "openai":
+                    output, errors = await write_files(batch, store, self._files, self._executor)
+                await run(store.finish, id, self._clock.wall(), output, errors)
+
+    async def _validate(self, batch: Batch) -> None:
+        validation = Validation(batch, self._files, self._store, self._executor, self._max_line_bytes)
+        await validation.run()
+        now = self._clock.wall()
+        if validation.errors:
+            await self._move(batch.id, "validating", "failed", now, errors=tuple(validation.errors))
+        else:
+            await self._move(batch.id, "validating", "in_progress", now)
+
+    async def _run(self, batch: Batch) -> None:
+        id = batch.id
+        run = BatchRun(
+            batch, self._store, self._executor, self._execute, self._recorder, self._clock, lambda: self._share(id)
+        )
+        if id in self._cancelled:
+            run.cancel()
+        self._runs[id], self._tenants[id] = run, batch.tenant
+        self._share_out()
+        try:
+            await run.run()
+        finally:
+            del self._runs[id], self._tenants[id]
+            self._share_out()
+        now = self._clock.wall()
+        if run.is_cancelled:
+            await self._move(id, "in_progress", "cancelling", now, final="cancelled")
+        else:
+            late = await self._executor.run(self._store.end_pending, id, "expired")
+            await self._move(id, "in_progress", "finalizing", now, final="expired" if late else "completed")
+
+    async def _move(self, id: str, current: str, status: str, now: float, **changes: Any) -> None:
+        """Change the status, unless a cancellation came first."""
+        await self._executor.run(self._store.move, id, (current,), status, now, **changes)
+
+    def _share(self, id: str) -> int:
+        """How many items of a batch may be in flight: tenants share equally, and so do the batches of a tenant."""
+        batches = Counter(self._tenants.values())
+        return max(1, self._files.limits.batch_concurrency // len(batches) // batches[self._tenants[id]])
+
+    def _share_out(self) -> None:
+        for run in self._runs.values():
+            run.share_changed()

@@ -1,0 +1,87 @@
+"""The tables of stored content: documents, files, batches and their items. `metadata` has these and the ledger's."""
+
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+
+from inferry.ledger.schema import metadata
+
+__all__ = ["batch_items", "batches", "documents", "file_chunks", "files", "metadata"]
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("size", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("documents_by_creation", "tenant", "kind", "created_at", "id"),
+    Index("documents_by_expiry", "expires_at"),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Index("files_by_creation", "tenant", "created_at", "id"),
+    Index("files_by_expiry", "expires_at"),
+    Index("files_by_status", "status", "created_at"),
+)
+
+# A file's content in pieces of limited size, so that no content is ever in memory as a whole.
+file_chunks = Table(
+    "file_chunks",
+    metadata,
+    Column("file_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("api", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("input_file", Text),
+    Column("output_file", Text),
+    Column("error_file", Text),
+    Column("total", Integer, nullable=False),
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("deadline", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("detail", LargeBinary, nullable=False),
+    Index("batches_by_creation", "tenant", "api", "created_at", "id"),
+    Index("batches_by_status", "status"),
+    Index("batches_by_expiry", "expires_at"),
+)
+
+# `tries` counts failed tries of an item; with the item it identifies a job, so that a try that a killed process did not
+# finish is not charged twice. `outcome` is null until the item has its result.
+batch_items = Table(
+    "batch_items",
+    metadata,
+    Column("batch_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("custom_id", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("outcome", Text),
+    Column("result", LargeBinary),
+    UniqueConstraint("batch_id", "custom_id"),
+    Index("batch_items_by_outcome", "batch_id", "outcome", "number"),
+)
