@@ -14,7 +14,7 @@ from typing import NamedTuple
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
-from inferry.cli.config.schema import Config, ConfigError, HealthConfig
+from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
@@ -147,16 +147,10 @@ def assemble(
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
     )
-    limits = HttpLimits(
-        max_body_bytes=config.server.max_body_bytes,
-        body_timeout_s=config.server.body_timeout_s,
-        heartbeat_interval_s=config.server.heartbeat_interval_s,
-        max_unread_bytes=config.server.max_unread_bytes,
-    )
     app = App(
         gateway,
         metrics,
-        limits,
+        _http_limits(config.server),
         Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall),
         admin_key=config.server.admin_key,
         tenants=tenants,
@@ -172,6 +166,15 @@ def assemble(
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _http_limits(server: ServerConfig) -> HttpLimits:
+    return HttpLimits(
+        max_body_bytes=server.max_body_bytes,
+        body_timeout_s=server.body_timeout_s,
+        heartbeat_interval_s=server.heartbeat_interval_s,
+        max_unread_bytes=server.max_unread_bytes,
+    )
 
 
 def _restored_admission(
