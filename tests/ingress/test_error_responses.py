@@ -5,7 +5,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from inferry.domain.errors import DeadlineInfeasible, GatewayError, InvalidRequest, QueueFull, RateLimited
+from inferry.domain.errors import (
+    DeadlineExceeded,
+    DeadlineInfeasible,
+    GatewayError,
+    InvalidRequest,
+    QueueFull,
+    RateLimited,
+    RequestTimeout,
+)
 from inferry.ingress.errors import error_body, error_headers
 
 CODES = {
@@ -72,10 +80,10 @@ def test_every_error_says_whether_and_when_to_retry(kind: type[GatewayError]) ->
         assert told["x-should-retry"] == "true"
         assert told["x-inferry-drop-reason"] == kind.code
         assert ("retry-after" in plain) == ("retry-after-ms" in plain) == (kind is not RateLimited)
-    elif kind.status in (402, 403, 408, 409):
+    elif kind.status in (402, 403, 408, 409) or kind in (DeadlineExceeded, RequestTimeout):
         assert told["x-should-retry"] == plain["x-should-retry"] == "false"
         assert "retry-after" not in plain
-        assert ("x-inferry-drop-reason" in plain) == (kind.status != 403)
+        assert ("x-inferry-drop-reason" in plain) == (kind.status not in (403, 504))
     else:
         assert plain.keys() == {"content-type"}
 

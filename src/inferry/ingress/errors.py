@@ -46,7 +46,8 @@ def error_headers(error: GatewayError, call_id: str = "") -> bytes:
     if seconds is not None:
         # Both: the clients of OpenAI and Anthropic prefer the exact one, others know only the standard one.
         headers += b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (max(1, ceil(seconds)), ceil(1000 * seconds))
-    if error.status in _NOT_RETRYABLE_STATUSES or (error.status == 429 and seconds is None):
+    is_late = error.status == 504 and not error.retryable
+    if is_late or error.status in _NOT_RETRYABLE_STATUSES or (error.status == 429 and seconds is None):
         headers += b"x-should-retry: false\r\n"
     elif error.status in (429, 503):
         headers += b"x-should-retry: true\r\n"
