@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from inferry.ingress.http.request_head import HttpProtocolError
 from support import http_fuzz
 from support.http_differences import DIFFERENCES, difference, explained
-from support.http_verdicts import Ours, by_gunicorn, by_h11
+from support.http_verdicts import Ours, Verdict, by_gunicorn, by_h11
 
 CONNECTIONS = int(os.environ.get("FUZZ_CONNECTIONS", "3000"))
 SEED = os.environ.get("FUZZ_SEED", "7")
@@ -68,6 +69,27 @@ def test_long_bodies_are_the_same_in_every_framing(size: int) -> None:
         assert ours.read([data[at : at + piece] for at in range(0, len(data), piece)]) == whole
     for name, read in (("h11", by_h11), ("gunicorn", by_gunicorn)):
         assert difference(name, whole, read(data), data) is None
+
+
+def test_a_fault_with_braces_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"GET /{0}{name} HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def fail(_: object, pieces: list[bytes]) -> Verdict:
+        raise ValueError("{1}")
+
+    monkeypatch.setattr(http_fuzz.http_generator, "a_connection", lambda _: data)
+    monkeypatch.setattr(Ours, "read", fail)
+    report = http_fuzz.block("7", range(1))
+    assert report.faults == [f"seed 7, connection 0: ValueError('{{1}}') in {data!r}"]
+
+
+def test_reasons_do_not_depend_on_error_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocolError, "__init__", _without_reason)
+    assert not http_fuzz.block(SEED, range(500)).faults
+
+
+def _without_reason(self: HttpProtocolError, status: int, reason: str) -> None:
+    self.status, self.reason = status, ""
 
 
 def test_what_no_reason_covers_is_found() -> None:
