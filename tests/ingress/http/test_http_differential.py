@@ -77,7 +77,7 @@ def test_a_fault_with_braces_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(_: object, pieces: list[bytes]) -> Verdict:
         raise ValueError("{1}")
 
-    monkeypatch.setattr(http_fuzz.http_generator, "a_connection", lambda _: data)
+    monkeypatch.setattr("support.http_generator.a_connection", lambda _: data)
     monkeypatch.setattr(Ours, "read", fail)
     report = http_fuzz.block("7", range(1))
     assert report.faults == [f"seed 7, connection 0: ValueError('{{1}}') in {data!r}"]
