@@ -117,6 +117,20 @@ def test_a_secret_that_is_not_in_the_environment_is_named_with_its_place(
     assert "THERE is" not in result.stderr
 
 
+@pytest.mark.parametrize("secret", ["sk-\u20ac", "sk-a\n", "two words", "sk-\udcff"])
+@pytest.mark.parametrize("command", ["check-config", "serve"])
+def test_a_secret_that_no_header_can_carry_is_an_error(
+    run: Command, written: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, command: str, secret: str
+) -> None:
+    monkeypatch.setenv("UPSTREAM_KEY", secret)
+    path = written("workers: [{kind: vllm, name: a, url: 'http://h', api_key: $UPSTREAM_KEY}]\nserver: {port: 0}\n")
+    result = run(command, "--config", path)
+    assert result.exit_code == 2
+    assert "the environment variable UPSTREAM_KEY must be printable ASCII without spaces" in result.stderr
+    assert "sk-" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_missing_file_is_named(run: Command, tmp_path: Path) -> None:
     result = run("check-config", "--config", "nowhere.yaml")
     assert result.exit_code == 2

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from inferry.cli.main import app
 from inferry.ledger.stores.file_lock import LedgerLocked, exclusive_use, lock_file
+from inferry.ledger.stores.sqlite_open import open_for_writing
 
 Command = Callable[..., Any]
 
@@ -135,15 +136,43 @@ def test_a_killed_gateway_releases_its_ledger(tmp_path: Path, holder: "subproces
         pass
 
 
-def test_two_names_of_one_database_have_one_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_two_names_of_one_database_have_one_lock(
+    tmp_path: Path, link: Callable[[Path, Path], None], is_empty: bool
+) -> None:
     (tmp_path / "inferry.db").touch()
-    (tmp_path / "other.db").symlink_to(tmp_path / "inferry.db")
+    if not is_empty:
+        open_for_writing(f"sqlite:///{tmp_path}/inferry.db").dispose()
+    link(tmp_path / "inferry.db", tmp_path / "other.db")
     with (
         exclusive_use(f"sqlite:///{tmp_path}/inferry.db"),
         pytest.raises(LedgerLocked),
         exclusive_use(f"sqlite:///{tmp_path}/other.db"),
     ):
         pass
+
+
+def test_a_hard_link_to_the_ledger_of_a_gateway_is_refused(
+    run: Command, tmp_path: Path, holder: "subprocess.Popen[str]"
+) -> None:
+    os.link(tmp_path / "inferry.db", tmp_path / "other.db")
+    (tmp_path / "inferry.yaml").write_text("ledger: sqlite:///other.db\n")
+    result = run("serve", "--port", "0", "--config", "inferry.yaml")
+    assert is_plain(result)
+    assert "another process already uses this ledger" in result.stderr
+    assert "other.db)" in result.stderr
+
+
+def test_the_lock_leaves_those_of_sqlite_alone(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    """While a gateway holds its lock, other processes write."""
+    engine = open_for_writing(f"sqlite:///{tmp_path}/inferry.db")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = DELETE")
+        connection.exec_driver_sql("BEGIN EXCLUSIVE")
+        connection.exec_driver_sql("CREATE TABLE more (id INTEGER)")
+        connection.commit()
+    engine.dispose()
 
 
 def test_gateways_in_memory_do_not_lock_each_other_out() -> None:

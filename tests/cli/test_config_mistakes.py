@@ -1,5 +1,7 @@
 """Mistakes in a configuration are errors with place and reason."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,14 @@ def test_a_worker_at_a_plain_url_is_accepted(url: str) -> None:
     parse({"workers": [{**VLLM, "url": url}]})
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_a_workers_file_that_is_no_regular_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "workers.yaml"
+    make(path)
+    with pytest.raises(ConfigError, match=f"cannot read {path}: not a regular file"):
+        load_workers(path)
+
+
 # -- values that cannot be -------------------------------------------------------------------------------------------
 
 NAN, INF = float("nan"), float("inf")
@@ -137,6 +147,12 @@ NAN, INF = float("nan"), float("inf")
         ({"server": {"host": "h\n"}}, "server.host"),
         ({"server": {"admin_key": "0123456789abcdef\r\nx: y"}}, "server.admin_key"),
         ({"workers": [{**VLLM, "api_key": "k\r\nx-other: 1"}]}, "workers[0].api_key"),
+        ({"workers": [{**VLLM, "api_key": "ключ"}]}, "workers[0].api_key"),
+        ({"workers": [{**VLLM, "api_key": "two words"}]}, "workers[0].api_key"),
+        ({"workers": [{**VLLM, "kind": "openai", "api_keys": ["sk-a", "sk-\u20ac"]}]}, "workers[0].api_keys[1]"),
+        ({"workers": [{**VLLM, "salt_secret": "a\ud800"}]}, "workers[0].salt_secret"),
+        ({"server": {"admin_key": "0123456789abcdef\ud800"}}, "server.admin_key"),
+        ({"prices": {"a\ud800": {}}}, "prices"),
         ({"workers": [{**VLLM, "models": ["a\nb"]}]}, "workers[0].models[0]"),
         ({"workers": [{**VLLM, "models": [""]}]}, "workers[0].models"),
         ({"workers": [{**VLLM, "group": "a\x00"}]}, "workers[0].group"),
@@ -156,6 +172,29 @@ def test_an_invalid_value_is_reported_with_its_path(raw: dict[str, Any], where: 
 
 def test_an_error_repeats_nothing_of_a_secret() -> None:
     assert "hush" not in error_of({"workers": [{**VLLM, "api_key": "hush\n"}]})
+    assert "hush" not in error_of({"workers": [{**VLLM, "api_key": "hush\u20ac"}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "key"),
+    [
+        ("tenants: {1: {}}", "tenants", "1"),
+        ("tenants: {off: {}}", "tenants", "False"),
+        ("tenants: {~: {}}", "tenants", "None"),
+        ("prices: {2026-01-01: {}}", "prices", "2026-01-01"),
+        ("workers: [{kind: vllm-inprocess, name: a, model: m, engine_args: {1: 2}}]", "workers[0].engine_args", "1"),
+        ("workers: [{kind: vllm-inprocess, name: a, model: m, engine_args: {a: {1.5: 2}}}]", "engine_args.a", "1.5"),
+    ],
+)
+def test_a_key_that_is_not_text_is_named_with_the_fix(tmp_path: Path, text: str, where: str, key: str) -> None:
+    said = error_in(tmp_path / "inferry.yaml", text)
+    assert f"{where}: the key {key} is read as " in said
+    assert said.endswith("not as text; write it in quotes")
+
+
+@pytest.mark.parametrize("text", ["1: {}", "server: {1: 2}", "lanes: {0: {}}", "workers: [{kind: vllm, 1: 2}]"])
+def test_a_key_that_is_not_text_is_unknown_where_keys_are_fixed(tmp_path: Path, text: str) -> None:
+    assert error_in(tmp_path / "inferry.yaml", text).startswith("unknown key `")
 
 
 # -- the ledger's address --------------------------------------------------------------------------------------------

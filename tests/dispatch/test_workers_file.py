@@ -121,6 +121,51 @@ def test_a_deleted_file_removes_no_worker(tmp_path: Path, caplog: pytest.LogCapt
     run(tmp_path, scenario)
 
 
+def replace_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def replace_by_huge_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("replace", "message"),
+    [
+        (replace_by_fifo, "not a regular file"),
+        (replace_by_directory, "not a regular file"),
+        (replace_by_device, "not a regular file"),
+        (replace_by_huge_file, "larger than 1048576 bytes"),
+    ],
+)
+def test_only_a_regular_file_of_bounded_size_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, replace: Callable[[Path], None], message: str
+) -> None:
+    async def scenario(it: Following) -> None:
+        await it.follow("a 1\n")
+        replace(it.path)
+        for _ in range(3):
+            assert await it.follow() == ["a:1"]
+        assert caplog.text.count(message) == 1
+        if it.path.is_dir():
+            it.path.rmdir()
+        assert await it.follow("a 2\n") == ["a:2"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_worker_that_takes_long_to_drain_holds_up_only_its_successor(tmp_path: Path) -> None:
     async def scenario(it: Following) -> None:
         await it.follow("slow 1\nquick 1\n")

@@ -10,6 +10,7 @@ import pytest
 
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES
+from inferry.ledger.stores.sqlite import open_sqlite_queries
 from inferry.workers.openai_http.profiles import PROFILES
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
@@ -26,7 +27,9 @@ class BeforeAServer(Serving):
 
     def __init__(self, directory: Path) -> None:
         self._upstream = Upstream()
-        super().__init__(directory, self._workers, {"tenants": {"modest": {"max_lane": "P1"}}})
+        super().__init__(
+            directory, self._workers, {"tenants": {"modest": {"max_lane": "P1"}, "batch": {"max_lane": "P2"}}}
+        )
 
     def _workers(self) -> tuple[list[OpenAIHttpWorker], dict[str, Any]]:
         settings = HttpWorkerSettings(url=self._upstream.url, profile=PROFILES["vllm"], models=("m",))
@@ -79,6 +82,20 @@ def test_a_tier_above_the_callers_lane_is_lowered_and_reported(over_http: Servin
     headers, answer = ask(over_http, "m", "priority", stream=stream, tenant="modest")
     assert headers["x-inferry-lane"] == "P1"
     assert (set(tiers_in(answer)) if stream else {answer["service_tier"]}) == {"default"}
+
+
+@pytest.mark.parametrize(("tenant", "lane", "granted"), [("modest", "P1", "default"), ("batch", "P2", "flex")])
+def test_no_call_runs_above_max_lane(tmp_path: Path, tenant: str, lane: str, granted: str) -> None:
+    """A tier is a preference and is lowered. A lane header is an instruction and is refused."""
+    with BeforeAServer(tmp_path) as gateway:
+        for tier, expected in (("priority", (lane, granted)), ("default", (lane, granted)), ("flex", ("P2", "flex"))):
+            headers, answer = ask(gateway, "m", tier, stream=False, tenant=tenant)
+            assert (headers["x-inferry-lane"], answer["service_tier"]) == expected
+        body = {"model": "m", "messages": HELLO, "service_tier": "flex"}
+        status, _, answer = post(gateway.url, CHAT, body, {"x-inferry-tenant": tenant, "x-inferry-lane": "P0"})
+        assert (status, answer["error"]["code"]) == (403, "lane_not_allowed")
+    with open_sqlite_queries(gateway.config.ledger) as ledger:
+        assert sorted(row.lane for row in ledger.jobs(tenant=tenant)) == [lane, lane, "P2"]
 
 
 def test_auto_is_the_callers_own_lane(over_http: Serving) -> None:

@@ -166,6 +166,13 @@ GROUP = MutantGroup(
             _PARSE,
         ),
         Mutant(
+            "an empty stop string means none",
+            "ingress/openai/decode.py",
+            "if wire.stop is not None:",
+            "if wire.stop:",
+            _PARSE,
+        ),
+        Mutant(
             "as many stop strings as are allowed are too many",
             "ingress/openai/decode.py",
             "len(stops) > MAX_STOP_STRINGS",

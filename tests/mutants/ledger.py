@@ -3,12 +3,20 @@
 from mutants.mutant import Mutant, MutantGroup
 
 _RECORDER = ("tests/ledger/test_recorder.py",)
+_LOCK = ("tests/cli/test_cli_mistakes.py",)
 _QUERIES = ("tests/ledger/test_ledger_queries.py", "tests/ledger/test_ledger_bounds.py")
 _SPENDING = ("tests/ledger/test_spending_queries.py", "tests/ledger/test_ledger_bounds.py")
 
 GROUP = MutantGroup(
     tests=(*_SPENDING, *_QUERIES, *_RECORDER, "tests/ledger/test_sqlite_ledger.py"),
     mutants=(
+        Mutant(
+            "a database is locked by its name alone",
+            "ledger/stores/file_lock.py",
+            "        _lock_database(database, handles[1])\n",
+            "",
+            _LOCK,
+        ),
         Mutant(
             "one entry more than may be kept is kept",
             "ledger/recorder.py",

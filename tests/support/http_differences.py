@@ -92,7 +92,7 @@ def _has_stray(text: bytes) -> bool:
 
 
 def _is_in_chunks(it: Difference) -> bool:
-    return it.ours.why.startswith(("malformed chunked body", "chunk extensions"))
+    return it.ours.is_in_body and it.ours.status in (400, 431)
 
 
 def _bad_trailers(it: Difference) -> bool:
@@ -101,7 +101,8 @@ def _bad_trailers(it: Difference) -> bool:
 
 def _bad_host(it: Difference) -> bool:
     hosts = it.values(b"host")
-    return "Host" in it.ours.why and (not hosts or any(HOST.fullmatch(host) is None for host in hosts))
+    is_bad = len(hosts) > 1 or any(HOST.fullmatch(host) is None for host in hosts)
+    return it.ours.status == 400 and not it.ours.is_in_body and (is_bad or (not hosts and it.version == b"HTTP/1.1"))
 
 
 def _connection(it: Difference) -> bool:

@@ -32,6 +32,9 @@ class Report:
         self.differences += other.differences
         self.faults += other.faults
 
+    def add_fault(self, seed: str, number: int, what: str, data: bytes) -> None:
+        self.faults.append(f"seed {seed}, connection {number}: {what} in {data[:1500]!r}")
+
     def __str__(self) -> str:
         lines = [f"{self.connections} connections, {self.served} requests served, refused: {dict(self.refused)}"]
         lines += [f"{count:>9} {' / '.join(which)}" for which, count in sorted(self.differences.items())]
@@ -42,20 +45,19 @@ def check(ours: Ours, seed: str, number: int, report: Report) -> None:
     rng = Random(f"{seed}-{number}")
     data = http_generator.a_connection(rng)
     pieces = http_generator.split_reads(rng, data)
-    reported = f"seed {seed}, connection {number}: {{}} in {data[:1500]!r}"
     report.connections += 1
     try:
         whole = ours.read([data] if data else [])
         split_reads = ours.read(pieces)
     except Exception as error:
-        report.faults.append(reported.format(repr(error)))
+        report.add_fault(seed, number, repr(error), data)
         return
     if whole != split_reads:
         ends = (
             f"{whole.end} {whole.status} in one piece, {split_reads.end} {split_reads.status} in "
             f"{[len(one) for one in pieces]}"
         )
-        report.faults.append(reported.format(ends))
+        report.add_fault(seed, number, ends, data)
     report.served += len(whole.requests)
     if whole.end == "refused":
         report.refused[whole.status] += 1
@@ -68,7 +70,7 @@ def check(ours: Ours, seed: str, number: int, report: Report) -> None:
         reason = explained(found)
         if reason is None:
             what = f"{found.kind} than {name}: {whole.end} {whole.status}, there {theirs.end} {theirs.why}"
-            report.faults.append(reported.format(f"{what}, {found.rest[:300]!r}"))
+            report.add_fault(seed, number, f"{what}, {found.rest[:300]!r}", data)
         else:
             report.differences[name, found.kind, reason.name] += 1
 

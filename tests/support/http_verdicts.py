@@ -13,6 +13,7 @@ from gunicorn.http.parser import RequestParser
 
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
+from inferry.ingress.http.request_reader import ReadPhase
 from support.fake_transport import ManualLoop, a_server, connect, feed
 
 LIMIT = 10_000_000
@@ -36,6 +37,8 @@ class Verdict(NamedTuple):
     why: str = ""
     starts: tuple[int, ...] = ()
     """Where each request begins, and after them what is left; not known of ours."""
+    is_in_body: bool = False
+    """Whether ours is refused for its body; not known of the others."""
 
 
 def parsed_request(method: bytes, target: bytes, fields: list[tuple[bytes, bytes]], body: bytes) -> ParsedRequest:
@@ -72,23 +75,22 @@ class Ours:
         self._parsed_requests = []
         connection, transport = connect(self._server, self._loop)
         feed(connection, transport, self._loop, pieces)
-        requests, why = self._parsed_requests, ""
+        requests, is_in_body = self._parsed_requests, False
         statuses = [int(one) for one in re.findall(rb"(?:\A|(?<=\r\n\r\n))HTTP/1\.1 (\d+) ", transport.answers)]
         final = [status for status in statuses if status != 100]
         if len(final) == len(requests) + 1:
             end, status = "refused", final[-1]
-            _, found, message = transport.answers.rpartition(b'{"error":{"message":"')
-            why = message.partition(b'"')[0].decode() if found else ""
+            is_in_body = connection._reader.phase is ReadPhase.BODY
         else:
             assert len(final) == len(requests), transport.answers
             is_over = transport.is_closed or transport.is_ended
             end, status = "closed" if is_over else "open" if connection._reader.phase.value == "idle" else "midst", 0
-        assert transport.is_reading
+        assert transport.is_reading or transport.is_closed
         assert self._server.active_replies == 0
         connection.connection_lost(None)
         assert not self._server.connections
         assert not self._server.held
-        return Verdict(requests, end, status, why)
+        return Verdict(requests, end, status, is_in_body=is_in_body)
 
 
 def by_h11(data: bytes) -> Verdict:

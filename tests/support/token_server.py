@@ -81,9 +81,13 @@ class TokenServer:
                 return response
             await response.write(self._event(chat, {"content": joined}, finish, ids, first_ids, shows_ids))
             joined, ids = "", []
-            await asyncio.sleep(self.itl_s)
+            await self.pause(up, request, body)
         await response.write(usage(len(prompt), count) + DONE)
         return response
+
+    async def pause(self, up: Upstream, request: web.Request, body: dict[str, Any]) -> None:
+        """What passes between two events."""
+        await asyncio.sleep(self.itl_s)
 
     @staticmethod
     def _event(

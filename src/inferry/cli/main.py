@@ -20,7 +20,7 @@ from inferry.cli.checkout import is_compiled
 from inferry.cli.config.checks import check_host
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
-from inferry.cli.config.secrets import unset_secrets
+from inferry.cli.config.secrets import check_secret_variables
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
@@ -112,7 +112,7 @@ def check_config(
 
     config = _load(config_file)
     typer.echo(dump(config), nl=False)
-    missing = [*unset_secrets(config.workers, "workers", os.environ)]
+    missing = [*check_secret_variables(config.workers, "workers", os.environ)]
     if query and missing:
         fail("; ".join(missing))
     try:
@@ -132,7 +132,7 @@ def check_config(
             fail(f"{config.workers_file}: names already used in the configuration: {', '.join(duplicates)}")
         names = ", ".join(f"{worker.name} ({worker.__struct_config__.tag})" for worker in watched)
         typer.echo(f"# workers_file has {names or 'no workers'}")
-        missing = [*missing, *unset_secrets(watched, config.workers_file, os.environ)]
+        missing = [*missing, *check_secret_variables(watched, config.workers_file, os.environ)]
         missing = [*missing, *check_pools(config.tenants, (*config.workers, *watched))]
     if missing:
         fail("; ".join(missing))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig
+from inferry.cli.config.secrets import secret_variable, variable_error
 from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
@@ -59,12 +60,12 @@ def http_worker(
         models=config.models,
         group=config.group,
         pool=config.pool,
-        api_key=_secret(config, config.api_key),
-        api_keys=tuple(key for name in keys if (key := _secret(config, name))),
+        api_key=_secret(config, "api_key", config.api_key),
+        api_keys=tuple(key for name in keys if (key := _secret(config, "api_keys", name))),
         capacity=Capacity(config.max_sequences, config.kv_tokens, config.prefill_tokens),
         wants_priorities=vllm is not None and vllm.engine_priority,
         cache_salts=vllm is not None and vllm.isolation == "salt",
-        salt_secret=None if vllm is None else _secret(config, vllm.salt_secret),
+        salt_secret=None if vllm is None else _secret(config, "salt_secret", vllm.salt_secret),
         controlled=config.capacity == "adaptive",
         chunk_tokens=config.chunk_tokens,
         connect_timeout_s=config.connect_timeout_s,
@@ -76,14 +77,13 @@ def http_worker(
     return OpenAIHttpWorker(config.name, settings, clock, lanes)
 
 
-def _secret(config: HttpWorkerConfig, secret: str | None) -> str | None:
+def _secret(config: HttpWorkerConfig, field: str, secret: str | None) -> str | None:
     """The secret itself, or the value of the environment variable where it is written as `$NAME`."""
-    if secret is None or not secret.startswith("$"):
+    if secret is None or (variable := secret_variable(secret)) is None:
         return secret
-    found = os.environ.get(secret[1:])
-    if not found:
-        raise ConfigError(f"worker `{config.name}`: the environment variable {secret[1:]} is not set")
-    return found
+    if (problem := variable_error(field, variable, os.environ)) is not None:
+        raise ConfigError(f"worker `{config.name}`: {problem}")
+    return os.environ[variable]
 
 
 def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:

@@ -18,6 +18,7 @@ from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.dispatch.pool import Pool
 from inferry.domain.errors import GatewayError
 from inferry.domain.ports import Worker
+from inferry.domain.workers_file_content import read_workers_file
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class WatchedFile:
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino, stat.st_ctime_ns)
         if stamp == self._stamp and time.time() - stat.st_mtime > MTIME_RESOLUTION_S:
             return None
-        content = self.path.read_bytes()
+        content = read_workers_file(self.path)
         self._stamp = stamp
         digest = _digest(content)
         if digest == self._digest:
@@ -158,7 +159,8 @@ class WorkersFileWatcher(Generic[Entry]):
             content = await asyncio.to_thread(self._file.poll)
             if content is None:
                 return
-            await self._reconciler.reconcile(self._read(content))
+            # In a thread: a long list takes seconds to parse.
+            await self._reconciler.reconcile(await asyncio.to_thread(self._read, content))
             self._last_error = ""
         except OSError as error:
             self._log_error_once(error.strerror or type(error).__name__)

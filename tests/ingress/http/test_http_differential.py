@@ -12,7 +12,7 @@ import pytest
 
 from support import http_fuzz
 from support.http_differences import DIFFERENCES, difference, explained
-from support.http_verdicts import Ours, by_gunicorn, by_h11
+from support.http_verdicts import Ours, Verdict, by_gunicorn, by_h11
 
 CONNECTIONS = int(os.environ.get("FUZZ_CONNECTIONS", "3000"))
 SEED = os.environ.get("FUZZ_SEED", "7")
@@ -68,6 +68,35 @@ def test_long_bodies_are_the_same_in_every_framing(size: int) -> None:
         assert ours.read([data[at : at + piece] for at in range(0, len(data), piece)]) == whole
     for name, read in (("h11", by_h11), ("gunicorn", by_gunicorn)):
         assert difference(name, whole, read(data), data) is None
+
+
+def test_a_fault_with_braces_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b"GET /{0}{name} HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def fail(_: object, pieces: list[bytes]) -> Verdict:
+        raise ValueError("{1}")
+
+    monkeypatch.setattr("support.http_generator.a_connection", lambda _: data)
+    monkeypatch.setattr(Ours, "read", fail)
+    report = http_fuzz.block("7", range(1))
+    assert report.faults == [f"seed 7, connection 0: ValueError('{{1}}') in {data!r}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("hosts", b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n"),
+        ("chunk lines", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1 \r\na\r\n0\r\n\r\n"),
+    ],
+)
+def test_reasons_do_not_depend_on_error_texts(name: str, data: bytes) -> None:
+    verdict = Ours().read([data])
+    assert verdict.why == ""
+    found = difference("h11", verdict, by_h11(data), data)
+    assert found is not None
+    reason = explained(found)
+    assert reason is not None
+    assert reason.name == name
 
 
 def test_an_unexplained_difference_is_reported() -> None:

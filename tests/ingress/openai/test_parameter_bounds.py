@@ -101,6 +101,16 @@ def test_up_to_sixteen_stop_strings_of_up_to_1024_characters_may_be_given() -> N
     refused(InvalidRequest, "stop", stop="x" * 1025)
 
 
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
+def test_an_empty_stop_string_is_refused(stop: Any) -> None:
+    refused(InvalidRequest, "stop", stop=stop)
+
+
+@pytest.mark.parametrize("stop", [None, []])
+def test_no_stop_strings_may_be_given_as_null_or_as_an_empty_list(stop: Any) -> None:
+    assert a_job(stop=stop).payload.sampling.stop == ()
+
+
 def test_prompt_and_answer_may_fill_the_context_and_one_token_must_be_left_for_the_answer() -> None:
     assert a_job("completions", prompt=[1] * 60, max_tokens=4).token_budget == 4
     assert a_job("completions", prompt=[1] * 63).token_budget == 1

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from inferry.cli.config.secrets import check_literal_secrets
 from inferry.cli.config.workers import EmbeddedWorkerConfig, HttpWorkerConfig, OpenAIWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.lanes import Lane, LanePolicy
@@ -15,28 +16,34 @@ from inferry.domain.lanes import Lane, LanePolicy
 MIN_KV_TOKENS = 64
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MAX_INT = 2**63 - 1
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def check_values(value: Any, path: str = "") -> Iterator[str]:
-    """NaN, infinite and oversized numbers, and control characters in keys and texts, anywhere below `path`.
+    """Keys that are not text, control characters and surrogates in keys and texts, and NaN, infinite and oversized
+    numbers, anywhere below `path`.
 
     Values are not repeated: one may be a secret.
     """
     if isinstance(value, Mapping):
         for key, below in value.items():
-            name = str(key)
-            if _CONTROL.search(name):
-                yield f"{path or 'the configuration'}: a key has control characters ({name!r})"
+            where = path or "the configuration"
+            if not isinstance(key, str):
+                yield f"{where}: the key {key} is read as {type(key).__name__}, not as text; write it in quotes"
+            elif _CONTROL.search(key) or _SURROGATE.search(key):
+                yield f"{where}: a key has control characters or is not valid Unicode ({key!a})"
             else:
-                yield from check_values(below, f"{path}.{name}" if path else name)
+                yield from check_values(below, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
         for index, below in enumerate(value):
             yield from check_values(below, f"{path}[{index}]")
     elif isinstance(value, str):
         if _CONTROL.search(value):
             yield f"{path} has control characters or line breaks"
+        elif _SURROGATE.search(value):
+            yield f"{path} is not valid Unicode"
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield f"{path} must be a finite number"
@@ -140,6 +147,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys are mutually exclusive"
+        yield from (f"{where}.{problem}" for problem in check_literal_secrets(worker))
         if isinstance(worker, HttpWorkerConfig) and (problem := check_url(worker.url)) is not None:
             yield f"{where}.url {problem}"
         if not all(worker.models):

@@ -21,6 +21,7 @@ from inferry.cli.config.schema import Config, ConfigError, LaneConfig
 from inferry.cli.config.validation import check_config
 from inferry.cli.config.workers import WorkerConfig
 from inferry.cli.config.yaml_file import one_line_error, read_yaml
+from inferry.domain.workers_file_content import read_workers_file
 
 
 def load(path: Path | None = None, env: Mapping[str, str] | None = None) -> Config:
@@ -64,7 +65,7 @@ def parse(raw: Any, env: Mapping[str, str] | None = None) -> Config:
 def load_workers(path: Path) -> tuple[WorkerConfig, ...]:
     """The workers in a `workers_file`."""
     try:
-        return parse_workers(path.read_bytes())
+        return parse_workers(read_workers_file(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except ConfigError as error:

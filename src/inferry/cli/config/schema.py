@@ -138,7 +138,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines. With a `workers_file` and no `workers` there is no built-in worker."""
     workers_file: str | None = None
     """A YAML list of further workers, written as in `workers` and checked every second: workers are added, replaced
-    and removed as it changes. An invalid file is logged and changes nothing."""
+    and removed as it changes. It is a regular file of at most 1 MiB. An invalid file is logged and changes nothing."""
     health: HealthConfig = HealthConfig()
     """Failure detection and recovery of workers."""
     auth: AuthConfig = AuthConfig()

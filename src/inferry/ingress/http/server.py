@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
+from inferry.ingress.http.descriptors import DescriptorMonitor
 from inferry.ingress.http.reply import Reply, ReplyChannel
 from inferry.ingress.http.request import Request
 from inferry.ingress.http.request_head import RequestHeadParser
@@ -60,6 +61,7 @@ class Server:
         self._loop = loop or asyncio.get_running_loop()
         self._activity = asyncio.Event()
         self._is_closing = False
+        self._descriptors = DescriptorMonitor()
         # One timer for all connections: rescheduling one per request would cost more than the sweep.
         self._sweep_interval_s = min(1.0, body_timeout_s / 4, idle_timeout_s / 4)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)
@@ -99,4 +101,5 @@ class Server:
             connection.expire()
         for connection in list(self.held):
             connection.check_peer()
+        self._descriptors.check(now)
         self._sweeper = self._loop.call_later(self._sweep_interval_s, self._sweep)

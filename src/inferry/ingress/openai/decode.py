@@ -107,7 +107,7 @@ def check_ranges(wire: ChatCompletionRequest | CompletionRequest) -> int | None:
         len(ids) > MAX_STOP_TOKEN_IDS or not all(0 <= token <= MAX_TOKEN_ID for token in ids)
     ):
         raise InvalidRequest(f"`stop_token_ids` must be at most {MAX_STOP_TOKEN_IDS} token ids", param="stop_token_ids")
-    if wire.stop:
+    if wire.stop is not None:
         stops = [wire.stop] if isinstance(wire.stop, str) else wire.stop
         if len(stops) > MAX_STOP_STRINGS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise InvalidRequest(

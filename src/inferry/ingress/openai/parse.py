@@ -204,7 +204,7 @@ def _resume(
 def _sampling(wire: GenerationRequest, budget: int) -> Sampling:
     temperature, top_p, top_k, stop = wire.temperature, wire.top_p, wire.top_k, wire.stop
     if stop:
-        stop = [stop] if isinstance(stop, str) else [one for one in stop if one]
+        stop = [stop] if isinstance(stop, str) else stop
     return Sampling(
         temperature=1.0 if temperature is None else 0.0 if temperature < GREEDY_BELOW_TEMPERATURE else temperature,
         top_p=1.0 if top_p is None else top_p,

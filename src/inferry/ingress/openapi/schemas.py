@@ -53,14 +53,12 @@ _ADMIN_RANGES: dict[str, Json] = {
     "tenant": {"pattern": TENANT_NAME},
     "label": {"maxLength": 200},
 }
-_STOP: Json = {"type": "string", "maxLength": MAX_STOP_CHARS}
+_STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _FIELD_SCHEMAS: dict[str, Json] = {
     # Fields that stay undecoded are checked later, or by the worker.
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _OR_NULL]},
     "prompt": {"anyOf": [{"type": "string", "minLength": 1}, _TOKEN_IDS]},
-    "stop": {
-        "anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": {**_STOP, "minLength": 1}}, _OR_NULL]
-    },
+    "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}, _OR_NULL]},
     "logit_bias": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _OR_NULL]},
     "tools": {"anyOf": [{"type": "array", "items": _FUNCTION}, _OR_NULL]},
     "functions": {"anyOf": [{"type": "array", "items": _OBJECT}, _OR_NULL]},
