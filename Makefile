@@ -15,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench docs mutants fuzz clean test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz clean test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-busy  make test with a busy loop on every core: no test may depend on the speed of the machine"
 	@echo "make check   lint, types and import rules only"
 	@echo "make bench   the benchmarks behind the figures in the docs (BENCH=name for one; COMPILED=0: plain Python)"
+	@echo "make before-after  the benchmarks of two compiled trees side by side (BEFORE and AFTER, each [COMMIT=]PATH; BENCH, EFFORT)"
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
@@ -103,6 +104,12 @@ bench: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHON
 endif
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(BENCH)
+
+AFTER ?= $(CURDIR)
+before-after: export PYTHONPATH := $(CURDIR)/build/compiled$(if $(PYTHONPATH),:$(PYTHONPATH))
+before-after: compiled $(VENV)/.installed-dev
+	@test -n "$(BEFORE)" || { echo "name the tree to compare with: make before-after BEFORE=[COMMIT=]PATH"; exit 2; }
+	$(BIN)/python -m benchmarks.before_after '$(BEFORE)' '$(AFTER)' $(if $(BENCH),--only $(BENCH)) $(if $(EFFORT),--effort $(EFFORT))
 
 mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants/run.py $(if $(GROUP),--group $(GROUP)) $(if $(JOBS),--jobs $(JOBS))

@@ -35,13 +35,8 @@ async def _measure(url: str) -> dict[str, Any]:
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
         for seed in range(ROUNDS):
             rng = random.Random(seed)
-            for _ in range(5):
-                await _first_token(http, rng, "P0")
-            idle = await _probe(http, rng, "P0", PROBES)
-            async with _Backlog(http, rng, "P2") as backlog:
-                loaded = await _probe(http, rng, "P0", PROBES)
-                depth = await backlog.depth()
-            async with _Backlog(http, rng, "P1") as backlog:
+            idle, loaded, depth = await live_ttft_ms(http, rng)
+            async with _Backlog(http, rng, "P1"):
                 lanes_off = await _probe_concurrently(http, rng, "P1", PROBES_LANES_OFF)
             rounds.append(
                 {
@@ -50,13 +45,13 @@ async def _measure(url: str) -> dict[str, Any]:
                     "backlog_ms": _spread(loaded),
                     "lanes_off_ms": _spread(lanes_off),
                     "queue_depth_at_the_end": depth,
-                    "p95_ratio": _p95(loaded) / _p95(idle),
-                    "p95_ratio_lanes_off": _p95(lanes_off) / _p95(idle),
+                    "p95_ratio": p95(loaded) / p95(idle),
+                    "p95_ratio_lanes_off": p95(lanes_off) / p95(idle),
                 }
             )
             print(
-                f"seed {seed}: p95 idle {_p95(idle):.1f} ms, {QUEUED} P2 queued {_p95(loaded):.1f} ms "
-                f"({rounds[-1]['p95_ratio']:.2f}x), lanes off {_p95(lanes_off):.0f} ms "
+                f"seed {seed}: p95 idle {p95(idle):.1f} ms, {QUEUED} P2 queued {p95(loaded):.1f} ms "
+                f"({rounds[-1]['p95_ratio']:.2f}x), lanes off {p95(lanes_off):.0f} ms "
                 f"({rounds[-1]['p95_ratio_lanes_off']:.0f}x)",
                 flush=True,
             )
@@ -69,6 +64,16 @@ async def _measure(url: str) -> dict[str, Any]:
         "p95_ratio_median": statistics.median(one["p95_ratio"] for one in rounds),
         "p95_ratio_lanes_off_median": statistics.median(one["p95_ratio_lanes_off"] for one in rounds),
     }
+
+
+async def live_ttft_ms(http: aiohttp.ClientSession, rng: random.Random) -> tuple[list[float], list[float], int]:
+    """First-token times of live calls on the idle gateway and beside a batch backlog, and its depth at the end."""
+    for _ in range(5):
+        await _first_token(http, rng, "P0")
+    idle = await _probe(http, rng, "P0", PROBES)
+    async with _Backlog(http, rng, "P2") as backlog:
+        loaded = await _probe(http, rng, "P0", PROBES)
+        return idle, loaded, await backlog.depth()
 
 
 class _Backlog:
@@ -141,12 +146,12 @@ def _body(rng: random.Random, shape: dict[str, int], *, stream: bool) -> dict[st
     return {"model": MODEL, "prompt": prompt, "max_tokens": shape["output"], "ignore_eos": True, "stream": stream}
 
 
-def _p95(times: list[float]) -> float:
+def p95(times: list[float]) -> float:
     return statistics.quantiles(times, n=20, method="inclusive")[18]
 
 
 def _spread(times: list[float]) -> dict[str, float]:
-    return {"p50": round(statistics.median(times), 2), "p95": round(_p95(times), 2), "max": round(max(times), 2)}
+    return {"p50": round(statistics.median(times), 2), "p95": round(p95(times), 2), "max": round(max(times), 2)}
 
 
 if __name__ == "__main__":

@@ -19,13 +19,15 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks.serving import cpu_seconds, free_port, run_gateway, run_process, wait_for
+from benchmarks.serving import cpu_seconds, free_port, parse_metrics, run_gateway, run_process, wait_for
 from inferry.ledger.stores.sqlite import open_sqlite_queries
 
 SLOTS, SERVICE_MS = 4, 500
@@ -45,7 +47,7 @@ ROUNDS = 2
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, Any]:
-    return summarised([_block(seed) for seed in range(rounds)])
+    return summarised([play(seed) for seed in range(rounds)])
 
 
 def summarised(blocks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,14 +87,16 @@ _SHOWN = (
 )
 
 
-def _block(seed: int) -> dict[str, Any]:
-    """All arms at once, with the same schedule."""
+def play(
+    seed: int, arms: Mapping[str, dict[str, Any]] = ARMS, packages: Mapping[str, Path] = MappingProxyType({})
+) -> dict[str, Any]:
+    """All arms at once, with the same schedule. Some may import the package from another directory."""
     schedule = _schedule(random.Random(seed))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         ports, gateways, engines, starting = {}, {}, {}, {}
-        threads = stack.enter_context(ThreadPoolExecutor(len(ARMS)))
-        for arm, server in ARMS.items():
+        threads = stack.enter_context(ThreadPoolExecutor(len(arms)))
+        for arm, server in arms.items():
             engine = free_port()
             module = [sys.executable, "-m", "benchmarks.slot_server", str(engine), str(SLOTS), str(SERVICE_MS)]
             engines[arm] = stack.enter_context(run_process(module))
@@ -108,7 +112,7 @@ def _block(seed: int) -> dict[str, Any]:
                 },
                 "workers": [worker | {"max_sequences": SLOTS, "capacity": "fixed"}],
             }
-            gateway = run_gateway(config)
+            gateway = run_gateway(config, package=packages.get(arm))
             starting[arm] = threads.submit(gateway.__enter__)
             stack.push(gateway)
         for arm, started in starting.items():
@@ -122,8 +126,9 @@ def _block(seed: int) -> dict[str, Any]:
             block[arm] = _figures(output["calls"]) | {
                 "refusals": output["refusals"],
                 "gateway_cpu_s": cpu[arm],
-                **_accounts(f"sqlite:///{directory / arm}.db", output["calls"], pages[arm]),
             }
+            if arm not in packages:
+                block[arm] |= _accounts(f"sqlite:///{directory / arm}.db", output["calls"], pages[arm])
             print(f"seed {seed}, {arm}: {block[arm]}", flush=True)
     return block
 
@@ -251,11 +256,4 @@ def _accounts(url: str, calls: list[dict[str, Any]], page: dict[str, float]) -> 
 
 def _gauges(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        lines = answer.read().decode().splitlines()
-    found: dict[str, float] = {}
-    for line in lines:
-        if not line.startswith("#") and " " in line:
-            name, value = line.rsplit(" ", 1)
-            name = name.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+        return parse_metrics(answer.read().decode())

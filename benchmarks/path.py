@@ -4,7 +4,8 @@ All stand in front of the same instant backend (`benchmarks.tools`) and get the 
 rounds. The gateway under test has one core; backend and load generator share the other. The work differs: ours streams
 every call upstream, also where the client wants a whole answer, and the backend then sends eighteen events instead of
 one body. Other gateways take part where they are installed (`benchmarks.peers`). Ours also runs as plain Python, and
-compiled as it was in the commit that BEFORE names. The pass-through is plain Python. Needs a C compiler and py-spy.
+compiled as it was in the commit that BEFORE names, with the configuration keys of that commit. The pass-through is
+plain Python. Needs a C compiler and py-spy. `benchmarks.before_after` compares two compiled trees without the others.
 """
 
 import collections
@@ -68,6 +69,9 @@ CALL = {
     "temperature": 0,
 }
 
+CASES = {"c1": ("whole", 1), "c32": ("whole", 32), "c32_stream": ("stream", 32), "c8_400kB": ("long", 8)}
+"""By case: the body of a call and the number of connections."""
+
 Run = dict[str, float]
 
 
@@ -84,7 +88,7 @@ def measure() -> dict[str, Any]:
         print("no other gateway is installed (make venv-peers): their arms are left out", flush=True)
     with tempfile.TemporaryDirectory() as name:
         tools = build_tools(Path(name))
-        bodies = _bodies(tools.directory)
+        bodies = write_bodies(tools.directory)
         instant = _instant(tools, bodies, list(peers))
         paced = _paced(tools, bodies, [peer for peer in peers if peer not in TOO_SLOW_FOR_STREAMS])
     before = os.environ.get("BEFORE")
@@ -120,7 +124,7 @@ def _targets(instant: dict[str, Any], paced: dict[str, Any]) -> dict[str, dict[s
     }
 
 
-def _bodies(directory: Path) -> dict[str, Path]:
+def write_bodies(directory: Path) -> dict[str, Path]:
     long = CALL | {"messages": [{"role": "user", "content": "The invoice was charged twice. " * 13_000}]}
     bodies = {"whole": CALL, "stream": CALL | {"stream": True}, "long": long}
     for name, body in bodies.items():
@@ -130,14 +134,13 @@ def _bodies(directory: Path) -> dict[str, Path]:
 
 def _instant(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
     """The cost of a call, in front of an instant backend."""
-    cases = {"c1": ("whole", 1), "c32": ("whole", 32), "c32_stream": ("stream", 32), "c8_400kB": ("long", 8)}
     with _arms(tools, itl_us=0, peers=peers) as arms:
-        found = _rounds(
-            arms, {case: _load(tools, bodies[body], count) for case, (body, count) in cases.items()}, ROUNDS
+        found = alternate(
+            arms, {case: load_with(tools, bodies[body], count) for case, (body, count) in CASES.items()}, ROUNDS
         )
         profile = _profile(_profiled_arm(arms), tools, bodies["whole"], 32)
     out: dict[str, Any] = {}
-    for case in cases:
+    for case in CASES:
         by_arm = {arm.name: found[arm.name, case] for arm in arms}
         out[case] = {
             name: {
@@ -160,8 +163,8 @@ def _instant(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[st
 def _paced(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[str, Any]:
     """The cost of an event: 512 streams with a token every 20 ms."""
     with _arms(tools, itl_us=ITL_US, peers=peers) as arms:
-        load = _load(tools, bodies["stream"], STREAMS, seconds=PACED_SECONDS)
-        found = _rounds(arms, {"streams": load}, PACED_ROUNDS)
+        load = load_with(tools, bodies["stream"], STREAMS, seconds=PACED_SECONDS)
+        found = alternate(arms, {"streams": load}, PACED_ROUNDS)
         profile = _profile(_profiled_arm(arms), tools, bodies["stream"], STREAMS)
     out: dict[str, Any] = {}
     costs: dict[str, list[float]] = {}
@@ -184,20 +187,38 @@ def _paced(tools: Tools, bodies: dict[str, Path], peers: list[str]) -> dict[str,
 
 
 @contextmanager
+def run_backend(tools: Tools, itl_us: int) -> Iterator[int]:
+    """A server that computes nothing: its port."""
+    port = free_port()
+    with run_process([str(tools.mock_llm), str(port), "16", str(itl_us)], core=LOAD_CORE) as mock:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", mock)
+        yield port
+
+
+def config_for_backend(port: int) -> dict[str, Any]:
+    worker = {"name": "mock", "kind": "vllm", "url": f"http://127.0.0.1:{port}", "models": ["m"]}
+    # Every call is identical here, and each has to run.
+    return {"workers": [worker | {"max_sequences": 4096}], "single_flight": {"identical": False}}
+
+
+@contextmanager
+def run_limited(name: str, config: dict[str, Any], package: Path | None = None) -> Iterator[Arm]:
+    """The gateway with a key, a run id and every limit on each call."""
+    limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
+    with run_gateway_with_key(limited, TENANT, core=GATEWAY_CORE, package=package) as (port, process, key):
+        yield Arm(name, port, process, (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17"))
+
+
+@contextmanager
 def _arms(tools: Tools, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
     """The backend, and all gateways in front of it."""
     with ExitStack() as stack:
-        backend = free_port()
-        command = [str(tools.mock_llm), str(backend), "16", str(itl_us)]
-        mock = stack.enter_context(run_process(command, core=LOAD_CORE))
-        wait_for(f"http://127.0.0.1:{backend}/v1/models", mock)
+        backend = stack.enter_context(run_backend(tools, itl_us))
         bare_port = free_port()
         command = [sys.executable, "-m", "benchmarks.passthrough", str(bare_port), str(backend)]
         bare = stack.enter_context(run_process(command, core=GATEWAY_CORE))
         wait_for(f"http://127.0.0.1:{bare_port}/v1/models", bare)
-        worker = {"name": "mock", "kind": "vllm", "url": f"http://127.0.0.1:{backend}", "models": ["m"]}
-        # Every call is identical here, and each has to run.
-        config = {"workers": [worker | {"max_sequences": 4096}], "single_flight": {"identical": False}}
+        config = config_for_backend(backend)
         port, process = stack.enter_context(run_gateway(config, core=GATEWAY_CORE))
         arms = [Arm("bare", bare_port, bare), Arm("inferry", port, process)]
         if is_compiled():
@@ -208,16 +229,13 @@ def _arms(tools: Tools, itl_us: int, peers: list[str]) -> Iterator[list[Arm]]:
             tree.mkdir(exist_ok=True)
             served = run_gateway(config, core=GATEWAY_CORE, package=build_package_at(commit, tree))
             arms.append(Arm(BEFORE, *stack.enter_context(served)))
-        limited = config | {"tenants": {TENANT: LIMITS}, "prices": {"*": {"input": 1.0, "output": 3.0}}}
-        port, process, key = stack.enter_context(run_gateway_with_key(limited, TENANT, core=GATEWAY_CORE))
-        headers = (f"authorization: Bearer {key}", "x-inferry-run-id: ticket-17")
-        arms.append(Arm(WITH_LIMITS, port, process, headers))
+        arms.append(stack.enter_context(run_limited(WITH_LIMITS, config)))
         for peer in peers:
             arms.append(Arm(peer, *stack.enter_context(start_peer(peer, backend, tools.directory, core=GATEWAY_CORE))))
         yield arms
 
 
-def _load(tools: Tools, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], Run]:
+def load_with(tools: Tools, body: Path, connections: int, seconds: float = SECONDS) -> Callable[[Arm], Run]:
     def load(arm: Arm) -> Run:
         before, begin = cpu_seconds(arm.pid), time.monotonic()
         command = [
@@ -234,7 +252,7 @@ def _load(tools: Tools, body: Path, connections: int, seconds: float = SECONDS) 
     return load
 
 
-def _rounds(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int) -> dict[tuple[str, str], list[Run]]:
+def alternate(arms: list[Arm], loads: dict[str, Callable[[Arm], Run]], rounds: int) -> dict[tuple[str, str], list[Run]]:
     """Alternate between the arms, so that changes of the machine affect all alike. The first round is warm-up."""
     found: dict[tuple[str, str], list[Run]] = collections.defaultdict(list)
     for round_number in range(rounds + 1):

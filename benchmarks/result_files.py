@@ -22,25 +22,35 @@ def save(name: str, result: dict[str, Any]) -> Path:
     record = {
         "bench": name,
         "command": f"make bench BENCH={name}",
-        "commit": _commit(),
+        "commit": commit_of(ROOT) or "unknown",
         "compiled": is_compiled(),
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
-        "versions": {package: _version(package) for package in PACKAGES},
+        **circumstances(),
         "result": result,
     }
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
 
 
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-        ).stdout.strip()
+def circumstances() -> dict[str, Any]:
+    """Time, machine and versions of a measurement."""
+    return {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cores": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
+        "versions": {package: _version(package) for package in PACKAGES},
+    }
 
-    changed = git("status", "--porcelain", "--", "../src", "../pyproject.toml")
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes" if changed else "")
+
+def commit_of(tree: Path) -> str | None:
+    """The commit of a checkout, and whether its sources have changed since; None outside git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tree), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    if not (tree / ".git").exists():
+        return None
+    changed = git("status", "--porcelain", "--", "src", "pyproject.toml")
+    return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
 
 
 def _cpu() -> str:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from benchmarks.serving import run_gateway
+from benchmarks.serving import parse_metrics, run_gateway
 from inferry.ledger.stores.sqlite import open_sqlite_queries
 
 MODEL = "inferry-tiny"
@@ -39,12 +39,15 @@ MAX_CANCEL_MS = 250.0
 def measure(rounds: int = ROUNDS, running: int = RUNNING, queued: int = QUEUED) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         url = f"sqlite:///{Path(directory) / 'ledger.db'}"
-        # Capacity for all running steps and for P1's reserve, independent of targets.
-        worker_limits = {"max_sequences": running + 5, "kv_tokens": 2 * KV_TOKENS, "capacity": "fixed"}
-        worker = {"name": "local", "kind": "embedded", **worker_limits}
-        with run_gateway({"ledger": url, "workers": [worker]}) as (port, gateway):
+        with run_gateway({"ledger": url, "workers": [worker_for(running)]}) as (port, gateway):
             found = asyncio.run(_measure(port, gateway.pid, rounds, running, queued))
         return found | {"ledger": _ledger_check(url)}
+
+
+def worker_for(running: int) -> dict[str, Any]:
+    """Capacity for all running steps and for P1's reserve, independent of targets."""
+    limits = {"max_sequences": running + 5, "kv_tokens": 2 * KV_TOKENS, "capacity": "fixed"}
+    return {"name": "local", "kind": "embedded", **limits}
 
 
 async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) -> dict[str, Any]:
@@ -52,11 +55,12 @@ async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) 
     told: list[dict[str, Any]] = []
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        _Canceller(port) as canceller,
+        Canceller(port) as canceller,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector, timeout=timeout) as http,
     ):
+        os.nice(5)  # the process with the calls has lower priority than gateway, engine and canceller
         for number in range(rounds):
-            told.append(await _round(http, canceller, pid, number, running, queued))
+            told.append(await cancel_run(http, canceller, pid, number, running, queued))
             if number % 10 == 0:
                 print(f"run {number}: {told[-1]}", flush=True)
     result = {
@@ -67,6 +71,7 @@ async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) 
         "answer_ms": _spread([one["answer_ms"] for one in told]),
         "took_ms": _spread([one["took_ms"] for one in told]),
         "gateway_worked_ms": _spread([one["gateway_worked_ms"] for one in told]),
+        "gateway_worked_until_all_told_ms": _spread([one["gateway_worked_until_all_told_ms"] for one in told]),
         "gateway_waited_for_a_core_ms": _spread([one["gateway_waited_for_a_core_ms"] for one in told]),
         "last_client_told_ms": _spread([one["last_client_told_ms"] for one in told]),
         "unconfirmed": sum(one["unconfirmed"] for one in told),
@@ -81,7 +86,7 @@ async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) 
     return result
 
 
-class _Canceller:
+class Canceller:
     """A separate process cancels: the one with 1,000 calls is busy with their ends."""
 
     SOURCE = """
@@ -105,7 +110,6 @@ for line in sys.stdin:
     async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(sys.executable, "-c", self.SOURCE, stdin=pipe, stdout=pipe)
-        os.nice(5)  # the process with the calls has lower priority than gateway, engine and canceller
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,9 +125,10 @@ for line in sys.stdin:
         return reply
 
 
-async def _round(
-    http: aiohttp.ClientSession, canceller: _Canceller, pid: int, number: int, running: int, queued: int
+async def cancel_run(
+    http: aiohttp.ClientSession, canceller: Canceller, pid: int, number: int, running: int, queued: int
 ) -> dict[str, Any]:
+    """Fill the engine and the queue with a run and cancel it."""
     root = f"run-{number}"
     others = [asyncio.create_task(_call(http, f"other-{number}", None, OTHER_TOKENS, "P0")) for _ in range(OTHER_RUNS)]
     calls = [
@@ -132,10 +137,11 @@ async def _round(
     ]
     await _wait_until_full(http, root, running, running + queued)
     start = time.perf_counter()
-    worked, waited = _scheduled(pid)
+    began, waited = _scheduled(pid)
     report = await canceller.cancel(root)
-    worked, waited = (now - then for now, then in zip(_scheduled(pid), (worked, waited), strict=True))
+    worked, waited = (now - then for now, then in zip(_scheduled(pid), (began, waited), strict=True))
     ends = await asyncio.gather(*calls)
+    worked_until_all_told = _scheduled(pid)[0] - began
     beside = await asyncio.gather(*others)
     left = await _still_running(http)
     return {
@@ -147,6 +153,7 @@ async def _round(
         "answer_ms": report["answer_ms"],
         "took_ms": report["took_ms"],
         "gateway_worked_ms": round(worked, 1),
+        "gateway_worked_until_all_told_ms": round(worked_until_all_told, 1),
         "gateway_waited_for_a_core_ms": round(waited, 1),
         "last_client_told_ms": round((max(at for at, _, _ in ends) - start) * 1000, 2),
         "not_cancelled": sum(code != "run_cancelled" for _, code, _ in ends),
@@ -214,14 +221,7 @@ async def _still_running(http: aiohttp.ClientSession) -> float:
 
 async def _gauges(http: aiohttp.ClientSession) -> dict[str, float]:
     async with http.get("/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    found: dict[str, float] = {}
-    for line in lines:
-        if not line.startswith("#") and " " in line:
-            name, value = line.rsplit(" ", 1)
-            name = name.partition("{")[0]
-            found[name] = found.get(name, 0.0) + float(value)
-    return found
+        return parse_metrics(await answer.text())
 
 
 def _ledger_check(url: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from benchmarks import uncompiled
@@ -39,25 +39,16 @@ MANY_TENANTS, MANY_RUNS = 2_000, 100_000
 _ROUTE = RouteKey("m")
 _BATCH_KEY = BatchKey(_ROUTE)
 _PAYLOAD = Payload(api="chat", body=b"{}", sampling=Sampling())
-# Everything on: preemption, rates, weights, groups, tenants, runs, sessions, prefixes and deadlines.
+_policy = partial(LanePolicy, max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000)
+# Everything on: targets, pacing, preemption, rates, weights, groups, tenants, runs, sessions, prefixes and deadlines.
+# The prefill rate binds only beside a lane with targets. No job is late here, so that all jobs go in fair order.
 _FULL_LANES: Mapping[Lane, LanePolicy] = {
-    Lane.P0: LanePolicy(
-        max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, may_preempt=(Lane.P2,), groups=("default",)
-    ),
-    Lane.P1: LanePolicy(max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, share=0.1, reserve=0.05),
-    Lane.P2: LanePolicy(
-        max_wait_ms=100,
-        coalesce_ms=10,
-        queue_limit=2_000_000,
-        share=0.05,
-        reserve=0.25,
-        preemptible=True,
-        groups=("default",),
-    ),
+    Lane.P0: _policy(may_preempt=(Lane.P2,), groups=("default",), ttft_ms=1e9, itl_ms=30),
+    Lane.P1: _policy(share=0.1, reserve=0.05, ttft_ms=1e9, itl_ms=50),
+    Lane.P2: _policy(share=0.05, reserve=0.25, preemptible=True, groups=("default",)),
 }
 _LANES: Mapping[Lane, LanePolicy] = {
-    lane: LanePolicy(max_wait_ms=100, coalesce_ms=10, queue_limit=2_000_000, share=share)
-    for lane, share in ((Lane.P0, 0.0), (Lane.P1, 0.1), (Lane.P2, 0.05))
+    lane: _policy(share=share) for lane, share in ((Lane.P0, 0.0), (Lane.P1, 0.1), (Lane.P2, 0.05))
 }
 
 
@@ -88,15 +79,7 @@ def measure() -> dict[str, Any]:
 def figures() -> dict[str, Any]:
     """What this process's scheduler costs."""
     sections: dict[str, Any] = {"us_per_1000_turns_of_a_plain_loop": _interleaved({"dict": _plain_loop})["dict"]}
-    paths: dict[tuple[bool, str, int, str], Cell] = {
-        (all_features, name, workers, state): partial(
-            _drain, workers, burst, running_per_worker, all_features=all_features
-        )
-        for all_features in (False, True)
-        for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
-        for workers in FLEETS
-        for state, running_per_worker in (("idle", 0), ("half full", 128))
-    }
+    paths = _paths()
     rows = _interleaved(paths)
     for title, all_features in (("us_per_job", False), ("us_per_job_everything_on", True)):
         sections[title] = {
@@ -137,6 +120,40 @@ def figures() -> dict[str, Any]:
         "growth": max(worst.values()) <= MAX_GROWTH,
     }
     return sections
+
+
+def _paths() -> dict[tuple[bool, str, int, str], Cell]:
+    """Ways of a job that finds capacity at once: all features or none, how jobs arrive, workers, their state."""
+    return {
+        (all_features, name, workers, state): partial(
+            _drain, workers, burst, running_per_worker, all_features=all_features
+        )
+        for all_features in (False, True)
+        for name, burst in (("one at a time", 1), (f"bursts of {BURST}", BURST))
+        for workers in FLEETS
+        for state, running_per_worker in (("idle", 0), ("half full", 128))
+    }
+
+
+@cache
+def cells() -> dict[str, Cell]:
+    """Measurements of microseconds per job by name, for comparisons: every way, and through the smaller backlogs."""
+    named = {
+        f"{'all features' if all_features else 'plain'}, {name}, {workers} workers, {state}": cell
+        for (all_features, name, workers, state), cell in _paths().items()
+    }
+    for what, capacity, many_runs, (backlog, _) in _SATURATED:
+        named[f"{backlog} queued, {FLEETS[0]} workers, {what}"] = _with_backlog(backlog, FLEETS[0], capacity, many_runs)
+    return named
+
+
+def cell_names() -> list[str]:
+    return list(cells())
+
+
+def cost_of(cell: str) -> float:
+    """One measurement, in microseconds of CPU time per job."""
+    return cells()[cell]()
 
 
 def _fastest(figures: Mapping[tuple[bool, str, int, str], Figures], all_features: bool, name: str) -> float:
@@ -196,11 +213,11 @@ def _drain(workers: int, burst: int, running_per_worker: int = 0, all_features: 
 def _with_backlog(backlog: int, workers: int, capacity: Capacity, many: bool) -> Callable[[], float]:
     """Microseconds to end a job, plan the next and offer another, with so many queued and every worker full.
 
-    The backlog stands while it is measured: as many come as go.
+    The backlog stands while it is measured: as many come as go. Time passes, so that the prefill rate keeps no job out.
     """
     scheduler = _scheduler(workers, capacity, _FULL_LANES)
     running: deque[str] = deque()
-    numbers = itertools.count()
+    numbers, ticks = itertools.count(), itertools.count(1)
     with _gc_paused():
         for n in itertools.islice(numbers, backlog + 64 * workers):
             scheduler.offer(_full_featured_job(n, many), 0.0)
@@ -213,13 +230,14 @@ def _with_backlog(backlog: int, workers: int, capacity: Capacity, many: bool) ->
         with _gc_paused():
             started = time.process_time()
             while ended < JOBS_PER_ROUND:
+                now = next(ticks) * 1e-3
                 job_id = running.popleft()
-                scheduler.progress(job_id, first, 0.0)
-                scheduler.progress(job_id, end, 0.0)
-                sent = [job for plan in scheduler.tick(0.0).plans for job in plan.jobs]
+                scheduler.progress(job_id, first, now)
+                scheduler.progress(job_id, end, now)
+                sent = [job for plan in scheduler.tick(now).plans for job in plan.jobs]
                 running.extend([job.job_id for job in sent])
                 ended += 1
-                scheduler.offer(next(new_jobs), 0.0)
+                scheduler.offer(next(new_jobs), now)
             elapsed = time.process_time() - started
         assert scheduler.queued >= backlog - 64 * workers
         return elapsed / JOBS_PER_ROUND * 1e6

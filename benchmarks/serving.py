@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.layouts import METRICS_OF_TODAY, config_for, layout_of
+
 
 def free_port() -> int:
     with socket.socket() as sock:
@@ -50,22 +52,25 @@ def run_process(
 def run_gateway(
     config: dict[str, Any], *, core: int | None = None, package: Path | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """`inferry serve` with this configuration, ready: its port and its process. `package` is another directory
-    to import the package from."""
+    """`inferry serve` with this configuration, ready: its port and its process.
+
+    `package` is another directory to import the package from. A package of an earlier commit gets its own config keys.
+    """
     with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package) as served:
         yield served
 
 
 @contextlib.contextmanager
 def run_gateway_with_key(
-    config: dict[str, Any], tenant: str, *, core: int | None = None
+    config: dict[str, Any], tenant: str, *, core: int | None = None, package: Path | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes], str]]:
     """The same with authentication, and a key of the tenant."""
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "keys.yaml").write_text(json.dumps(config))
+        (Path(name) / "keys.yaml").write_text(json.dumps(_config_of(package, config)))
         command = [sys.executable, "-m", "inferry", "keys", "create", "--tenant", tenant, "--config", "keys.yaml"]
-        created = subprocess.run([*command, "--quiet"], cwd=name, capture_output=True, text=True, check=True)
-        with _serving(config, Path(name), core) as (port, process):
+        env = {**os.environ, **_environment(package)}
+        created = subprocess.run([*command, "--quiet"], cwd=name, env=env, capture_output=True, text=True, check=True)
+        with _serving(config, Path(name), core, package) as (port, process):
             yield port, process, created.stdout.strip()
 
 
@@ -74,12 +79,32 @@ def _serving(
     config: dict[str, Any], directory: Path, core: int | None, package: Path | None = None
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = free_port()
-    (directory / "inferry.yaml").write_text(json.dumps(config))
+    (directory / "inferry.yaml").write_text(json.dumps(_config_of(package, config)))
     command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
-    env = None if package is None else {"PYTHONPATH": str(package)}
-    with run_process([*command, "--log-level", "warning"], core=core, cwd=directory, extra_env=env) as process:
+    command += ["--log-level", "warning"]
+    with run_process(command, core=core, cwd=directory, extra_env=_environment(package)) as process:
         wait_for(f"http://127.0.0.1:{port}/ready", process)
         yield port, process
+
+
+def _config_of(package: Path | None, config: dict[str, Any]) -> Any:
+    return config if package is None else config_for(layout_of(package), config)
+
+
+def _environment(package: Path | None) -> dict[str, str]:
+    return {} if package is None else {"PYTHONPATH": str(package)}
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Metrics by name, summed over labels. Names of an earlier commit are replaced by those of today."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#") and " " in line:
+            name, value = line.rsplit(" ", 1)
+            name = name.partition("{")[0]
+            name = METRICS_OF_TODAY.get(name, name)
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
@@ -96,9 +121,9 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Time that all threads of a process have run so far."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def cpu_and_run_queue_seconds(pid: int) -> tuple[float, float]:

@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -33,23 +34,15 @@ MAX_DELAY_MS = 5.0
 
 def measure() -> dict[str, Any]:
     with ExitStack() as stack:
-        source_port = free_port()
-        source = stack.enter_context(
-            run_process([sys.executable, "-m", "benchmarks.stream_source", str(source_port)], core=LOAD_CORE)
-        )
-        wait_for(f"http://127.0.0.1:{source_port}/v1/models", source)
-        worker = {"name": "source", "kind": "vllm", "url": f"http://127.0.0.1:{source_port}", "models": ["m"]}
-        port, gateway = stack.enter_context(
-            run_gateway({"workers": [worker | {"max_sequences": 2 * STREAMS, "capacity": "fixed"}]}, core=GATEWAY_CORE)
-        )
-        direct = _read(source_port, STREAMS, source.pid, DIRECT_BLOCKS)
-        _read(port, 100, gateway.pid, blocks=0)  # objects that are made once and kept
-        wait_until_idle(gateway.pid)
-        through = _read(port, STREAMS, gateway.pid, BLOCKS)
+        source_port, source = stack.enter_context(run_source(LOAD_CORE))
+        port, gateway = stack.enter_context(run_gateway(config_for_source(source_port), core=GATEWAY_CORE))
+        direct = read(source_port, STREAMS, source.pid, DIRECT_BLOCKS)
+        warm_up(port, gateway.pid)
+        through = read(port, STREAMS, gateway.pid, BLOCKS)
         time.sleep(AFTER_S)
         wait_until_idle(gateway.pid)
         through["rss_after"] = resident_bytes(gateway.pid)
-        again = _read(port, STREAMS, gateway.pid, blocks=0)
+        again = read(port, STREAMS, gateway.pid, blocks=0)
     grown = through["rss_open"] - through["rss_before"]
     slow = _differences(through, "hardly_reads", "reads_all")
     result = {
@@ -81,10 +74,31 @@ def measure() -> dict[str, Any]:
     return result
 
 
-def _read(port: int, streams: int, pid: int, blocks: int) -> dict[str, Any]:
+@contextmanager
+def run_source(core: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The server of the streams: its port and its process."""
+    port = free_port()
+    with run_process([sys.executable, "-m", "benchmarks.stream_source", str(port)], core=core) as source:
+        wait_for(f"http://127.0.0.1:{port}/v1/models", source)
+        yield port, source
+
+
+def config_for_source(port: int) -> dict[str, Any]:
+    worker = {"name": "source", "kind": "vllm", "url": f"http://127.0.0.1:{port}", "models": ["m"]}
+    return {"workers": [worker | {"max_sequences": 2 * STREAMS, "capacity": "fixed"}]}
+
+
+def warm_up(port: int, pid: int, core: int = LOAD_CORE) -> None:
+    """Let the gateway make the objects that are made once and kept."""
+    read(port, 100, pid, blocks=0, core=core)
+    wait_until_idle(pid)
+
+
+def read(port: int, streams: int, pid: int, blocks: int, core: int = LOAD_CORE) -> dict[str, Any]:
+    """The report of `stream_readers`."""
     command = [sys.executable, "-m", "benchmarks.stream_readers", str(port), str(streams), str(pid)]
     command.append(str(blocks))
-    done = subprocess.run(["taskset", "-c", str(LOAD_CORE), *command], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True, check=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

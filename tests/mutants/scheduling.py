@@ -247,6 +247,18 @@ GROUP = MutantGroup(
             "                pass\n",
         ),
         Mutant(
+            "the least loaded worker stays so",
+            "scheduling/placement/worker_groups.py",
+            "                if load > least_load:\n",
+            "                if load > 1.0:\n",
+        ),
+        Mutant(
+            "equal loads go to the latest to change",
+            "scheduling/placement/worker_groups.py",
+            "elif load < least_load or (load == least_load and number < least):",
+            "elif load <= least_load:",
+        ),
+        Mutant(
             "a load is never found out again",
             "scheduling/worker_state.py",
             "                worker_set.stale.append(self)\n",

@@ -14,15 +14,16 @@ over is charged nothing and stays first. Batch lanes keep fair order alone, and 
 
 from collections import deque
 from heapq import heappop, heappush
+from typing import Final
 
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
-LATE_FRACTION = 0.95
+LATE_FRACTION: Final = 0.95
 """The part of its target after which a waiting job counts as late: its prompt has to be computed too."""
-MAX_PASSED_OVER_TTFTS = 2.0
-OVERLOAD_FRACTION = 0.25
+MAX_PASSED_OVER_TTFTS: Final = 2.0
+OVERLOAD_FRACTION: Final = 0.25
 """The part of its target that the oldest job in time has waited before a job is passed over."""
-REVIEW_FRACTION = 0.02
+REVIEW_FRACTION: Final = 0.02
 """Period of the selection, as a part of the target."""
 MAX_REVIEWED = 256
 """Jobs that one selection looks at, those due first."""
@@ -30,7 +31,7 @@ RATE_WINDOW_S = 1.0
 """Memory, in seconds, of the observed prefill rate."""
 MIN_RATE_WINDOW_S = 0.25
 """Seconds of observation before the prefill rate is used, and how much of it is kept after a pause."""
-_COMPACTION_THRESHOLD = 64
+_COMPACTION_THRESHOLD: Final = 64
 
 
 class OverloadSelector:

@@ -124,9 +124,10 @@ class Selector:
                 waiting = lane_queue
         if ready != 1:
             return False
-        queue = next(iter(waiting.waiting))
-        head = queue.head()
-        return head is not None and self._serve_head(queue, head, None) is not None
+        for queue in waiting.waiting:
+            head = queue.head()
+            return head is not None and self._serve_head(queue, head, None) is not None
+        return False
 
     def _serve_owed_lanes(self) -> RouteQueue | None:
         """Serve lower lanes that are owed. Where no worker accepts one, reserve one for it and return its queue.

@@ -5,6 +5,7 @@ and prompt tokens in prefill. The fourth, prompt tokens per second, is the prefi
 """
 
 from math import inf
+from typing import Final
 
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse
@@ -13,7 +14,7 @@ from inferry.scheduling.batching.packing import Draft
 from inferry.scheduling.capacity.prefill_bucket import PrefillTokenBucket, TickContext
 from inferry.scheduling.queues.queued_job import QueuedJob
 
-ALMOST_FULL = 0.999
+ALMOST_FULL: Final = 0.999
 """The load of a worker that only prefill of lower lanes fills: it still accepts jobs of higher lanes."""
 
 

@@ -6,12 +6,13 @@ no live sequence decodes, no lane is paced and nothing is spent.
 """
 
 from math import inf, nextafter
+from typing import Final
 
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 
 # So that a bucket is full enough at its retry time in spite of rounding.
-_ROUNDING_TOKENS = 1e-6
-MAX_DEBT_S = 0.25
+_ROUNDING_TOKENS: Final = 1e-6
+MAX_DEBT_S: Final = 0.25
 """Debt, in seconds of the rate, that unpaced prompts may leave in the bucket."""
 
 

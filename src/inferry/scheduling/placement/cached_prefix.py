@@ -1,9 +1,11 @@
 """Prefer the worker that has most of the prompt cached, unless it carries more than its part of the load."""
 
+from typing import Final
+
 from inferry.scheduling.placement.scorer import Candidates, Placement, PrefixMatch, Scorer
 from inferry.scheduling.queues.queued_job import QueuedJob
 
-PREFIX_TOKENS_PER_SEQUENCE = 512
+PREFIX_TOKENS_PER_SEQUENCE: Final = 512
 """Cached tokens that outweigh one more sequence: a sequence slows its neighbours a little, prefill stops them all."""
 
 

@@ -7,11 +7,12 @@ worker. When a worker leaves, only what was its own moves.
 from collections.abc import Sequence
 from hashlib import shake_128
 from struct import Struct
+from typing import Final
 from zlib import crc32
 
 from inferry.scheduling.worker_state import WorkerState
 
-_SLOTS = 512
+_SLOTS: Final = 512
 _RANKED_WORKERS = 4
 _SCORES = Struct(f"<{_SLOTS}Q")
 

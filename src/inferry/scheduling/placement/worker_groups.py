@@ -4,13 +4,14 @@ Loads are computed again only for workers that changed since the last look.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from inferry.scheduling.placement.rendezvous_hash import RendezvousHash
 from inferry.scheduling.queues.queued_job import QueuedJob
 from inferry.scheduling.worker_state import WorkerSet, WorkerState
 
-_FULL = 1.0
-LOAD_SLACK = 0.25
+_FULL: Final = 1.0
+LOAD_SLACK: Final = 0.25
 
 
 class WorkerGroup(WorkerSet):
@@ -24,6 +25,7 @@ class WorkerGroup(WorkerSet):
         "_counted",
         "_idle",
         "_kv_tokens",
+        "_least_number",
         "_loads",
         "_min_kv_tokens",
         "_min_used_fraction",
@@ -37,7 +39,7 @@ class WorkerGroup(WorkerSet):
         "workers",
     )
 
-    def __init__(self, workers: Sequence[WorkerState]) -> None:
+    def __init__(self, workers: tuple[WorkerState, ...]) -> None:
         super().__init__(list(workers))
         self.workers = workers
         self.index = {worker: number for number, worker in enumerate(workers)}
@@ -48,6 +50,7 @@ class WorkerGroup(WorkerSet):
         self._used_fractions = [0.0] * len(workers)
         self._counted = [0] * len(workers)
         self._kv_tokens = [0] * len(workers)
+        self._least_number: int | None = None
         self._min_used_fraction: float | None = None
         self._min_kv_tokens: int | None = None
         self._sequences = 0
@@ -56,13 +59,9 @@ class WorkerGroup(WorkerSet):
 
     def least_loaded(self, entry: QueuedJob, walk: int, fill: float) -> WorkerState | None:
         """The least loaded worker that accepts the job into the part `fill` of its capacity; ties go by name."""
-        if self.stale:
-            self._refresh_loads()
-        loads = self._loads
-        least = min(loads)
-        if least >= _FULL:
+        worker = self.least()
+        if load_of(worker) >= _FULL:
             return None
-        worker = self.workers[loads.index(least)]
         if (self.touched_in_walk != walk or self.is_open(worker, entry, walk)) and worker.accepts(
             entry, entry.prefill_tokens, fill
         ):
@@ -109,10 +108,13 @@ class WorkerGroup(WorkerSet):
         return least > 0 and least + kv_tokens > limit * fill
 
     def least(self) -> WorkerState:
-        """The least loaded worker, full or not."""
+        """The least loaded worker, full or not; of equals the first by name."""
         if self.stale:
             self._refresh_loads()
-        return self.workers[self._loads.index(min(self._loads))]
+        number = self._least_number
+        if number is None:
+            number = self._least_number = self._loads.index(min(self._loads))
+        return self.workers[number]
 
     def has_idle(self) -> bool:
         """Whether some worker has no sequence."""
@@ -143,8 +145,8 @@ class WorkerGroup(WorkerSet):
     def _refresh_loads(self) -> None:
         """Note what changed. A minimum is computed again only where it was a stale worker's."""
         for worker in self.stale:
-            number, load, sequences = self.index[worker], worker.load, worker.sequences
-            self._loads[number] = worker.compute_load() if load is None else load
+            number, sequences = self.index[worker], worker.sequences
+            self._note_load(number, load_of(worker))
             used_fraction, min_used_fraction = worker.used_fraction, self._min_used_fraction
             if min_used_fraction is not None:
                 if used_fraction <= min_used_fraction:
@@ -168,6 +170,18 @@ class WorkerGroup(WorkerSet):
                 elif not counted:
                     self._idle -= 1
         self.stale.clear()
+
+    def _note_load(self, number: int, load: float) -> None:
+        """Note the load of a worker. The least loaded one is searched for again only where its own load rises."""
+        least = self._least_number
+        if least is not None:
+            least_load = self._loads[least]
+            if number == least:
+                if load > least_load:
+                    self._least_number = None
+            elif load < least_load or (load == least_load and number < least):
+                self._least_number = number
+        self._loads[number] = load
 
 
 def least_loaded_of(workers: Sequence[WorkerState], entry: QueuedJob, fill: float) -> WorkerState | None:

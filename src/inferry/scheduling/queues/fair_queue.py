@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from inferry.scheduling.queues.fair_share import RunAccount, TenantAccount
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
-COMPACTION_THRESHOLD = 64
+COMPACTION_THRESHOLD: Final = 64
 _arrival_key = attrgetter("job.arrived_at", "number")
 
 

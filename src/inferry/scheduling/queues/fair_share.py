@@ -13,11 +13,11 @@ tenant and one run costs almost nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Weights = Mapping[str, float] | Callable[[str], float]
 
-_SWEEP_THRESHOLD = 16
+_SWEEP_THRESHOLD: Final = 16
 _Member = TypeVar("_Member", "RunAccount", "TenantAccount")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import ceil
+from typing import Final
 
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
@@ -19,7 +20,7 @@ from inferry.scheduling.queues.fair_share import LaneAccounts
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
 
-PREPAID_TOKENS = 4 * QUANTUM_TOKENS
+PREPAID_TOKENS: Final = 4 * QUANTUM_TOKENS
 """Service in order that counts against a lane's share: batch work that had the engine until now is not owed a turn at
 the start of a burst of live work."""
 

@@ -1,3 +1,5 @@
 """The grain of every bound on order, in tokens: no job is overtaken out of turn by more than this at a time."""
 
-QUANTUM_TOKENS = 2048
+from typing import Final
+
+QUANTUM_TOKENS: Final = 2048

@@ -1,10 +1,12 @@
 """What jobs are charged, and when: uncached prompt tokens when they are sent, put right when the worker has counted
 them; output tokens as they are produced, or at the end."""
 
+from typing import Final
+
 from inferry.domain.plans import Ended
 from inferry.scheduling.queues.queued_job import QueuedJob
 
-_MAX_TENANTS = 10_000
+_MAX_TENANTS: Final = 10_000
 
 
 def prefilled(entry: QueuedJob, tokens: int) -> None:

@@ -1,10 +1,11 @@
 """What will happen by itself, earliest first."""
 
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from inferry.scheduling.queues.queued_job import QueuedJob
 
-_COMPACTION_THRESHOLD = 64
+_COMPACTION_THRESHOLD: Final = 64
 
 
 class TimerHeap:
