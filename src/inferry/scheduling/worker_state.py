@@ -8,6 +8,7 @@ from math import inf
 
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse
+from inferry.domain.routes import OutputLength
 from inferry.domain.workers import WorkerView
 from inferry.scheduling.batching.packing import Draft
 from inferry.scheduling.capacity.prefill_bucket import PrefillTokenBucket, TickContext
@@ -64,6 +65,7 @@ class WorkerState:
         "load",
         "name",
         "nominated",
+        "output_length",
         "pads",
         "preemption_candidates",
         "prefill_ahead",
@@ -90,6 +92,7 @@ class WorkerState:
         self.nominated: dict[QueuedJob, None] = {}
         self.view: WorkerView | None = None
         self.group: str | None = None
+        self.output_length: OutputLength | None = None
         self.pads = self.has_no_capacity = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
         self.sequence_limit = self.kv_limit = self.prefill_limit = self.batch_limit = inf
@@ -109,6 +112,7 @@ class WorkerState:
         if view is not None:
             self.group = view.group
             self.pads = view.pads
+            self.output_length = view.output_length
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
             self.sequence_limit = _limit(view.capacity.sequences)
