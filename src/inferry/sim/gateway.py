@@ -7,7 +7,7 @@ from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerL
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Ended, FirstToken, JobLocation, Tick
+from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
@@ -168,7 +168,19 @@ class GatewayFrontend:
 
     def _tick(self, now: float, _: object) -> None:
         self._tick_due = False
+        if self._kv_packings is not None and "timed" in self._kv_packings:
+            self._report_produced(now)
         self._apply(self.scheduler.tick(now), now)
+
+    def _report_produced(self, now: float) -> None:
+        """Report the output of running calls, as often as dispatch does. Only timed packing needs it here."""
+        for call, attempt in self._open.values():
+            if call.first_at is not None and isinstance(call.sequence, EngineSequence) and call.worker is not None:
+                output_tokens = self._simulation.engines[call.worker].output_tokens_at(call.sequence, now)
+                if output_tokens >= attempt.reported_tokens + PROGRESS_INTERVAL_TOKENS:
+                    step = Produced(output_tokens - attempt.reported_tokens)
+                    attempt.reported_tokens = output_tokens
+                    self.scheduler.progress(call.job_id, step, now)
 
     def _apply(self, tick: Tick, now: float) -> None:
         for plan in tick.plans:
