@@ -163,6 +163,25 @@ def test_preemption_frees_what_the_peak_needs_and_no_more() -> None:
     assert sent(scheduler.tick(1.1)) == ["live"]
 
 
+def test_a_nominee_waits_until_the_predicted_peak_has_fallen() -> None:
+    scheduler = a_scheduler(
+        a_view(kv_tokens=1000, kv_packing="timed"),
+        P0=a_policy(may_preempt=(Lane.P2,)),
+        P2=a_policy(preemptible=True),
+    )
+    offer(
+        scheduler,
+        *(a_job(f"{n}", lane=Lane.P2, tokens=200, output=100, resume=ResumeMode.CONTINUE) for n in range(3)),
+    )
+    scheduler.tick(0.0)
+    offer(scheduler, a_job("live", lane=Lane.P0, tokens=500, output=100))
+    first, second = (job.job_id for job in scheduler.tick(1.0).evictions)
+    end(scheduler, first, now=1.1)
+    assert sent(scheduler.tick(1.1)) == []
+    end(scheduler, second, now=1.2)
+    assert sent(scheduler.tick(1.2)) == ["live"]
+
+
 def test_the_packing_of_a_worker_may_change_while_jobs_run() -> None:
     scheduler = a_scheduler(a_view(kv_tokens=1000))
     offer(scheduler, a_job("old", tokens=500, output=400))
