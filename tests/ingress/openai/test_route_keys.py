@@ -16,6 +16,7 @@ from inferry.domain.ports import ModelCard
 from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.domain.values import replace
+from inferry.ingress.openai.decode import CompletionsEndpoint
 from inferry.ingress.openai.parse import parse
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -51,7 +52,7 @@ def a_call(
         )
         body = msgspec.json.encode({"model": model, "prompt": [1, 2], "max_tokens": max_tokens})
         try:
-            job = parse("completions", body, {}, gateway.models, Caller(tenant, key))
+            job = parse(CompletionsEndpoint().decode(body), {}, gateway.models, Caller(tenant, key))
         finally:
             await gateway.close()
         assert isinstance(job, InferenceJob)
