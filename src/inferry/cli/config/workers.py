@@ -77,7 +77,8 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_sequences: int = 256
     """Maximum number of calls in flight."""
     kv_tokens: int | None = None
-    """Maximum expected KV tokens of the calls in flight; null sets no limit."""
+    """Maximum predicted KV tokens of the calls in flight; null: the size of the KV cache that the server's metrics
+    report, or no limit if they report none."""
     prefill_tokens: int | None = None
     """Maximum uncached prompt tokens sent without a first token, ahead of which live calls wait; null sets no
     limit."""
