@@ -3,7 +3,7 @@
 from mutants.mutant import Mutant, MutantGroup
 
 _KV = ("tests/scheduling/test_kv_packing.py",)
-_LENGTH = ("tests/scheduling/test_output_length.py",)
+_LENGTH = ("tests/scheduling/test_short_and_long_jobs.py",)
 
 GROUP = MutantGroup(
     tests=("tests/scheduling", "tests/properties"),
