@@ -2,9 +2,6 @@
 
 from mutants.mutant import Mutant, MutantGroup
 
-_KV = ("tests/scheduling/test_kv_packing.py",)
-_LENGTH = ("tests/scheduling/test_short_and_long_jobs.py",)
-
 GROUP = MutantGroup(
     tests=("tests/scheduling", "tests/properties"),
     mutants=(
@@ -105,48 +102,6 @@ GROUP = MutantGroup(
             "scheduling/placement/filters.py",
             "route.precision is None or route.precision == view.precision",
             "True",
-        ),
-        Mutant(
-            "short and long jobs share their workers",
-            "scheduling/placement/route_filter.py",
-            "if w.output_length in (None, self.key.length)]",
-            "if True]",
-            _LENGTH,
-        ),
-        Mutant(
-            "a job waits for a worker of its length that is down",
-            "scheduling/placement/route_filter.py",
-            "(None, self.key.length)] or up",
-            "(None, self.key.length)]",
-            _LENGTH,
-        ),
-        Mutant(
-            "only the last end counts for the KV peak",
-            "scheduling/capacity/kv_peak.py",
-            "            if level > highest:\n                highest = level\n",
-            "            highest = level\n",
-            _KV,
-        ),
-        Mutant(
-            "a job past its prediction holds no KV",
-            "scheduling/capacity/kv_peak.py",
-            "                overdue += own_held\n",
-            "",
-            _KV,
-        ),
-        Mutant(
-            "KV of other clients is free",
-            "scheduling/worker_state.py",
-            "        untimed = self.kv_tokens - kv_peaks.own_peaks  # of other clients\n",
-            "        untimed = 0\n",
-            _KV,
-        ),
-        Mutant(
-            "a nominee goes before the predicted peak has fallen",
-            "scheduling/preemption.py",
-            "if kv_peaks is not None and not worker.fits_timed(",
-            "if False and not worker.fits_timed(",
-            _KV,
         ),
         Mutant(
             "groups have no order",
