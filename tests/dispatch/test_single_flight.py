@@ -150,6 +150,12 @@ def test_every_other_field_of_a_body_prevents_sharing(more: dict[str, Any]) -> N
     assert digest(one) != digest(other)
 
 
+def test_another_predicted_length_does_not_make_a_call_another_but_another_precision_does() -> None:
+    short, long = a_job("1", length="short"), a_job("2", length="long")
+    assert RequestKey(short).matches(long)
+    assert not RequestKey(short).matches(a_job("3", length="short", precision="fp8"))
+
+
 # -- leaving ---------------------------------------------------------------------------------------------------------
 
 

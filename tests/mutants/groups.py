@@ -1,10 +1,23 @@
 """All groups of mutants."""
 
-from mutants import admission, dispatch, engine, ingress, ledger, queues, scheduling, single_flight, streams, workers
+from mutants import (
+    admission,
+    dispatch,
+    engine,
+    ingress,
+    ledger,
+    packing,
+    queues,
+    scheduling,
+    single_flight,
+    streams,
+    workers,
+)
 
 GROUPS = {
     "scheduling": scheduling.GROUP,
     "queues": queues.GROUP,
+    "packing": packing.GROUP,
     "admission": admission.GROUP,
     "ingress": ingress.GROUP,
     "streams": streams.GROUP,

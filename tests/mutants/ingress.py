@@ -6,11 +6,26 @@ _HEADERS = ("tests/ingress/test_headers.py", "tests/ingress/test_harness.py", "t
 _PROBLEMS = ("tests/ingress/test_zero_values.py", "tests/ingress/test_error_responses.py")
 _RATES = ("tests/ingress/test_zero_values.py", "tests/ingress/openai/test_rate_limit_headers.py")
 _PARSE = ("tests/ingress/openai/test_parameter_bounds.py", "tests/ingress/test_bad_input.py")
+_ROUTES = ("tests/ingress/openai/test_route_keys.py",)
 _ANSWERS = ("tests/ingress/test_response.py", "tests/ingress/openai/test_continuation_writer.py")
 
 GROUP = MutantGroup(
-    tests=(*_PROBLEMS, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ANSWERS),
+    tests=(*_PROBLEMS, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ROUTES, *_ANSWERS),
     mutants=(
+        Mutant(
+            "the required precision is forgotten",
+            "ingress/openai/parse.py",
+            "RouteKey(card.name, caller.precision, ",
+            "RouteKey(card.name, None, ",
+            _ROUTES,
+        ),
+        Mutant(
+            "the route does not name the adapter",
+            "ingress/openai/parse.py",
+            "card.name if card.parent else None",
+            "None",
+            _ROUTES,
+        ),
         Mutant(
             "a key may not ask for its highest lane",
             "ingress/headers.py",

@@ -182,7 +182,7 @@ GROUP = MutantGroup(
         Mutant(
             "more are stopped than needed",
             "scheduling/preemption.py",
-            "            victims.remove(entry)\n",
+            "            victims = spared\n",
             "            pass\n",
         ),
         Mutant("a promise is not counted", "scheduling/preemption.py", "        worker.admit(head)\n", ""),

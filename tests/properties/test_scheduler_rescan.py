@@ -27,6 +27,7 @@ capacities = st.fixed_dictionaries(
     {
         "sequences": st.sampled_from([None, None, 1, 3]),
         "kv_tokens": st.sampled_from([None, 1_500]),
+        "kv_packing": st.sampled_from(["sum", "timed"]),
         "prefill_tokens": st.sampled_from([None, 700, 2_500]),
         "prefill_tokens_per_s": st.sampled_from([None, None, 1_000.0]),
         "group": st.sampled_from(["live", "batch"]),
@@ -39,7 +40,7 @@ shapes = st.fixed_dictionaries(
         "lane": st.sampled_from(list(Lane)),
         "model": st.sampled_from(["m", "m", "m", "n"]),
         "tokens": st.sampled_from([20, 100, 300, 900, 2_200]),
-        "output": st.sampled_from([1, 60]),
+        "output": st.sampled_from([1, 60, 600]),
         "tenant": st.sampled_from("aab"),
         "run_id": st.sampled_from("xxy"),
         "session": st.sampled_from([None, None, "s"]),

@@ -5,9 +5,9 @@ from typing import Literal
 
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane, LanePolicy
-from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.sampling import Sampling
-from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.domain.workers import Capacity, KvPacking, Load, Phase, WorkerView
 
 _numbers = itertools.count(1)
 
@@ -34,6 +34,7 @@ def a_job(
     attempt: int = 1,
     preemptions: int = 0,
     avoid: tuple[str, ...] = (),
+    length: OutputLength | None = None,
     session: str | None = None,
     template_id: str | None = None,
     prefix: tuple[str, ...] = (),
@@ -44,7 +45,7 @@ def a_job(
 ) -> InferenceJob:
     """A job of `tokens` prompt tokens that arrived at `at`."""
     job_id = f"job-{next(_numbers)}" if job_id is None else job_id
-    route = RouteKey(model, precision, adapter, isolation, avoid)
+    route = RouteKey(model, precision, adapter, isolation, avoid, length)
     return InferenceJob(
         job_id=job_id,
         tenant=tenant,
@@ -83,6 +84,8 @@ def a_view(
     isolation: str | None = None,
     precision: str | None = None,
     group: str = "default",
+    output_length: OutputLength | None = None,
+    kv_packing: KvPacking = "sum",
     phase: Phase = Phase.READY,
     pads: bool = False,
     sequences: int | None = None,
@@ -102,6 +105,8 @@ def a_view(
         isolation=isolation,
         precision=precision,
         group=group,
+        output_length=output_length,
+        kv_packing=kv_packing,
         phase=phase,
         pads=pads,
         capacity=Capacity(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s, batch_sequences),

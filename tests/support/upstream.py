@@ -58,6 +58,7 @@ class Upstream:
         self.gone = asyncio.Event()
         self.release = asyncio.Event()
         self.port = 0
+        self.adapters: tuple[str, ...] = ()
         self.detokenize: Callable[[list[int]], str] | None = None
         self._runner: web.AppRunner | None = None
 
@@ -86,8 +87,11 @@ class Upstream:
             await self._runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = [{"id": "m", "object": "model", "created": 7, "owned_by": "up", "max_model_len": 4096}]
-        return web.json_response({"object": "list", "data": models})
+        adapters = [{**self._model(name), "parent": "m"} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [self._model("m"), *adapters]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 7, "owned_by": "up", "max_model_len": 4096}
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -121,6 +121,7 @@ def _watch_states(
         wait_coverage=waits.coverages,
         output_error=lambda: estimator.output_accuracy.mean_abs_log_error,
         pending_retries=limiter.pending_retries,
+        kv_predicted=scheduler.predicted_kv_tokens,
         fairness=lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
         queued_bytes=lambda: limiter.queued_bytes,
         shadow_refusals=lambda: admission.gate.shadow_refused,

@@ -23,12 +23,13 @@ from inferry.sim.workload import SimulationSetupError
 
 
 class SimulatedWorker(Struct, frozen=True):
-    """An engine and its capacity limits. With `adaptive` the capacity controller decides within them."""
+    """An engine, its capacity limits, and its configuration. With `capacity: adaptive` the capacity controller decides
+    within the limits.
+    """
 
     flags: engines.EngineFlags
     capacity: Capacity
-    group: str = "default"
-    adaptive: bool = True
+    config: WorkerConfig
 
 
 class Arm(Struct, frozen=True):
@@ -76,32 +77,42 @@ def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> Simul
         capacity = Capacity(
             min(worker.max_sequences, flags.max_num_seqs), worker.kv_tokens or flags.kv_tokens, worker.prefill_tokens
         )
-        return SimulatedWorker(flags, capacity, worker.group, worker.capacity == "adaptive")
+        return SimulatedWorker(flags, capacity, worker)
     if isinstance(worker, VllmInProcessWorkerConfig):
         own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
-        return SimulatedWorker(
-            own, Capacity(worker.max_sequences, own.kv_tokens), worker.group, worker.capacity == "adaptive"
-        )
+        return SimulatedWorker(own, Capacity(worker.max_sequences, own.kv_tokens), worker)
     own = replace(
         flags,
         max_num_seqs=worker.max_sequences,
         kv_tokens=worker.kv_tokens,
         max_num_batched_tokens=worker.max_sequences + worker.chunk_tokens,
     )
-    return SimulatedWorker(
-        own, Capacity(worker.max_sequences, worker.kv_tokens), worker.group, worker.capacity == "adaptive"
-    )
+    return SimulatedWorker(own, Capacity(worker.max_sequences, worker.kv_tokens), worker)
 
 
 def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:
     """The gateway as in `inferry serve`. It expects everything that a tenant has sent before to be cached."""
-    capacities, groups = [one.capacity for one in workers], [one.group for one in workers]
-    fixed = [number for number, one in enumerate(workers) if not one.adaptive]
+    capacities, configs = [one.capacity for one in workers], [one.config for one in workers]
+    fixed = [number for number, config in enumerate(configs) if config.capacity == "fixed"]
+    groups = [config.group for config in configs]
+    lengths = [config.output_length for config in configs]
+    packings = [config.kv_packing for config in configs]
 
     def frontend() -> Frontend:
+        estimate = PrefixAwareEstimator()
         if len(fixed) == len(workers):
-            return GatewayFrontend(lanes, capacities, groups=groups, estimate=PrefixAwareEstimator())
-        return ControlledFrontend(lanes, limits=capacities, fixed=fixed, groups=groups)
+            return GatewayFrontend(
+                lanes, capacities, groups=groups, output_lengths=lengths, kv_packings=packings, estimate=estimate
+            )
+        return ControlledFrontend(
+            lanes,
+            limits=capacities,
+            fixed=fixed,
+            groups=groups,
+            output_lengths=lengths,
+            kv_packings=packings,
+            estimate=estimate,
+        )
 
     return Arm(name, tuple(one.flags for one in workers), frontend)
 

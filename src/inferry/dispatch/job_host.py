@@ -43,9 +43,13 @@ class JobHost:
         """Admit and run the job, or raise its refusal."""
         if not self._pool.serves(job.route.model) and not self._may_wait_for_worker(job):
             raise NoWorker(f"no worker of model `{job.route.model}` is up", retry_after_s=RETRY_AFTER_S)
-        if job.route.isolation is not None and not self._loop.has_route(job.route):
+        route = job.route
+        if (route.isolation is not None or route.precision is not None) and not self._loop.has_route(route):
             raise NoWorker(
-                f"no worker in the tenant's pool serves model `{job.route.model}`", retry_after_s=RETRY_AFTER_S
+                f"no worker in the tenant's pool serves model `{route.model}`"
+                if route.precision is None
+                else f"no worker of the tenant serves model `{route.model}` with precision {route.precision}",
+                retry_after_s=RETRY_AFTER_S,
             )
         job, granted_tokens, batch = self._admission.admit(job, caller)
         try:

@@ -16,7 +16,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.job_events import JobEvents
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
-from inferry.domain.plans import BatchPlan, Ended, FirstToken, PredictedWait, Produced
+from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, BatchPlan, Ended, FirstToken, PredictedWait, Produced
 from inferry.domain.recovery import Retry, next_attempt, total_usage
 from inferry.domain.streams import Delta, Done, End, Failed, Item
 from inferry.domain.values import replace
@@ -27,8 +27,6 @@ from inferry.streams.mailbox import JobStream
 RETRY_DELAY_S = 0.1
 """Pause before a lost job is offered again where only a worker that lost it can take it; four times as long after each
 further loss, up to the third."""
-PROGRESS_INTERVAL_TOKENS = 32
-"""The scheduler charges output to its run in units of this many tokens, and the rest at the end."""
 
 _FIRST_TOKEN = FirstToken()
 

@@ -7,6 +7,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.errors import NoWorker
 from inferry.domain.lanes import Lane, LanePolicy, evictable_lanes
 from inferry.domain.ports import ModelCard, Tokenizer
+from inferry.domain.routes import OutputLength
 from inferry.prediction.estimator import Estimator
 
 RETRY_AFTER_S = 2.0
@@ -28,6 +29,7 @@ class ModelCatalog:
         self.estimator = estimator
         self.now = clock.now
         self._max_wait_ms = {lane: policy.max_wait_ms for lane, policy in lanes.items()}
+        self._lanes = lanes
         self._preempted = evictable_lanes(lanes)
 
     def cards(self, isolation: str | None = None) -> dict[str, ModelCard]:
@@ -52,6 +54,9 @@ class ModelCatalog:
 
     def max_wait_ms(self, lane: Lane) -> float:
         return self._max_wait_ms[lane]
+
+    def output_length(self, lane: Lane, expected_tokens: int) -> OutputLength | None:
+        return self._lanes[lane].output_length(expected_tokens)
 
     def can_resume(self, card: ModelCard, lane: Lane) -> bool:
         """Whether a plain job of the lane is prepared to resume from its token ids: where that is free because the

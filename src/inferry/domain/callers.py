@@ -12,7 +12,7 @@ class Caller(Value):
     """A tenant and its API key; `key` is None if authentication is off. Built once per key, read on every call.
 
     `max_lane`: the lower of the highest lanes of tenant and key. `pool`: the worker pool the tenant is bound to; None
-    for the shared workers.
+    for the shared workers. `precision`: the one that its calls require; None accepts any.
     """
 
     def __init__(self, tenant: Tenant, key: ApiKey | None = None) -> None:
@@ -26,6 +26,7 @@ class Caller(Value):
             named = limits.default_lane
         self.default_lane: Final = max(Lane.P1 if named is None else named, self.max_lane)
         self.pool: Final = tenant.name if tenant.isolation == "pool" else None
+        self.precision: Final = (None if of_key is None else of_key.precision) or limits.precision
         self._allowed: Final = [
             models for models in (limits.models, None if of_key is None else of_key.models) if models is not None
         ]

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from inferry.domain.routes import OutputLength
+
 
 class Lane(enum.IntEnum):
     """Service class of a job. The number orders lanes and is not part of any API."""
@@ -41,7 +43,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
     `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
     queued. `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use
-    workers of other groups while no live job needs them.
+    workers of other groups while no live job needs them. `long_output_tokens`: predicted output tokens from which a job
+    is long; None does not separate short and long jobs.
     """
 
     max_wait_ms: float
@@ -58,11 +61,18 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     itl_ms: float | None = None
     groups: tuple[str, ...] | None = None
     borrow_groups: bool = False
+    long_output_tokens: int | None = None
 
     @property
     def is_live(self) -> bool:
         """Whether a client waits for the first token: such a lane has a target for it, a batch lane has none."""
         return self.ttft_ms is not None
+
+    def output_length(self, expected_tokens: int) -> OutputLength | None:
+        """Whether a job with this predicted output is short or long; None where the lane does not separate them."""
+        if self.long_output_tokens is None:
+            return None
+        return "long" if expected_tokens >= self.long_output_tokens else "short"
 
 
 DEFAULT_LANES: dict[Lane, LanePolicy] = {

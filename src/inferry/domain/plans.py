@@ -7,6 +7,9 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.values import Value
 
+PROGRESS_INTERVAL_TOKENS: Final = 32
+"""Output is reported to the scheduler in units of this many tokens, and the rest at the end."""
+
 
 class BatchPlan(Value):
     """Jobs sent to one worker together, in order. Never empty; one batch key if the worker pads."""

@@ -18,6 +18,9 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     models: tuple[str, ...] | None = None
     """Models that may be used, with `*` as wildcard; null: all."""
+    precision: str | None = None
+    """Precision of the workers that may run the calls, as named in `workers[].precision`; null: any. That of a key
+    replaces that of its tenant."""
     max_lane: LaneName = "P0"
     """Highest lane that may be used."""
     default_lane: LaneName | None = None
@@ -55,6 +58,8 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 yield f"{where}{name} must be above 0" + (" and below 2^63" if value > 0 else "")
         if self.models is not None and not all(self.models):
             yield f"{where}models names a model without a name"
+        if self.precision == "":
+            yield f"{where}precision must not be empty"
         if self.default_lane is not None and self.default_lane < self.max_lane:
             yield f"{where}default_lane ({self.default_lane}) is above {where}max_lane ({self.max_lane})"
 

@@ -16,11 +16,13 @@ Isolation = Literal["salt", "pool", "none"]
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Limits of a tenant or of one of its keys; None is no limit. Both apply.
 
-    `models` may contain `*` as wildcard. Tokens are prompt plus output tokens. Ceilings of a run include its sub-runs.
-    Money is in the currency of the prices; days and months are in UTC.
+    `models` may contain `*` as wildcard. `precision`: of the workers that may run the calls; None is any. Tokens are
+    prompt plus output tokens. Ceilings of a run include its sub-runs. Money is in the currency of the prices; days and
+    months are in UTC.
     """
 
     models: tuple[str, ...] | None = None
+    precision: str | None = None
     max_lane: Lane = Lane.P0
     default_lane: Lane | None = None
     requests_per_minute: int | None = None

@@ -1,8 +1,13 @@
 """Workers as the scheduler sees them."""
 
 import enum
+from typing import Literal
 
 from msgspec import Struct
+
+from inferry.domain.routes import OutputLength
+
+KvPacking = Literal["sum", "timed"]
 
 
 class Phase(enum.Enum):
@@ -50,7 +55,9 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     clients. `pads`: a plan runs as one padded pass and needs one batch key. `controlled`: `capacity` is the upper bound
     within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
     `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
-    `last_activity_at`: last sign of life; None if liveness is not monitored.
+    `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
+    LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
+    whether predicted KV peaks are added up, or their sum is predicted over time.
     """
 
     worker: str
@@ -62,6 +69,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     adapters: frozenset[str] = frozenset()
     precision: str | None = None
     isolation: str | None = None
+    output_length: OutputLength | None = None
+    kv_packing: KvPacking = "sum"
     pads: bool = False
     load: Load = Load()
     foreign: Load = Load()

@@ -279,8 +279,8 @@ class App:
 
     def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
         isolation = caller.pool
-        ready = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == isolation]
-        up = {model for view in ready for model in view.models}
+        views = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == isolation]
+        up = {model for v in views if caller.precision in (None, v.precision) for model in v.models}
         return {
             name: {
                 "id": name,
@@ -288,6 +288,7 @@ class App:
                 "created": card.created,
                 "owned_by": "inferry",
                 "max_model_len": card.context_tokens,
+                "parent": card.parent,
                 "ready": name in up,
             }
             for name, card in self._gateway.models.cards(isolation).items()

@@ -146,6 +146,12 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_worker_running_sequences", "gauge", "Running sequences reported by the worker.", ("worker",)),
     MetricSpec("inferry_worker_waiting_sequences", "gauge", "Waiting sequences reported by the worker.", ("worker",)),
     MetricSpec("inferry_worker_kv_used_tokens", "gauge", "KV cache tokens in use on the worker.", ("worker",)),
+    MetricSpec(
+        "inferry_worker_kv_predicted_tokens",
+        "gauge",
+        "Predicted KV peak of the calls on the worker in tokens, as they are packed by `workers[].kv_packing`.",
+        ("worker",),
+    ),
     MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
     MetricSpec(
         "inferry_ledger_up",

@@ -102,6 +102,7 @@ class Metrics:
         self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
         self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
         self._fairness: Callable[[], Mapping[Lane, float]] | None = None
+        self._kv_predicted: Callable[[], Mapping[str, int]] = dict
         self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
@@ -242,6 +243,7 @@ class Metrics:
         output_error: Callable[[], float] | None = None,
         pending_retries: Callable[[], Mapping[Lane, int]] | None = None,
         fairness: Callable[[], Mapping[Lane, float]] | None = None,
+        kv_predicted: Callable[[], Mapping[str, int]] | None = None,
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
@@ -253,6 +255,7 @@ class Metrics:
         self._health = health or self._health
         self._pending_retries = pending_retries or self._pending_retries
         self._fairness = fairness or self._fairness
+        self._kv_predicted = kv_predicted or self._kv_predicted
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
         for name, read in (
             ("inferry_open_streams", open_streams),
@@ -320,6 +323,9 @@ class Metrics:
         waiting: dict[str, float] = {}
         used: dict[str, float] = {}
         capacity: dict[str, float] = {}
+        predicted: dict[str, float] = {}
+        for worker, tokens in self._kv_predicted().items():
+            _add(predicted, worker if worker in self._size_of else OTHER, tokens)
         for view in self._views() if self._views is not None else ():
             # Several unknown workers share one label, and so one sum.
             name = view.worker if view.worker in self._size_of else OTHER
@@ -338,6 +344,7 @@ class Metrics:
             "inferry_worker_running_sequences": _by_worker(running),
             "inferry_worker_waiting_sequences": _by_worker(waiting),
             "inferry_worker_kv_used_tokens": _by_worker(used),
+            "inferry_worker_kv_predicted_tokens": _by_worker(predicted),
             "inferry_worker_kv_capacity_tokens": _by_worker(capacity),
         } | self._breaker_rows()
 

@@ -129,25 +129,30 @@ def _victims_on(worker: WorkerState, head: QueuedJob) -> list[QueuedJob] | None:
     sequences, kv_tokens = len(worker.evicting), worker.evicting_kv_tokens
     victims: list[QueuedJob] = []
     for entry in evictable:
-        if _fits_after(worker, head, fill, sequences, kv_tokens):
+        if _fits_after(worker, head, fill, sequences, kv_tokens, victims):
             break
         victims.append(entry)
         sequences += 1
         kv_tokens += entry.kv_tokens
-    if not _fits_after(worker, head, fill, sequences, kv_tokens):
+    if not _fits_after(worker, head, fill, sequences, kv_tokens, victims):
         return None
     for entry in tuple(reversed(victims)):  # spare jobs that a larger one made unnecessary, most expensive first
-        if _fits_after(worker, head, fill, sequences - 1, kv_tokens - entry.kv_tokens):
-            victims.remove(entry)
+        spared = [victim for victim in victims if victim is not entry]
+        if _fits_after(worker, head, fill, sequences - 1, kv_tokens - entry.kv_tokens, spared):
+            victims = spared
             sequences -= 1
             kv_tokens -= entry.kv_tokens
     return victims
 
 
-def _fits_after(worker: WorkerState, head: QueuedJob, fill: float, sequences: int, kv_tokens: int) -> bool:
-    """Whether the head fits once that much has left."""
+def _fits_after(
+    worker: WorkerState, head: QueuedJob, fill: float, sequences: int, kv_tokens: int, victims: list[QueuedJob]
+) -> bool:
+    """Whether the head fits once that much has left: the victims, and the jobs that are being evicted."""
     if worker.sequences - sequences >= worker.sequence_limit * fill:
         return False
+    if worker.kv_peaks is not None:
+        return worker.fits_timed(worker.kv_peaks, head, fill, {*worker.evicting, *victims})
     used, limit = worker.kv_tokens - kv_tokens, worker.kv_limit
     return used + head.kv_tokens <= limit * fill or (not used and limit > 0)
 
@@ -172,7 +177,10 @@ def _fitting_nominees(worker: WorkerState) -> Iterable[QueuedJob]:
     nominees = list(worker.nominated)
     sequences = worker.sequences - len(nominees)
     kv_tokens = worker.kv_tokens - sum(entry.kv_tokens for entry in nominees)
-    for entry in nominees:
+    kv_peaks = worker.kv_peaks
+    for number, entry in enumerate(nominees):
+        if kv_peaks is not None and not worker.fits_timed(kv_peaks, entry, 1.0, set(nominees[number:])):
+            return
         fits_empty = not kv_tokens and worker.kv_limit > 0
         sequences += 1
         kv_tokens += entry.kv_tokens

@@ -63,9 +63,8 @@ class Scheduler:
             )
             for lane in sorted(lanes)
         )
-        self._lane_queue_of = [
-            next((lane_queue for lane_queue in self._lane_queues if lane_queue.lane is lane), None) for lane in Lane
-        ]
+        by_lane = {lane_queue.lane: lane_queue for lane_queue in self._lane_queues}
+        self._lane_queue_of = [by_lane.get(lane) for lane in Lane]
         self._tick_context = TickContext(burst_tokens)
         self._entries: dict[str, QueuedJob] = {}
         self._workers: dict[str, WorkerState] = {}
@@ -87,9 +86,8 @@ class Scheduler:
     # What the owner tells it.
 
     def offer(self, job: InferenceJob, now: float, *, is_admitted: bool = False) -> None:
-        """Queue a job, held for others or ready to go. Raises QueueFull when its lane is at the limit.
-
-        A job that was admitted before, and a retried job, are always accepted.
+        """Queue a job, held for others or ready to go. Raises QueueFull at its lane's limit, unless it was admitted
+        before or is a retry.
         """
         job_id = job.job_id
         if job_id in self._entries:
@@ -181,12 +179,14 @@ class Scheduler:
             return
         if attempt is not None and attempt != entry.job.attempt:
             return
+        worker = self._workers[entry.worker]
         # By exact type: asking whether something is an instance of a Struct is slow where it is not.
         if type(step) is Produced:
             # The order may have changed, but no capacity came free: the next walk is soon enough.
             service_history.produced(entry, step.tokens)
+            if worker.kv_peaks is not None:
+                self._changed_workers[worker] = None
             return
-        worker = self._workers[entry.worker]
         self._planning_needed = True
         self._changed_workers[worker] = None
         if type(step) is FirstToken:
@@ -267,15 +267,16 @@ class Scheduler:
 
     def use(self, worker: str) -> CapacityUse:
         """What this gateway's jobs in flight take up on the worker."""
-        worker_state = self._workers.get(worker)
-        return CapacityUse() if worker_state is None else worker_state.own_use()
+        return self._workers[worker].own_use() if worker in self._workers else CapacityUse()
+
+    def predicted_kv_tokens(self) -> dict[str, int]:
+        """The predicted KV peak by worker."""
+        return {name: worker.predicted_kv_tokens() for name, worker in self._workers.items()}
 
     def has_route(self, route: RouteKey) -> bool:
         """Whether some worker serves the route, up or not."""
-        return any(
-            worker.view is not None and all(allows(worker.view, route) for allows in FILTERS)
-            for worker in self._workers.values()
-        )
+        views = [worker.view for worker in self._workers.values() if worker.view is not None]
+        return any(all(allows(view, route) for allows in FILTERS) for view in views)
 
     # Holding and releasing.
 

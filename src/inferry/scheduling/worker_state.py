@@ -4,13 +4,16 @@ Capacity is counted in three currencies that are held until given back: sequence
 and prompt tokens in prefill. The fourth, prompt tokens per second, is the prefill token bucket's.
 """
 
+from collections.abc import Container
 from math import inf
 from typing import Final
 
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse
+from inferry.domain.routes import OutputLength
 from inferry.domain.workers import WorkerView
 from inferry.scheduling.batching.packing import Draft
+from inferry.scheduling.capacity.kv_peak import KvPeakTracker
 from inferry.scheduling.capacity.prefill_bucket import PrefillTokenBucket, TickContext
 from inferry.scheduling.queues.queued_job import QueuedJob
 
@@ -45,6 +48,9 @@ class WorkerState:
     worker is reserved: lanes from `closed_from_lane` on may not use it. `preemption_candidates` are the running jobs of
     preemptible lanes, latest last; `borrowers` are those of lanes that borrow the worker. Jobs that are `evicting` stay
     counted until they have ended. `nominated` jobs wait for that and are counted as well.
+
+    `kv_peaks` exists where the view asks for `timed` packing and names a KV limit. Then `kv_limit` is no limit: what
+    fits is no sum, and only `fits_timed` knows it.
     """
 
     __slots__ = (
@@ -59,12 +65,14 @@ class WorkerState:
         "group",
         "has_no_capacity",
         "kv_limit",
+        "kv_peaks",
         "kv_tokens",
         "live_decoding",
         "live_sequences",
         "load",
         "name",
         "nominated",
+        "output_length",
         "pads",
         "preemption_candidates",
         "prefill_ahead",
@@ -81,6 +89,7 @@ class WorkerState:
     def __init__(self, name: str) -> None:
         self.name = name
         self.prefill_bucket: PrefillTokenBucket | None = None
+        self.kv_peaks: KvPeakTracker | None = None
         self.live_decoding = [0] * len(Lane)
         self.best_decoding_lane: int | None = None
         self.live_sequences = 0
@@ -91,6 +100,7 @@ class WorkerState:
         self.nominated: dict[QueuedJob, None] = {}
         self.view: WorkerView | None = None
         self.group: str | None = None
+        self.output_length: OutputLength | None = None
         self.pads = self.has_no_capacity = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
         self.sequence_limit = self.kv_limit = self.prefill_limit = self.batch_limit = inf
@@ -110,6 +120,7 @@ class WorkerState:
         if view is not None:
             self.group = view.group
             self.pads = view.pads
+            self.output_length = view.output_length
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
             self.sequence_limit = _limit(view.capacity.sequences)
@@ -117,6 +128,13 @@ class WorkerState:
             self.kv_limit = _limit(view.capacity.kv_tokens)
             self.prefill_limit = _limit(view.capacity.prefill_tokens)
             self.has_no_capacity = min(self.sequence_limit, self.kv_limit, self.prefill_limit) <= 0
+            if view.kv_packing == "sum" or view.capacity.kv_tokens is None:
+                self.kv_peaks = None
+            else:
+                if self.kv_peaks is None:
+                    self.kv_peaks = KvPeakTracker(self.kv_limit)
+                self.kv_peaks.limit = self.kv_limit
+                self.kv_limit = inf
             rate = view.capacity.prefill_tokens_per_s
             if rate is None:
                 self.prefill_bucket = None
@@ -163,6 +181,8 @@ class WorkerState:
         used, limit = self.kv_tokens, self.kv_limit
         if used + entry.kv_tokens > limit * fill and (used or limit <= 0):
             return False
+        if self.kv_peaks is not None and not self.fits_timed(self.kv_peaks, entry, fill):
+            return False
         if self.pads and not self._can_join_pass(entry):
             return False
         prefill_bucket = self.prefill_bucket
@@ -192,8 +212,27 @@ class WorkerState:
             return True
         if self.sequences >= self.batch_limit and not entry.rules.is_live:
             return True
+        if self.kv_peaks is not None:
+            return not self.fits_timed(self.kv_peaks, entry, fill)
         used, limit = self.kv_tokens, self.kv_limit
         return used + entry.kv_tokens > limit * fill and (used > 0 or limit <= 0)
+
+    def fits_timed(
+        self, kv_peaks: KvPeakTracker, entry: QueuedJob, fill: float, leaving: Container[QueuedJob] = ()
+    ) -> bool:
+        """Whether the predicted peak leaves the KV that the job needs, once some jobs have left."""
+        limit = kv_peaks.limit
+        if self.kv_tokens + entry.kv_tokens <= limit * fill:
+            return True
+        untimed = self.kv_tokens - kv_peaks.own_peaks  # of other clients
+        if untimed + kv_peaks.peak(entry, leaving) <= limit * fill:
+            return True
+        return limit > 0 and not untimed + kv_peaks.peak(None, leaving)
+
+    def predicted_kv_tokens(self) -> int:
+        """The predicted KV peak of everything on the worker."""
+        kv_peaks = self.kv_peaks
+        return self.kv_tokens if kv_peaks is None else self.kv_tokens - kv_peaks.own_peaks + kv_peaks.peak()
 
     def has_prefill_capacity(self, entry: QueuedJob, fill: float) -> bool:
         used, limit = self.prefill_ahead[entry.lane], self.prefill_limit
@@ -237,6 +276,8 @@ class WorkerState:
             if (used_fraction := self.prefill_ahead[0] / self.prefill_limit) > load:
                 load = used_fraction
         self.used_fraction = load
+        if load < ALMOST_FULL and self.kv_peaks is not None:
+            load = max(load, min(self.kv_tokens / self.kv_peaks.limit, ALMOST_FULL))
         if load < ALMOST_FULL and self.prefill_tokens:
             # Prefill of lower lanes keeps no job of a higher lane out, but it is load.
             used_fraction = self.prefill_tokens / self.prefill_limit
@@ -254,6 +295,8 @@ class WorkerState:
         if entry.rules.is_live:
             self.live_sequences += 1
         self.kv_tokens += entry.kv_tokens
+        if self.kv_peaks is not None:
+            self.kv_peaks.add(entry)
         self._count_prefill(entry.lane, entry.prefill_tokens)
         if self.prefill_bucket is not None and self.best_decoding_lane is not None:
             if self._is_paced(entry.lane):
@@ -270,6 +313,8 @@ class WorkerState:
         if entry.rules.is_live:
             self.live_sequences -= 1
         self.kv_tokens -= entry.kv_tokens
+        if self.kv_peaks is not None:
+            self.kv_peaks.remove(entry)
         self._count_prefill(entry.lane, -entry.prefill_tokens)
         self.invalidate_load()
 
@@ -312,6 +357,8 @@ class WorkerState:
         if entry.rules.is_live:
             self.live_sequences -= 1
         self.kv_tokens -= entry.kv_tokens
+        if self.kv_peaks is not None:
+            self.kv_peaks.remove(entry)
         if entry.prefill_tokens:
             self._count_prefill(entry.lane, -entry.prefill_tokens)
         elif entry.rules.is_live:

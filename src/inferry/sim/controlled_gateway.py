@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import Tick
+from inferry.domain.routes import OutputLength
 from inferry.domain.streams import End
-from inferry.domain.workers import Capacity, EngineCounts, Load
+from inferry.domain.workers import Capacity, EngineCounts, KvPacking, Load
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
@@ -57,6 +58,8 @@ class ControlledFrontend(GatewayFrontend):
         limits: Capacity | Sequence[Capacity] | None = None,
         fixed: Sequence[int] = (),
         groups: Sequence[str] | None = None,
+        output_lengths: Sequence[OutputLength | None] | None = None,
+        kv_packings: Sequence[KvPacking] | None = None,
         estimate: Callable[[Call], Footprint] | None = None,
         counts: bool = True,
     ) -> None:
@@ -64,6 +67,8 @@ class ControlledFrontend(GatewayFrontend):
             lanes,
             Capacity(),
             groups=groups,
+            output_lengths=output_lengths,
+            kv_packings=kv_packings,
             estimate=estimate or PrefixAwareEstimator(),
             controller=self._compute_capacity,
             capacity_interval_s=CAPACITY_INTERVAL_S,

@@ -7,12 +7,12 @@ from inferry.domain.errors import ClientClosed, QueueFull, QueueTimeout, WorkerL
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.plans import Ended, FirstToken, JobLocation, Tick
-from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, Ended, FirstToken, JobLocation, Produced, Tick
+from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
-from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.domain.workers import Capacity, KvPacking, Load, Phase, WorkerView
 from inferry.scheduling.scheduler import Scheduler
 from inferry.sim.calls import Call
 from inferry.sim.engine import Engine
@@ -21,8 +21,9 @@ from inferry.sim.simulation import Simulation
 
 MODEL = "m"
 EXPECTED_OUTPUT_TOKENS = 256
-_ROUTE = RouteKey(MODEL)
-_BATCH_KEY = BatchKey(_ROUTE, streaming=True)
+_LENGTHS: tuple[OutputLength | None, ...] = (None, "short", "long")
+_ROUTES = {length: RouteKey(MODEL, length=length) for length in _LENGTHS}
+_BATCH_KEYS = {route: BatchKey(route, streaming=True) for route in _ROUTES.values()}
 _PAYLOAD = Payload(api="completions", body=b"", sampling=Sampling())
 _FIRST_TOKEN = FirstToken()
 _CLIENT_CLOSED = ClientClosed("the client closed the connection")
@@ -45,8 +46,8 @@ def gateway_estimate(call: Call) -> Footprint:
 class GatewayFrontend:
     """Offer, tick, send; first tokens and ends are reported to the scheduler. One tick per instant, as in dispatch.
 
-    `capacity` is one for all workers or one each; `groups` names the group of each. With a `controller` the capacity of
-    every worker is computed every `capacity_interval_s`; otherwise it is constant.
+    `capacity` is one for all workers or one each. `groups`, `output_lengths` and `kv_packings` have an entry for each.
+    With a `controller` the capacity of every worker is computed every `capacity_interval_s`; otherwise it is constant.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class GatewayFrontend:
         capacity: Capacity | Sequence[Capacity],
         *,
         groups: Sequence[str] | None = None,
+        output_lengths: Sequence[OutputLength | None] | None = None,
+        kv_packings: Sequence[KvPacking] | None = None,
         estimate: Estimator = gateway_estimate,
         controller: CapacityFunction | None = None,
         capacity_interval_s: float = 0.25,
@@ -65,6 +68,8 @@ class GatewayFrontend:
         self._lanes = lanes
         self._capacity = capacity
         self._groups = groups
+        self._output_lengths = output_lengths
+        self._kv_packings = kv_packings
         self._estimate = estimate
         self._controller = controller
         self._capacity_interval_s = capacity_interval_s
@@ -86,16 +91,17 @@ class GatewayFrontend:
     # Calls from agents.
 
     def dispatch(self, call: Call, now: float) -> None:
-        lane = call.run.lane
+        lane, footprint = call.run.lane, self._estimate(call)
+        route = _ROUTES[self._lanes[lane].output_length(footprint.output.expected)]
         job = InferenceJob(
             job_id=call.job_id,
             tenant=call.run.tenant,
             run_id=call.run.run_id,
             step_id=f"{call.index}-{call.step.name}",
             lane=lane,
-            route=_ROUTE,
-            batch_key=_BATCH_KEY,
-            footprint=self._estimate(call),
+            route=route,
+            batch_key=_BATCH_KEYS[route],
+            footprint=footprint,
             token_budget=call.step.output,
             prompt_hash="",
             arrived_at=now,
@@ -162,7 +168,19 @@ class GatewayFrontend:
 
     def _tick(self, now: float, _: object) -> None:
         self._tick_due = False
+        if self._kv_packings is not None and "timed" in self._kv_packings:
+            self._report_produced(now)
         self._apply(self.scheduler.tick(now), now)
+
+    def _report_produced(self, now: float) -> None:
+        """Report the output of running calls, as often as dispatch does. Only timed packing needs it here."""
+        for call, attempt in self._open.values():
+            if call.first_at is not None and isinstance(call.sequence, EngineSequence) and call.worker is not None:
+                output_tokens = self._simulation.engines[call.worker].output_tokens_at(call.sequence, now)
+                if output_tokens >= attempt.reported_tokens + PROGRESS_INTERVAL_TOKENS:
+                    step = Produced(output_tokens - attempt.reported_tokens)
+                    attempt.reported_tokens = output_tokens
+                    self.scheduler.progress(call.job_id, step, now)
 
     def _apply(self, tick: Tick, now: float) -> None:
         for plan in tick.plans:
@@ -226,6 +244,8 @@ class GatewayFrontend:
             capacity=capacity,
             observed_at=now,
             group="default" if self._groups is None else self._groups[worker],
+            output_length=None if self._output_lengths is None else self._output_lengths[worker],
+            kv_packing="sum" if self._kv_packings is None else self._kv_packings[worker],
             load=Load(engine.running, engine.waiting, engine.kv_tokens),
             kv_capacity=engine.flags.kv_tokens,
         )

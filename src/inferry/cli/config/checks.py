@@ -96,7 +96,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
     for lane, policy in policies.items():
         where = f"lanes.{lane.name}"
         yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
-        yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit")
+        yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
@@ -152,6 +152,10 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             yield f"{where}.url {problem}"
         if not all(worker.models):
             yield f"{where}.models contains an empty name"
+        if isinstance(worker, HttpWorkerConfig) and not all(worker.adapters):
+            yield f"{where}.adapters contains an empty name"
+        if worker.precision == "":
+            yield f"{where}.precision must not be empty"
         if not worker.group:
             yield f"{where}.group must not be empty"
 

@@ -114,6 +114,9 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     borrow_groups: bool | UnsetType = UNSET
     """Whether a batch lane with `groups` may also use workers of other groups while no live call needs them. The first
     live call evicts its jobs there; they resume later."""
+    long_output_tokens: int | UnsetType | None = UNSET
+    """Predicted output tokens from which a call is long. Short and long calls then share no padded pass, and use
+    workers whose `output_length` is theirs or null while one is up. null separates nothing."""
 
 
 class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

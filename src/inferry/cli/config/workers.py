@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from inferry.domain.routes import OutputLength
+from inferry.domain.workers import KvPacking
+
 
 class EmbeddedWorkerConfig(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded"
@@ -21,6 +24,14 @@ class EmbeddedWorkerConfig(
     """Worker group."""
     pool: str | None = None
     """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
+    precision: str | None = None
+    """Precision of the model there, such as `bf16` or `fp8`; a tenant may require one. null if it is not stated."""
+    output_length: OutputLength | None = None
+    """Calls that the worker is for, by predicted output: `short`, `long`, or null for both. See
+    `lanes.<lane>.long_output_tokens`."""
+    kv_packing: KvPacking = "sum"
+    """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
+    peak of all together, since calls end at different times."""
     max_sequences: int = 64
     """Maximum number of running sequences."""
     kv_tokens: int = 65_536
@@ -50,12 +61,24 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Worker group."""
     pool: str | None = None
     """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that the server has loaded, called by their names as models. Adapters that the server lists with
+    a `parent`, as vLLM does, need no entry."""
+    precision: str | None = None
+    """Precision of the model there, such as `bf16` or `fp8`; a tenant may require one. null if it is not stated."""
+    output_length: OutputLength | None = None
+    """Calls that the worker is for, by predicted output: `short`, `long`, or null for both. See
+    `lanes.<lane>.long_output_tokens`."""
+    kv_packing: KvPacking = "sum"
+    """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
+    peak of all together, since calls end at different times."""
     api_key: str | None = None
     """Sent upstream as a bearer token; `$NAME` reads an environment variable. Client keys are never sent."""
     max_sequences: int = 256
     """Maximum number of calls in flight."""
     kv_tokens: int | None = None
-    """Maximum expected KV tokens of the calls in flight; null sets no limit."""
+    """Maximum predicted KV tokens of the calls in flight; null: the size of the KV cache that the server's metrics
+    report, or no limit if they report none."""
     prefill_tokens: int | None = None
     """Maximum uncached prompt tokens sent without a first token, ahead of which live calls wait; null sets no
     limit."""
@@ -124,6 +147,14 @@ class VllmInProcessWorkerConfig(
     """Worker group."""
     pool: str | None = None
     """Tenant with `isolation: pool` that the worker is reserved for; null serves all others."""
+    precision: str | None = None
+    """Precision of the model there, such as `bf16` or `fp8`; a tenant may require one. null if it is not stated."""
+    output_length: OutputLength | None = None
+    """Calls that the worker is for, by predicted output: `short`, `long`, or null for both. See
+    `lanes.<lane>.long_output_tokens`."""
+    kv_packing: KvPacking = "sum"
+    """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
+    peak of all together, since calls end at different times."""
     python: str = ".venv-vllm/bin/python"
     """Interpreter of the virtual environment that has vLLM."""
     max_sequences: int = 256

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.values import replace
 
 IGNORED_FIELDS = frozenset(
     {"stream", "user", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
@@ -46,7 +47,8 @@ class RequestKey:
             or job.tenant != other.tenant
             or job.payload.api != other.payload.api
             or job.payload.non_streaming != other.payload.non_streaming  # an answer in one piece cannot be streamed
-            or job.route != other.route
+            # Whether a call is predicted to be short or long may change between two repetitions.
+            or job.route != replace(other.route, length=job.route.length)
         ):
             return False
         if job.payload.body == other.payload.body:

@@ -136,7 +136,8 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
     options = wire.stream_options
-    route = RouteKey(card.name, isolation=caller.pool)
+    length = models.output_length(lane, footprint.output.expected)
+    route = RouteKey(card.name, caller.precision, card.name if card.parent else None, caller.pool, length=length)
     return InferenceJob(
         job_id=job_id,
         request_id=request_id(headers) or job_id,

@@ -54,13 +54,15 @@ class Error(Struct, forbid_unknown_fields=True):
 
 
 class Model(Struct, forbid_unknown_fields=True):
-    """A model. `ready`: a worker that serves it is ready. `max_model_len` is null where it is unknown."""
+    """A model or LoRA adapter. `ready`: a worker that serves it is ready. `max_model_len` is null where it is unknown,
+    `parent` is the base model of an adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
+    parent: str | None
     ready: bool
 
 

@@ -13,8 +13,8 @@ from inferry.scheduling.worker_state import WorkerState
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
     """Whether the new view changes which routes the worker serves or how."""
     return old is None or (
-        (old.phase, old.pads, old.isolation, old.precision, old.group)
-        != (new.phase, new.pads, new.isolation, new.precision, new.group)
+        (old.phase, old.pads, old.isolation, old.precision, old.group, old.output_length)
+        != (new.phase, new.pads, new.isolation, new.precision, new.group, new.output_length)
         or old.models != new.models
         or old.adapters != new.adapters
     )
@@ -62,6 +62,8 @@ class RouteFilter:
         up = [w for w in workers if w.view is not None and w.view.phase is Phase.READY and self._allows(w.view)]
         if self.key.avoid:
             up = [w for w in up if w.name not in self.key.avoid] or up
+        if self.key.length is not None:
+            up = [w for w in up if w.output_length in (None, self.key.length)] or up
         up.sort(key=lambda w: w.name)
         groups = self._rules.groups
         tiers = [up] if groups is None else [[w for w in up if w.group == group] for group in groups]

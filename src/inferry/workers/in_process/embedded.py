@@ -7,6 +7,8 @@ from pathlib import Path
 
 from inferry.domain.clock import Clock
 from inferry.domain.ports import TextAssembler
+from inferry.domain.routes import OutputLength
+from inferry.domain.workers import KvPacking
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process.engine_link import EngineProgram
@@ -30,6 +32,9 @@ class EmbeddedWorker(EngineWorker):
         controlled: bool = False,
         group: str = "default",
         pool: str | None = None,
+        precision: str | None = None,
+        output_length: OutputLength | None = None,
+        kv_packing: KvPacking = "sum",
         engine: EngineConfig | None = None,
         clock: Clock | None = None,
         prefill_tokens: int | None = None,
@@ -53,6 +58,9 @@ class EmbeddedWorker(EngineWorker):
             controlled=controlled,
             group=group,
             pool=pool,
+            precision=precision,
+            output_length=output_length,
+            kv_packing=kv_packing,
             context_tokens=config.context_tokens,
             clock=clock,
             default_output_tokens=default_output_tokens,

@@ -13,8 +13,9 @@ from inferry.domain.errors import GatewayError, InvalidRequest, UpstreamRefused,
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
+from inferry.domain.routes import OutputLength
 from inferry.domain.streams import Failed, FinishReason
-from inferry.domain.workers import Capacity, Load, WorkerView
+from inferry.domain.workers import Capacity, KvPacking, Load, WorkerView
 from inferry.engine.messages import Add, Request, Stats, ToEngine
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import EngineProgram
@@ -50,6 +51,9 @@ class EngineWorker:
         controlled: bool = False,
         group: str = "default",
         pool: str | None = None,
+        precision: str | None = None,
+        output_length: OutputLength | None = None,
+        kv_packing: KvPacking = "sum",
         salt_for: Callable[[str], str] | None = None,
         context_tokens: int | None = None,
         clock: Clock | None = None,
@@ -66,6 +70,9 @@ class EngineWorker:
         self._controlled = controlled
         self._group = group
         self._pool = pool
+        self._precision = precision
+        self._output_length = output_length
+        self._kv_packing = kv_packing
         self._salt_for = salt_for
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
@@ -119,6 +126,9 @@ class EngineWorker:
             observed_at=engine.observed_at,
             group=self._group,
             isolation=self._pool,
+            precision=self._precision,
+            output_length=self._output_length,
+            kv_packing=self._kv_packing,
             load=Load() if stats is None else Load(stats.running, stats.waiting, stats.kv_tokens),
             kv_capacity=kv_tokens,
             chunk_tokens=limits.chunk_tokens,

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from inferry.domain.clock import Clock
 from inferry.domain.ports import TextAssembler
+from inferry.domain.routes import OutputLength
+from inferry.domain.workers import KvPacking
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from inferry.workers.in_process.vllm_process import BOOTSTRAP, VllmSetup
@@ -60,6 +62,9 @@ class VllmInProcessWorker(EngineWorker):
         controlled: bool = False,
         group: str = "default",
         pool: str | None = None,
+        precision: str | None = None,
+        output_length: OutputLength | None = None,
+        kv_packing: KvPacking = "sum",
         clock: Clock | None = None,
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 1.0,
@@ -81,6 +86,9 @@ class VllmInProcessWorker(EngineWorker):
             controlled=controlled,
             group=group,
             pool=pool,
+            precision=precision,
+            output_length=output_length,
+            kv_packing=kv_packing,
             salt_for=CacheSalts(os.urandom(32)).salt,
             context_tokens=engine.context_tokens,
             clock=clock,

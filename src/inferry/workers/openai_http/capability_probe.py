@@ -20,11 +20,12 @@ MAX_PROBE_S = 60.0
 
 
 class ServedModel(Struct):
-    """One entry of the server's /v1/models."""
+    """One entry of the server's /v1/models. `parent` is the base model of a LoRA adapter."""
 
     id: str
     max_model_len: int | None = None
     created: int = 0
+    parent: str | None = None
 
 
 class _ModelList(Struct):

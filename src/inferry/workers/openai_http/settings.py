@@ -2,7 +2,8 @@
 
 from msgspec import Struct
 
-from inferry.domain.workers import Capacity
+from inferry.domain.routes import OutputLength
+from inferry.domain.workers import Capacity, KvPacking
 from inferry.workers.openai_http.profiles import VLLM, Profile
 
 
@@ -20,6 +21,10 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     group: str = "default"
     pool: str | None = None
+    adapters: tuple[str, ...] = ()
+    precision: str | None = None
+    output_length: OutputLength | None = None
+    kv_packing: KvPacking = "sum"
     api_key: str | None = None
     api_keys: tuple[str, ...] = ()
     capacity: Capacity = Capacity(sequences=256)

@@ -25,7 +25,7 @@ from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.call_timeouts import CallTimeouts
 from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.cancellation import cancel_calls
-from inferry.workers.openai_http.capability_probe import CapabilityProbe, ServedModel
+from inferry.workers.openai_http.capability_probe import CapabilityProbe
 from inferry.workers.openai_http.continuation_call import ContinuationCall
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
 from inferry.workers.openai_http.non_streaming_calls import NonStreamingCall
@@ -33,6 +33,7 @@ from inferry.workers.openai_http.profiles import Profile, restrict_profile
 from inferry.workers.openai_http.request_bodies import PRIORITIES, CacheSalts
 from inferry.workers.openai_http.request_builder import RequestBuilder
 from inferry.workers.openai_http.resume_points import ResumePoints
+from inferry.workers.openai_http.served_models import model_cards, model_parents
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.server_monitor import ServerMonitor
 from inferry.workers.openai_http.settings import EngineSteps, HttpWorkerSettings
@@ -58,8 +59,8 @@ class OpenAIHttpWorker:
         self._lanes = lanes
         self.clock = clock
         self._profile = profile = settings.profile
-        self._cards = tuple(ModelCard(name=model, features=profile.features) for model in settings.models)
-        self._models = frozenset(settings.models)
+        parents = model_parents(settings, {})
+        self._set_cards(tuple(ModelCard(name=n, features=profile.features, parent=p) for n, p in parents.items()))
         secrets = settings.api_keys or ((settings.api_key,) if settings.api_key else ())
         self._keys = keys = UpstreamKeys(secrets, clock, is_hosted=profile.is_hosted)
         headers = {"content-type": "application/json"}
@@ -130,6 +131,10 @@ class OpenAIHttpWorker:
             group=self._settings.group,
             isolation=self._settings.pool,
             models=self._models,
+            adapters=self._adapters,
+            precision=self._settings.precision,
+            output_length=self._settings.output_length,
+            kv_packing=self._settings.kv_packing,
             phase=self._phase,
             capacity=self._capacity(now, kv_capacity),
             load=load,
@@ -185,29 +190,23 @@ class OpenAIHttpWorker:
         """Ask the server for its models, their context lengths, and its capabilities."""
         settings = self._settings
         listed = await self._server.models()
-        names = settings.models or tuple(listed)
-        missing = [name for name in names if name not in listed]
+        parents = model_parents(settings, listed)
+        missing = [name for name in parents if name not in listed]
         if missing:
             log.warning("worker %s does not list the models %s", self._name, ", ".join(missing))
-        await self._detect_capabilities(names[0] if names else None)
-        unlisted = ServedModel(id="")
-        contexts = {name: listed.get(name, unlisted).max_model_len for name in names}
-        self._cards = tuple(
-            ModelCard(
-                name=name,
-                context_tokens=contexts[name],
-                can_resume=self._profile.can_resume,
-                features=self._profile.features,
-                created=listed.get(name, unlisted).created,
-            )
-            for name in names
-        )
-        self._models = frozenset(names)
+        await self._detect_capabilities(next(iter(parents), None))
+        self._set_cards(model_cards(parents, listed, self._profile))
+        contexts = {card.name: card.context_tokens for card in self._cards}
         self._requests = RequestBuilder(self._http, self._keys, self._profile, self._salts, self._priorities, contexts)
         self._is_started = True
         self._log_advice()
         if not self._profile.is_hosted:  # probes of a hosted API would count against its rate limit
             self._monitor.start_probing(self._poller, settings.liveness_interval_s)
+
+    def _set_cards(self, cards: tuple[ModelCard, ...]) -> None:
+        self._cards = cards
+        self._models = frozenset(card.name for card in cards)
+        self._adapters = frozenset(card.name for card in cards if card.parent is not None)
 
     async def _detect_capabilities(self, model: str | None) -> None:
         """Narrow the profile to what the server supports."""
