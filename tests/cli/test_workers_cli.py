@@ -111,7 +111,7 @@ def test_a_gateway_follows_its_workers_file(
     monkeypatch.setattr("inferry.dispatch.workers_file.POLL_INTERVAL_S", 0.05)
     workers = tmp_path / "workers.yaml"
     with ScriptedGateway(tmp_path, models=("m",)) as engine:
-        entry = f"- {{kind: vllm, name: NAME, url: '{engine.url}', models: [m]}}\n"
+        entry = f"- {{kind: openai, name: NAME, url: '{engine.url}', models: [m]}}\n"
         workers.write_text(entry.replace("NAME", "first"))
 
         class Watching(Serving):
