@@ -51,7 +51,6 @@ def _of(module: str, *rows: tuple[Any, ...], only: tuple[str, ...] | None = None
 
 
 _BY_DEFAULT = {
-    "controller.SLACK_SPEND_S": (f"{_CONTROLLER}:_SloLaneActivity.target_itl_s",),
     "quantum.QUANTUM_TOKENS": (
         "inferry.scheduling.capacity.prefill_bucket:TickContext.__init__",
         "inferry.scheduling.scheduler:Scheduler.__init__",
@@ -60,19 +59,13 @@ _BY_DEFAULT = {
 
 _CONTROLLER_ROWS = _of(
     _CONTROLLER,
-    ("LEARNING_INTERVAL_S", "Period in seconds after which costs are learned from an engine without metrics.", 0.0),
-    ("IDLE_AFTER_S", "Seconds without a job in flight after which a lane counts as quiet.", 0.0),
+    ("IDLE_AFTER_S", "Seconds without a job in flight after which a lane counts as idle.", 0.0),
     ("PREFILL_TTFT_FRACTION", "Part of the TTFT target that queued prefill may use.", 1.0, 0.25, 0.75),
-    ("PREFILL_TTFT_FRACTION_IDLE", "The same while every live lane is quiet.", 0.5, 0.75, 2.0),
     ("SLACK_SPEND_S", "Seconds in which slack above the kept amount is spent.", _NEVER),
     ("SLACK_RECOVERY_S", "Seconds in which slack below the kept amount is earned back.", _NEVER),
-    ("MIN_SPEND_FRACTION", "Lowest part of SLACK_SPEND_S, for live jobs that are almost due.", 1.0),
-    ("BATCH_SLACK_ITLS", "Slack, in inter-token intervals, that live streams keep from batch work.", 12),
-    ("PACED_SLACK_ITLS", "Slack that live streams keep from paced live prefill.", 14),
+    ("SLACK_ITLS", "Slack, in inter-token intervals, that live streams keep from batch work.", 5),
     ("MIN_SLACK_ITLS", "Slack that live streams keep from live jobs that are almost due.", 0, 2.5, 10),
-    ("URGENT_FRACTION", "Part of the TTFT target below which the longest-waiting live job is urgent.", 1e-9, 0.35, 1.0),
     ("MAX_SLOWDOWN", "Bound on how much longer than the ITL target steps may become.", 0.99, 0.4, 0.9),
-    ("MAX_SPEEDUP", "Bound on how much shorter than the ITL target steps are made.", _NEVER),
     (
         "DECODE_FRACTION",
         "Part of an inter-token interval that decoding may use before batch jobs are held.",
@@ -82,8 +75,7 @@ _CONTROLLER_ROWS = _of(
     ),
     ("MIN_PREFILL_FRACTION", "Least part of engine time that paced prefill gets.", 0.001),
     ("COUNTS_VALID_S", "Age in seconds after which engine counters are no longer used.", _NEVER),
-    ("MIN_RATIO_TOKENS", "Prompt tokens after which believed and computed prefill are compared.", 1),
-    ("MAX_TOKEN_RATIO", "Bound on the ratio of believed to computed prefill tokens.", 1.0),
+    ("RATIO_PRIOR_TOKENS", "Prompt tokens at a ratio of one in the ratio of estimated to computed prefill.", 1),
     ("INITIAL_PREFILL_TOKENS", "Bound on prefill tokens in flight before costs are known.", 10**6),
     ("KV_FRACTION", "Part of the KV capacity that is used.", 1.0, 0.9, 0.98),
 )
@@ -91,36 +83,14 @@ _STEP_COSTS_ROWS = _of(
     _STEP_COSTS,
     ("SMOOTHING_S", "Smoothing of observed steps and tokens, in seconds.", 1e-6),
     ("MEMORY_S", "Memory of the least-squares sums, in seconds.", _NEVER),
-    ("MIN_DROP_RATIO", "Lowest part to which a cost may fall in one update.", 0.0, 0.25, 0.75),
-    ("WARMUP_S", "Busy seconds during which costs count as first guesses.", 0.0),
     (
-        "WARMUP_DROP_RATIOS",
-        "The same as MIN_DROP_RATIO while costs are first guesses.",
-        (0.0, 0.0, 0.0),
-        (0.0, 0.0, 0.175),
-        (0.5, 0.5, 0.5),
+        "PRIOR_COSTS",
+        "Calibrated costs of a step, an output token and a prompt token; removed: all alike.",
+        (1.0, 1.0, 1.0),
+        (50.0, 1.0, 1.0),
+        (800.0, 16.0, 1.0),
     ),
-    ("FREE_PROMPT_PENALTY", "How much better a fit without prefill cost must be to be used.", 1.0, 1.25, 3.0),
-    ("MIN_VARIATION", "Variation of prefill tokens per step below which a fit is doubtful.", 0.0),
-    ("MIN_PROMPT_SHARE", "Part of the time that a doubtful fit must give to prefill.", 0.0, 0.225, 0.7),
-    ("TYPICAL_PROMPT_SHARE", "Part of the time to which prefill moves where the fit is doubtful.", 0.0, 0.5, 0.9),
-    ("PROMPT_SHARE_STEP", "Part of the time by which it moves in one update.", 0.0),
-    ("MIN_TOKEN_COST_RATIO", "Least cost of an output token, in prompt tokens.", 0.0),
-    ("PRIOR_WEIGHT", "Weight of the previous costs in the least-squares fit.", 0.0),
-    (
-        "_MIN_OBSERVED",
-        "Steps, output tokens and prompt tokens before a first guess.",
-        (1, 1, 1),
-        (1, 8, 256),
-        (4, 32, 1024),
-    ),
-    (
-        "_INITIAL_SHARES",
-        "Split of the first observed time into steps, output and prefill.",
-        (1 / 3, 1 / 3, 1 / 3),
-        (0.05, 0.05, 0.9),
-        (0.2, 0.2, 0.6),
-    ),
+    ("PRIOR_WEIGHT", "Weight of the calibrated costs in the least-squares fit.", 0.0),
 )
 _OVERLOAD_ROWS = _of(
     _OVERLOAD,
@@ -132,11 +102,9 @@ _OVERLOAD_ROWS = _of(
         1.0,
     ),
     ("MAX_PASSED_OVER_TTFTS", "TTFT targets after which a passed-over job has its place in fair order again.", _NEVER),
-    ("OVERLOAD_FRACTION", "Part of the TTFT target that the oldest job waits before jobs are passed over.", 0.0),
     ("REVIEW_FRACTION", "Period of the selection, as a part of the TTFT target.", 0.0),
+    ("RATE_PERIODS", "Periods of observation before the prefill rate is used.", None),
     ("MAX_REVIEWED", "Jobs that one selection looks at.", 10**9),
-    ("RATE_WINDOW_S", "Memory, in seconds, of the observed prefill rate.", _NEVER),
-    ("MIN_RATE_WINDOW_S", "Seconds of observation before the prefill rate is used.", 0.0),
 )
 _OTHER_ROWS = [
     *_of(
@@ -219,7 +187,6 @@ CONSTANTS = {
 NOT_PLAYED = {
     "scheduling.batching.pass_hold.PASS_FRACTION, MIN_EXPECTED_FOLLOWERS, "
     "scheduling.batching.pass_window.EWMA_ALPHA": "workers that pad (`BENCH=windows`)",
-    "drain_rate._SPAN_S": "retry times without an admission model",
     "capacity.MIN_RELATIVE_CHANGE": "the simulator tells the scheduler of every capacity",
     "admission.queue_limiter.*": "no queue is full here (`BENCH=overload`)",
     "prediction.wait_model.*, prediction.drain_rates.*, prediction.calibration.*": "predicted waits (`BENCH=waits`)",

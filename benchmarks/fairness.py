@@ -153,7 +153,7 @@ def bounds(seconds: float) -> Bounds:
         while owed > 0:
             owed -= offer(Lane.P0, now)
         for lane in SHARES:
-            while scheduler.depths()[lane] < 16:
+            while scheduler.ahead(lane).jobs - scheduler.ahead(Lane(lane - 1)).jobs < 16:
                 offer(lane, now)
 
     def sent(job: InferenceJob) -> None:

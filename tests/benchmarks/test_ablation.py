@@ -35,10 +35,10 @@ def test_a_table_has_every_variant_and_the_constant_is_restored(tiny: str, monke
             into.setdefault((key, variant, load), {})[seed] = ablation.play((load, seed, key, variant))[1]
 
     monkeypatch.setattr(ablation, "play_all", in_this_process)
-    before = controller.BATCH_SLACK_ITLS
-    table = ablation.ablate(["controller.BATCH_SLACK_ITLS"], [tiny])
-    assert before == controller.BATCH_SLACK_ITLS
-    row = table["constants"]["controller.BATCH_SLACK_ITLS"]
+    before = controller.SLACK_ITLS
+    table = ablation.ablate(["controller.SLACK_ITLS"], [tiny])
+    assert before == controller.SLACK_ITLS
+    row = table["constants"]["controller.SLACK_ITLS"]
     assert row["value"] == before
     assert set(row["variants"]) == set(row["effects"]) == {"removed", "halved", "doubled"}
     assert row["verdict"] in ablation_page.VERDICTS
@@ -58,11 +58,11 @@ def test_a_constant_changes_wherever_its_name_is_imported_and_where_it_is_a_defa
 
 @pytest.mark.plain
 def test_a_constant_is_restored_when_a_workload_fails() -> None:
-    before = controller.BATCH_SLACK_ITLS
-    with pytest.raises(ZeroDivisionError), ablation.changed(CONSTANTS["controller.BATCH_SLACK_ITLS"], 0):
-        assert controller.BATCH_SLACK_ITLS == 0
+    before = controller.SLACK_ITLS
+    with pytest.raises(ZeroDivisionError), ablation.changed(CONSTANTS["controller.SLACK_ITLS"], 0):
+        assert controller.SLACK_ITLS == 0
         _ = 1 / 0
-    assert before == controller.BATCH_SLACK_ITLS
+    assert before == controller.SLACK_ITLS
 
 
 @pytest.mark.parametrize("key", CONSTANTS)

@@ -9,6 +9,7 @@ from inferry.domain.plans import Ended
 from inferry.scheduling.queues.lane_queue import PREPAID_TOKENS
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.scheduler import Scheduler
+from scheduling.scheduler_harness import depths
 from support.builders import a_job, a_policy, a_view
 
 
@@ -28,8 +29,8 @@ def test_p2_gets_its_share_under_any_load_of_p0(
     before, advance = dict(admitted), 0
     running: list[InferenceJob] = []
     for _ in range(150):
-        while (depths := scheduler.depths()) and min(depths.values()) < 4:
-            lane = min(depths, key=lambda lane: depths[lane])
+        while min((queued := depths(scheduler, Lane.P0, Lane.P2)).values()) < 4:
+            lane = min(queued, key=lambda lane: queued[lane])
             among = high if lane is Lane.P0 else low
             scheduler.offer(a_job(f"{offered}", tokens=among[offered % len(among)], lane=lane), 0.0)
             offered += 1
@@ -41,6 +42,6 @@ def test_p2_gets_its_share_under_any_load_of_p0(
         # was served counts, in turn or not: whoever ran out of jobs may have been served in advance.
         since = {lane: admitted[lane] - before[lane] for lane in admitted}
         assert since[Lane.P2] >= rate * since[Lane.P0] - QUANTUM_TOKENS - advance
-        if not scheduler.depths()[Lane.P2]:
+        if not depths(scheduler)[Lane.P2]:
             before, advance = dict(admitted), PREPAID_TOKENS
         scheduler.progress(running.pop(0).job_id, Ended(), 0.0)

@@ -29,6 +29,7 @@ from properties.scheduler_strategies import (
     shares,
     views,
 )
+from scheduling.scheduler_harness import depths
 from support.builders import a_job, a_view
 
 
@@ -190,7 +191,7 @@ class SchedulerMachine(SchedulerModel):
     def every_job_is_counted_where_it_is(self) -> None:
         if not self.lanes:
             return
-        assert self.scheduler.depths() == {lane: len(self.queued(lane)) for lane in Lane}
+        assert depths(self.scheduler) == {lane: len(self.queued(lane)) for lane in Lane}
         assert self.scheduler.queued == len(self.queued())
         assert self.scheduler.in_flight == len(self.in_flight())
         for worker in WORKERS:

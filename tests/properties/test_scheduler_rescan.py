@@ -11,6 +11,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.plans import Ended, FirstToken, Produced, Tick
 from inferry.domain.values import replace
 from inferry.scheduling.scheduler import Scheduler
+from scheduling.scheduler_harness import depths
 from support.builders import a_job, a_policy, a_view
 
 LANES = {
@@ -138,7 +139,7 @@ class RescanMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.both:
-            assert self.both[0].depths() == self.both[1].depths()
+            assert depths(self.both[0]) == depths(self.both[1])
             assert self.both[0].service() == self.both[1].service()
             assert self.both[0].ahead(Lane.P2) == self.both[1].ahead(Lane.P2)
             workers = [f"{number}" for number in range(5)]

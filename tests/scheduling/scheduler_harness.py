@@ -16,6 +16,12 @@ def a_scheduler(*views: WorkerView, **policies: LanePolicy) -> Scheduler:
     return scheduler
 
 
+def depths(scheduler: Scheduler, *lanes: Lane) -> dict[Lane, int]:
+    """Queued jobs by lane, of all lanes or of these."""
+    at_or_above = [scheduler.ahead(lane).jobs for lane in Lane]
+    return {lane: at_or_above[lane] - (at_or_above[lane - 1] if lane else 0) for lane in lanes or Lane}
+
+
 def offer(scheduler: Scheduler, *jobs: InferenceJob, now: float | None = None) -> None:
     """Offer jobs as they arrive, or all of them at `now`."""
     for job in jobs:

@@ -8,7 +8,7 @@ from inferry.domain.plans import CapacityUse, JobLocation
 from inferry.domain.routes import RouteKey
 from inferry.domain.workers import Load, Phase
 from inferry.scheduling.scheduler import Scheduler
-from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, sent
+from scheduling.scheduler_harness import a_scheduler, depths, end, expired, first_token, offer, sent
 from support.builders import a_job, a_policy, a_view
 
 
@@ -36,7 +36,7 @@ def test_a_full_lane_refuses_and_other_lanes_do_not() -> None:
     with pytest.raises(QueueFull):
         offer(scheduler, a_job("3"))
     offer(scheduler, a_job("4", lane=Lane.P0))
-    assert scheduler.depths() == {Lane.P0: 1, Lane.P1: 2, Lane.P2: 0}
+    assert depths(scheduler) == {Lane.P0: 1, Lane.P1: 2, Lane.P2: 0}
 
 
 def test_a_refused_job_leaves_no_state() -> None:
@@ -63,28 +63,6 @@ def test_held_jobs_count_towards_the_queue_limit() -> None:
     offer(scheduler, a_job("1"))
     with pytest.raises(QueueFull):
         offer(scheduler, a_job("2"))
-
-
-def test_a_refusal_names_the_drain_time() -> None:
-    scheduler = a_scheduler(a_view(sequences=1), P1=a_policy(queue_limit=5))
-    for n in range(6):
-        offer(scheduler, a_job(f"{n}"), now=0.0)
-        scheduler.tick(0.0)
-    for n in range(4):  # two jobs a second leave the queue
-        end(scheduler, f"{n}", now=(n + 1) / 2)
-        scheduler.tick((n + 1) / 2)
-        offer(scheduler, a_job(f"{n + 6}"), now=(n + 1) / 2)
-    with pytest.raises(QueueFull) as refusal:
-        offer(scheduler, a_job("last"), now=2.0)
-    assert refusal.value.retry_after_s == pytest.approx(5 / 2, rel=0.3)
-
-
-def test_a_refusal_before_anything_has_drained_names_no_time() -> None:
-    scheduler = a_scheduler(P1=a_policy(queue_limit=1))
-    offer(scheduler, a_job("1"), now=0.0)
-    with pytest.raises(QueueFull) as refusal:
-        offer(scheduler, a_job("2"), now=100.0)
-    assert refusal.value.retry_after_s is None
 
 
 def test_offering_a_job_twice_is_a_programming_error() -> None:

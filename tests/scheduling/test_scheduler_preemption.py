@@ -8,7 +8,7 @@ from inferry.domain.plans import Ended, FirstToken, JobLocation, Produced, Tick
 from inferry.scheduling.preemption import MIN_PROGRESS_TOKENS
 from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS
 from inferry.scheduling.scheduler import Scheduler
-from scheduling.scheduler_harness import a_scheduler, end, expired, first_token, offer, placements, sent
+from scheduling.scheduler_harness import a_scheduler, depths, end, expired, first_token, offer, placements, sent
 from support.builders import a_job, a_policy, a_view
 
 LANES = {"P0": a_policy(may_preempt=(Lane.P2,)), "P2": a_policy(preemptible=True)}
@@ -40,11 +40,11 @@ def test_a_blocked_head_stops_a_batch_job_and_goes_when_that_has_ended(capacity:
     offer(scheduler, a_job("live", lane=Lane.P0))
     tick = scheduler.tick(0.0)
     assert (sent(tick), evicted(tick)) == ([], ["2"])
-    assert scheduler.depths()[Lane.P0] == 1
+    assert depths(scheduler)[Lane.P0] == 1
     assert evicted(scheduler.tick(0.0)) == []
     end(scheduler, "2")
     assert placements(scheduler.tick(0.0)) == {"live": "w"}
-    assert scheduler.depths()[Lane.P0] == 0
+    assert depths(scheduler)[Lane.P0] == 0
 
 
 def test_capacity_freed_for_a_head_is_reserved_for_it() -> None:

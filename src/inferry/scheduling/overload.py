@@ -6,10 +6,10 @@ queue are taken in the order they are due, at the recent rate of prompt tokens p
 the longest so far is passed over. No order leaves fewer late jobs (Moore, 1968). A head that is late or passed over
 lets the other jobs of its queue go first, the earliest first.
 
-The bounds: a job is passed over only for jobs that can still meet their target, and only when its own is missed or when
-the oldest of them has waited for `OVERLOAD_FRACTION` of it. After `MAX_PASSED_OVER_TTFTS` times its target it has its
-place in fair order again. So under lasting overload no job starves and tenants keep their shares: a job that is passed
-over is charged nothing and stays first. Batch lanes keep fair order alone, and so do workers that pad.
+The bounds: a job is passed over only for jobs that can still meet their target. After `MAX_PASSED_OVER_TTFTS` times its
+target it has its place in fair order again. So under lasting overload no job starves and tenants keep their shares: a
+job that is passed over is charged nothing and stays first. Batch lanes keep fair order alone, and so do workers that
+pad.
 """
 
 from collections import deque
@@ -21,16 +21,12 @@ from inferry.scheduling.queues.queued_job import READY, QueuedJob
 LATE_FRACTION: Final = 0.95
 """The part of its target after which a waiting job counts as late: its prompt has to be computed too."""
 MAX_PASSED_OVER_TTFTS: Final = 2.0
-OVERLOAD_FRACTION: Final = 0.25
-"""The part of its target that the oldest job in time has waited before a job is passed over."""
 REVIEW_FRACTION: Final = 0.02
 """Period of the selection, as a part of the target."""
+RATE_PERIODS = 10
+"""Periods of observation before the prefill rate is used; it is dropped after as many without a selection."""
 MAX_REVIEWED = 256
 """Jobs that one selection looks at, those due first."""
-RATE_WINDOW_S = 1.0
-"""Memory, in seconds, of the observed prefill rate."""
-MIN_RATE_WINDOW_S = 0.25
-"""Seconds of observation before the prefill rate is used, and how much of it is kept after a pause."""
 _COMPACTION_THRESHOLD: Final = 64
 
 
@@ -74,9 +70,7 @@ class OverloadSelector:
             pending.popleft()
         if not pending or now - head.job.arrived_at > MAX_PASSED_OVER_TTFTS * ttft_s:
             return head
-        if now - pending[0].job.arrived_at < OVERLOAD_FRACTION * ttft_s:
-            self._passed_over.clear()
-        elif now >= self._reviewed_at + REVIEW_FRACTION * ttft_s:
+        if now >= self._reviewed_at + REVIEW_FRACTION * ttft_s:
             self._review(ttft_s, now)
         passed_over = self._passed_over
         if head.job.arrived_at >= late_cutoff and head not in passed_over:
@@ -87,19 +81,18 @@ class OverloadSelector:
         return head
 
     def _review(self, ttft_s: float, now: float) -> None:
-        """Select the jobs to pass over, at the rate observed since the last look."""
+        """Select the jobs to pass over, at the rate observed over about one TTFT target."""
         elapsed_s = now - self._reviewed_at
-        if elapsed_s > 10 * REVIEW_FRACTION * ttft_s:  # there was no overload for a while
-            known_s = min(self._rate_s, MIN_RATE_WINDOW_S)
-            self._rate_tokens *= known_s / self._rate_s if known_s else 0.0
-            self._rate_s = known_s
+        min_rate_s = RATE_PERIODS * REVIEW_FRACTION * ttft_s
+        if elapsed_s > min_rate_s:  # nothing was queued for a while
+            self._rate_tokens = self._rate_s = 0.0
         else:
-            decay = 1 / (1 + elapsed_s / RATE_WINDOW_S)
+            decay = 1 / (1 + elapsed_s / ttft_s)
             self._rate_tokens = self._rate_tokens * decay + self.sent_tokens - self._sent_tokens_before
             self._rate_s = self._rate_s * decay + elapsed_s
         self._reviewed_at, self._sent_tokens_before = now, self.sent_tokens
         self._passed_over.clear()
-        if self._rate_s < MIN_RATE_WINDOW_S or self._rate_tokens <= 0:
+        if self._rate_s < min_rate_s or self._rate_tokens <= 0:
             return
         s_per_token = self._rate_s / self._rate_tokens
         late_cutoff = now - LATE_FRACTION * ttft_s
@@ -110,7 +103,7 @@ class OverloadSelector:
                 continue
             prefill_s = entry.prefill_tokens * s_per_token
             finish_s += prefill_s
-            heappush(longest, (-prefill_s, entry.number, entry))
+            heappush(longest, (-prefill_s, -entry.number, entry))
             if finish_s > entry.job.arrived_at - late_cutoff:
                 removed_s, _, passed_over = heappop(longest)
                 finish_s += removed_s

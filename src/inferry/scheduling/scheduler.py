@@ -87,7 +87,7 @@ class Scheduler:
 
     def offer(self, job: InferenceJob, now: float, *, is_admitted: bool = False) -> None:
         """Queue a job, held for others or ready to go. Raises QueueFull at its lane's limit, unless it was admitted
-        before or is a retry.
+        before or is a retry. The error names no retry time: queue admission has the drain rates and checks first.
         """
         job_id = job.job_id
         if job_id in self._entries:
@@ -96,12 +96,7 @@ class Scheduler:
         if lane_queue is None:
             raise ValueError(f"no policy for lane {job.lane.name}")
         if lane_queue.depth >= lane_queue.rules.queue_limit and job.attempt == 1 and not is_admitted:
-            raise QueueFull(
-                f"lane {job.lane.name} holds {lane_queue.depth} jobs, which is its limit",
-                retry_after_s=lane_queue.drain.seconds_for(lane_queue.depth, now),
-            )
-        if not lane_queue.depth:
-            lane_queue.drain.begin(now)
+            raise QueueFull(f"lane {job.lane.name} holds {lane_queue.depth} jobs, which is its limit")
         self._offer_count += 1
         queue = lane_queue.known_queue(job) or self._queue_for(lane_queue, job)
         entry = self._entries[job_id] = lane_queue.add_entry(job, self._offer_count, queue)
@@ -248,10 +243,6 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         return len(self._entries) - self.queued
-
-    def depths(self) -> dict[Lane, int]:
-        """Queued jobs by lane."""
-        return {lane_queue.lane: lane_queue.depth for lane_queue in self._lane_queues}
 
     def service(self) -> Mapping[str, int]:
         """Tokens served to every tenant since the start, as far as they are known."""

@@ -336,7 +336,6 @@ class Selector:
     def _mark_sent(self, entry: QueuedJob, lane_queue: LaneQueue, worker: WorkerState) -> None:
         """A job that its worker has admitted counts as sent from here on."""
         lane_queue.remove_entry(entry)
-        lane_queue.drain.departures += 1
         if entry.due is not None:
             self._timers.drop(entry)
         entry.state = PLANNED

@@ -1,17 +1,15 @@
-"""How much of a worker the gateway may use now: room, computed from measured costs and from what lanes promise.
+"""How much of a worker the gateway may use now: a `Capacity`, from measured step costs and the lanes' SLO targets.
 
-One controller per worker, owned by whoever feeds it. It is told what the gateway sees (jobs sent, first tokens, tokens,
-ends) and answers with a `Capacity`; time is an argument, and the same inputs give the same answers.
+One controller per worker. Its owner reports what the gateway sees (jobs sent, first tokens, tokens, ends) and asks for
+a `Capacity`. Time is an argument, and the same inputs give the same answers.
 
-A stream that is promised its first token within `ttft` and the others a `gap` apart has slack: the time until its next
-token is due. Whatever an engine does besides decoding that stream costs it slack, and idle moments give it some. So the
-gap that prompts may stretch a step to follows from the least slack of all live streams, and the rate of prompts from
-that gap and from what steps and prompts were measured to cost. The loop closes by itself: slack that was lost to a
-wrong estimate narrows the next answer, slack that was gained widens it.
+Token i of a stream is due `ttft + i * itl` after the job's arrival; its slack is the time until its next token is due.
+Prefill beside the stream reduces slack, idle moments restore it. The least slack of all live streams determines the
+inter-token latency that the next second may have, and so, with the measured costs, the rate of prompt tokens. The loop
+is closed: slack that a wrong estimate cost lowers the next rate.
 
-Work that promises nothing may use what keeps the slack of live streams at fourteen gaps. Live prompts that are paced
-may eat into it down to twelve, and to five as their own first tokens come due: they have a promise of their own to
-keep, and for such moments it is saved. That holds for the streams of better lanes and for those of their own.
+Batch work may use what leaves every live stream `SLACK_ITLS` intervals of slack. Paced live prompts may use more the
+longer they wait, down to `MIN_SLACK_ITLS`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,49 +19,36 @@ from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.scheduling.capacity.step_costs import MEMORY_S, StepCostModel
 
-LEARNING_INTERVAL_S = 0.1
-"""Costs are learned once in a beat: long enough for several steps of most engines, short against a promise."""
 IDLE_AFTER_S = 1.0
-"""A lane that has had nothing in flight for this long is quiet. Agents pause less between two steps."""
+"""A lane with nothing in flight for this many seconds is idle. Agents pause less between two steps."""
 PREFILL_TTFT_FRACTION = 0.5
-"""The part of a first-token promise that prompts ahead may use; waiting in the gateway and surprises have the rest."""
-PREFILL_TTFT_FRACTION_IDLE = 1.0
-"""All of it: work without promises leaves its lane's reserve of that, and nobody is there yet who could be late."""
+"""Part of the TTFT target that prefill ahead of a prompt may use; the rest is for waiting and for wrong estimates."""
 SLACK_SPEND_S = 1.0
 SLACK_RECOVERY_S = 0.4
-"""Slack above what is kept is spent over the one, slack below it earned back over the other: losing a promise takes one
-long step, and costs are estimates.
-"""
-MIN_SPEND_FRACTION = 0.3
-"""As live prompts come due, slack is spent for them in less and less time, down to this part of it."""
-BATCH_SLACK_ITLS = 14
-"""How many gaps' worth of slack streams keep while only work without promises comes."""
-PACED_SLACK_ITLS = 12
-"""How many they keep while live prompts that are paced come."""
+"""Seconds in which slack above the kept amount is spent, and in which slack below it is earned back. Recovery is
+faster, because one long step can miss a target and costs are estimates."""
+SLACK_ITLS = 14
+"""Slack, in inter-token intervals, that live streams keep from batch work."""
 MIN_SLACK_ITLS = 5
-"""How many they keep whatever comes: steps are not equally long, and prompts are sent before it is known."""
-URGENT_FRACTION = 0.7
-"""When the live job that has waited longest for the pace has less than this part of its first-token promise left, less
-and less is kept from it."""
+"""Slack that live streams always keep: steps vary in length, and a prompt that was sent cannot be recalled."""
 MAX_SLOWDOWN = 0.8
-MAX_SPEEDUP = 0.8
-"""How much slower or faster than promised tokens may be wanted, as parts of these."""
+"""Part by which tokens may come slower than their target while slack is spent."""
 DECODE_FRACTION = 0.5
-"""The part of a gap that decoding may take before work without promises is kept out; the rest is for prompts."""
+"""Part of the inter-token latency that decoding may use before batch jobs are held; the rest is for prompts."""
 MIN_PREFILL_FRACTION = 0.15
-"""The part of engine time that prompts get when the gap promise cannot be kept whatever is done."""
+"""Part of engine time that paced prompts get where the ITL target cannot be met at any rate."""
 COUNTS_VALID_S = 3.0
-"""An engine that has not said for so long what it has done is judged by what comes out of it."""
-MIN_RATIO_TOKENS = 5000
-MAX_TOKEN_RATIO = 4.0
-"""How far apart the gateway's count of prompt tokens and the engine's may be believed to be, once there are enough."""
+"""Seconds after which engine counters are stale, and costs are learned from the observed output."""
+RATIO_PRIOR_TOKENS = 5000
+"""Prompt tokens at a ratio of one that are added to both counts when the gateway's is compared with the engine's."""
 INITIAL_PREFILL_TOKENS = 4096
+"""Bound on prefill tokens in flight before costs are known."""
 KV_FRACTION = 0.95
-"""Outputs are estimates, so a little KV is kept back."""
+"""Part of the KV capacity that is used: output lengths are estimates."""
 
 
 class Stream:
-    """A job that decodes. Whoever feeds the controller counts up `tokens` as they come."""
+    """A job that decodes. The owner of the controller counts `tokens` up as they come."""
 
     __slots__ = ("arrived_at", "learned_tokens", "tokens")
 
@@ -92,7 +77,7 @@ class _LaneActivity:
 
 
 class _SloLaneActivity(_LaneActivity):
-    """A lane that promises something."""
+    """A lane with SLO targets."""
 
     __slots__ = ("itl_s", "ttft_s")
 
@@ -102,7 +87,7 @@ class _SloLaneActivity(_LaneActivity):
         self.itl_s = itl_s
 
     def update_slack(self, now: float) -> None:
-        """Note the least slack of the streams that can still keep their promise."""
+        """Note the least slack of the streams that can still meet their target."""
         from_arrival, itl_s = self.ttft_s - now, self.itl_s
         least = inf
         for stream in self.streams:
@@ -112,23 +97,23 @@ class _SloLaneActivity(_LaneActivity):
         self.slack_s = least
 
     def ttft_left_fraction(self, now: float) -> float:
-        """The part of its first-token promise that the job which has waited longest has left."""
+        """Part of its TTFT target that the longest-waiting job has left."""
         if self.waiting_since is None:
             return 1.0
         return max(0.0, 1.0 - (now - self.waiting_since) / self.ttft_s)
 
-    def target_itl_s(self, keep: float, spend_s: float = SLACK_SPEND_S) -> float:
-        """How far apart tokens may come for the next moment, if slack is to come to `keep` gaps."""
+    def target_itl_s(self, keep_itls: float) -> float:
+        """Inter-token latency of the next moment that moves slack towards `keep_itls` intervals."""
         if self.slack_s == inf:
             return self.itl_s
-        spare_s = self.slack_s - keep * self.itl_s
+        spare_s = self.slack_s - keep_itls * self.itl_s
         if spare_s > 0:
-            return self.itl_s / (1.0 - min(MAX_SLOWDOWN, spare_s / spend_s))
-        return self.itl_s / (1.0 + min(MAX_SPEEDUP, -spare_s / SLACK_RECOVERY_S))
+            return self.itl_s / (1.0 - min(MAX_SLOWDOWN, spare_s / SLACK_SPEND_S))
+        return self.itl_s / (1.0 - spare_s / SLACK_RECOVERY_S)
 
 
 class CapacityController:
-    """See the module. `limits` are what the worker can hold at most; `chunk_tokens` what it computes in one step."""
+    """`limits` are what the worker can hold; `chunk_tokens` is what it computes in one step."""
 
     def __init__(self, lanes: Mapping[Lane, LanePolicy], limits: Capacity, chunk_tokens: int | None = None) -> None:
         self._activities = {lane: _activity_for(lanes[lane]) for lane in sorted(lanes)}
@@ -145,17 +130,17 @@ class CapacityController:
         self._start_interval()
         self.costs = StepCostModel()
 
-    # What it is told.
+    # -- what it is told -----------------------------------------------------------------------------------------------
 
     def sent(self, lane: Lane, prefill_tokens: int, now: float) -> None:
-        """A job went to the worker, with so many prompt tokens to compute as the gateway counts them."""
+        """A job was sent to the worker, with this many prompt tokens to compute in the gateway's count."""
         self._advance(now)
         self._activities[lane].prefilling += 1
         weight = 0.1 if self._typical_prompt_tokens else 1.0
         self._typical_prompt_tokens += weight * (prefill_tokens - self._typical_prompt_tokens)
 
     def first_token(self, lane: Lane, prefill_tokens: int, arrived_at: float, now: float) -> Stream:
-        """The job's prompt is computed: as many tokens as `sent` was told, or as are known by now to have been."""
+        """The job's prompt is computed; `prefill_tokens` may be known better than at `sent`."""
         self._advance(now)
         activity = self._activities[lane]
         activity.prefilling -= 1
@@ -165,7 +150,7 @@ class CapacityController:
         return stream
 
     def ended(self, lane: Lane, stream: Stream | None, now: float) -> None:
-        """A job that was sent is over, well or not; without a stream if it never had its first token."""
+        """A job that was sent has ended; `stream` is None if it had no first token."""
         self._advance(now)
         activity = self._activities[lane]
         if stream is None:
@@ -175,16 +160,18 @@ class CapacityController:
             self._ended_tokens += stream.tokens - stream.learned_tokens
 
     def waiting(self, lane: Lane, since: float | None) -> None:
-        """When the job came that has waited longest in the lane for this worker or another, if any waits."""
+        """Arrival time of the job that has waited longest in the lane, for any worker; None if no job waits."""
         self._activities[lane].waiting_since = since
 
     def observe(self, load: Load) -> None:
-        """What the worker says of itself, if it says anything."""
+        """The load that the worker reports."""
         self._load = load
 
     def observe_counts(self, counts: EngineCounts, now: float) -> None:
-        """What the engine says it has done. Steps and tokens seen from outside are a guess beside that: tokens travel
-        together, and how much of a prompt was cached is not known for certain.
+        """Counters of the engine, as read at `now`.
+
+        They are more exact than what is observed from outside: servers join tokens into one event, and the cached part
+        of a prompt is an estimate.
         """
         last, self._counts = self._counts, counts
         if counts == last:
@@ -204,15 +191,15 @@ class CapacityController:
         self._elapsed_s, self._busy_s = since_s, busy_since_s
 
     def limit(self, limits: Capacity, chunk_tokens: int | None = None) -> None:
-        """What the worker can hold is another by now, or known better."""
+        """The limits of the worker have changed."""
         self._limits = limits
         self._chunk_tokens = chunk_tokens
 
-    # What it answers.
+    # -- what it answers -----------------------------------------------------------------------------------------------
 
     def capacity(self, now: float) -> Capacity:
         self._advance(now)
-        if self._elapsed_s >= LEARNING_INTERVAL_S and now - self._counted_at > COUNTS_VALID_S:
+        if self._elapsed_s > 0 and now - self._counted_at > COUNTS_VALID_S:
             self._learn()
         limits = self._limits
         kv_tokens = None if limits.kv_tokens is None else max(1, int(limits.kv_tokens * KV_FRACTION))
@@ -233,23 +220,19 @@ class CapacityController:
         )
 
     def slack_s(self, lane: Lane) -> float:
-        """The least slack of the lane's streams when it was last looked at; infinite where there are none."""
+        """Least slack of the lane's streams when capacity was last computed; infinite without streams."""
         return self._activities[lane].slack_s
 
     def _prefill_tokens_per_s(self, active: Sequence[_SloLaneActivity], step_s: float, now: float) -> float | None:
-        """A step of d seconds becomes g = d / (1 - r / R) with r of R prompt tokens a second: solved for r."""
+        """The rate r of R prompt tokens per second that stretches a step of d seconds to g = d / (1 - r / R)."""
         limit = self._limits.prefill_tokens_per_s
         itl_s = inf
-        live_prompts = False
-        ttft_left_fraction = 1.0
+        keep_itls = float(SLACK_ITLS)
         best = next((activity for activity in active if activity.streams), None)
         for activity in reversed(active):
-            if activity is not best:  # whose own prompts are not paced
-                live_prompts = live_prompts or activity.prefilling > 0 or activity.waiting_since is not None
-                ttft_left_fraction = min(ttft_left_fraction, activity.ttft_left_fraction(now))
-            urgency = min(1.0, ttft_left_fraction / URGENT_FRACTION)
-            keep = max(MIN_SLACK_ITLS, PACED_SLACK_ITLS * urgency) if live_prompts else BATCH_SLACK_ITLS
-            itl_s = min(itl_s, activity.target_itl_s(keep, SLACK_SPEND_S * max(MIN_SPEND_FRACTION, urgency)))
+            if activity is not best:  # prompts of the best lane are not paced
+                keep_itls = min(keep_itls, max(MIN_SLACK_ITLS, SLACK_ITLS * activity.ttft_left_fraction(now)))
+            itl_s = min(itl_s, activity.target_itl_s(keep_itls))
         if itl_s == inf:
             return limit
         fraction = max(MIN_PREFILL_FRACTION, 1 - step_s / itl_s)
@@ -257,50 +240,46 @@ class CapacityController:
         return rate if limit is None else min(rate, limit)
 
     def _prefill_tokens(self, active: Sequence[_SloLaneActivity], step_s: float) -> int | None:
-        """As many prompt tokens as clear before a prompt that comes now, in the time its promise leaves them."""
+        """The prompt tokens that clear before a prompt that arrives now, in their part of its TTFT target."""
         limit = self._limits.prefill_tokens
         if not self._slo_lanes:
             return limit
         token_s = self.costs.prompt_s + (step_s / self._chunk_tokens if self._chunk_tokens else 0.0)
         ttft_s = min(activity.ttft_s for activity in active or self._slo_lanes)
         slack_s = ttft_s - self._typical_prompt_tokens / self._token_ratio() * token_s - step_s
-        return self._clamp_prefill(
-            (PREFILL_TTFT_FRACTION if active else PREFILL_TTFT_FRACTION_IDLE) * slack_s / token_s * self._token_ratio(),
-            limit,
-        )
+        return self._clamp_prefill(PREFILL_TTFT_FRACTION * slack_s / token_s * self._token_ratio(), limit)
 
     def _token_ratio(self) -> float:
-        """Prompt tokens as the gateway counts them, for each one that the engine computes: what is cached is a belief,
-        and rooms are spent in what is believed.
+        """Prompt tokens in the gateway's count for each one that the engine computes.
+
+        The cached part of a prompt is an estimate, and capacity is spent in estimated tokens.
         """
-        if self._counted_tokens < MIN_RATIO_TOKENS or self._estimated_tokens < MIN_RATIO_TOKENS:
-            return 1.0
-        return min(MAX_TOKEN_RATIO, max(1 / MAX_TOKEN_RATIO, self._estimated_tokens / self._counted_tokens))
+        return (self._estimated_tokens + RATIO_PRIOR_TOKENS) / (self._counted_tokens + RATIO_PRIOR_TOKENS)
 
     def _batch_sequences(self, active: Sequence[_SloLaneActivity]) -> int | None:
-        """As many sequences as decode in their part of the gap wanted, or in all of it while live lanes are quiet.
+        """The sequences that decode within their part of the target ITL, or within all of it while live lanes are idle.
 
-        Where even one step breaks the promise, up to where a step takes twice as long as an empty one: the promise is
-        lost, and more than that would not be gained.
+        At least as many as make a step twice as long as an empty one: where that misses the target, fewer would not
+        meet it either.
         """
         limit, costs = self._limits.sequences, self.costs
         if not self._slo_lanes or costs.token_s <= 0:
             return limit
         if active:
-            step_s = DECODE_FRACTION * min(activity.target_itl_s(BATCH_SLACK_ITLS) for activity in active)
+            step_s = DECODE_FRACTION * min(activity.target_itl_s(SLACK_ITLS) for activity in active)
         else:
             step_s = min(activity.itl_s for activity in self._slo_lanes)
         step_s = max(step_s, 2 * costs.base_s)
         return _clamp((step_s - costs.base_s) / costs.token_s, 1, limit)
 
     def _clamp_prefill(self, tokens: float, limit: int | None) -> int:
-        """Never less than a typical job: a bound that stops everything protects nobody."""
+        """At least a typical job, so that the bound never stops all prefill."""
         return _clamp(max(tokens, self._typical_prompt_tokens), 1, limit)
 
-    # What it remembers.
+    # -- what it observes ----------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        """Time passed with what was in flight until now."""
+        """Account for the time until now, with what was in flight."""
         at = self._advanced_at
         if at is None:
             self._advanced_at = now
@@ -324,7 +303,7 @@ class CapacityController:
                 self._stream_seconds += elapsed * decoding
 
     def _trim_interval(self, at: float) -> tuple[float, float]:
-        """Counts are as old as when they were read: take from the beat what passed since, and return it."""
+        """End the interval when counters were read, and return the elapsed and busy seconds since."""
         since_s = min(self._elapsed_s, max(0.0, (at if self._advanced_at is None else self._advanced_at) - at))
         if since_s <= 0:
             return 0.0, 0.0
@@ -338,7 +317,7 @@ class CapacityController:
         self._ended_tokens = 0
 
     def _learn(self) -> None:
-        """What the last beats cost. Every stream has a token in every step: so many steps as tokens for each."""
+        """Learn from the observed output: every stream has one token in every step."""
         tokens = self._ended_tokens
         for activity in self._activities.values():
             for stream in activity.streams:

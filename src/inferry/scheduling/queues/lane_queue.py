@@ -14,7 +14,6 @@ from inferry.scheduling.batching.sibling_window import SiblingWindows
 from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.overload import OverloadSelector
 from inferry.scheduling.placement.route_filter import RouteFilter
-from inferry.scheduling.queues.drain_rate import DrainRate
 from inferry.scheduling.queues.fair_queue import FairQueue, RunQueue, fair_key
 from inferry.scheduling.queues.fair_share import LaneAccounts
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
@@ -203,7 +202,6 @@ class LaneQueue:
         "cached_slices_of",
         "credit",
         "depth",
-        "drain",
         "is_head_cost_known",
         "lane",
         "latest_queue",
@@ -241,7 +239,6 @@ class LaneQueue:
         self.below: tuple[LaneQueue, ...] = ()
         self.is_head_cost_known = False
         self._head_cost: int | None = None
-        self.drain = DrainRate()
 
     def known_queue(self, job: InferenceJob) -> RouteQueue | None:
         """The queue of the job's route, where batch keys do not split it. Mostly that of the job before."""
