@@ -65,7 +65,6 @@ _CONTROLLER_ROWS = _of(
     ("SLACK_RECOVERY_S", "Seconds in which slack below the kept amount is earned back.", _NEVER),
     ("SLACK_ITLS", "Slack, in inter-token intervals, that live streams keep from batch work.", 5),
     ("MIN_SLACK_ITLS", "Slack that live streams keep from live jobs that are almost due.", 0, 2.5, 10),
-    ("MAX_SLOWDOWN", "Bound on how much longer than the ITL target steps may become.", 0.99, 0.4, 0.9),
     (
         "DECODE_FRACTION",
         "Part of an inter-token interval that decoding may use before batch jobs are held.",

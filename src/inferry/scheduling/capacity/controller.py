@@ -31,8 +31,6 @@ SLACK_ITLS = 14
 """Slack, in inter-token intervals, that live streams keep from batch work."""
 MIN_SLACK_ITLS = 5
 """Slack that live streams always keep: steps vary in length, and a prompt that was sent cannot be recalled."""
-MAX_SLOWDOWN = 0.8
-"""Part by which tokens may come slower than their target while slack is spent."""
 DECODE_FRACTION = 0.5
 """Part of the inter-token latency that decoding may use before batch jobs are held; the rest is for prompts."""
 MIN_PREFILL_FRACTION = 0.15
@@ -108,7 +106,7 @@ class _SloLaneActivity(_LaneActivity):
             return self.itl_s
         spare_s = self.slack_s - keep_itls * self.itl_s
         if spare_s > 0:
-            return self.itl_s / (1.0 - min(MAX_SLOWDOWN, spare_s / SLACK_SPEND_S))
+            return self.itl_s * (1.0 + spare_s / SLACK_SPEND_S)
         return self.itl_s / (1.0 - spare_s / SLACK_RECOVERY_S)
 
 
