@@ -216,7 +216,7 @@ def test_costs_are_learned_again_from_what_was_recorded() -> None:
             prompts_s.append(at_s)
             prompt_tokens.append(prompt_tokens[-1] + prompt)
     *_, (_, costs) = learned_costs(Counts(steps_s, tokens_s, prompts_s, prompt_tokens), phase_s=0.2, until_s=25)
-    assert costs.prompt_s == pytest.approx(20e-6, rel=0.1)
+    assert costs.prompt_s == pytest.approx(20e-6, rel=0.15)
     assert costs.step_s(60) == pytest.approx(0.012, rel=0.15)
 
 
