@@ -39,8 +39,8 @@ A constant that no workload notices may still matter on traffic that is not amon
 point of attainment or more: `mooncake` has 110 calls. Interactions are outside this measurement: two constants may
 each be removable only because the other is there.
 
-The table was measured before [decision 20](../adr/0020-fewer-constants-in-capacity-control.md) and lists the constants that it
-removed. Those that are new with it are measured in [diet.json](../../benchmarks/results/diet.json).
+The table was measured before [decision 20](../adr/0020-fewer-constants-in-capacity-control.md) and lists the constants
+that it removed. Those that are new with it are measured in [diet.json](../../benchmarks/results/diet.json).
 """
 
 
