@@ -2,6 +2,7 @@
 
 from mutants import (
     admission,
+    capacity,
     dispatch,
     engine,
     ingress,
@@ -16,6 +17,7 @@ from mutants import (
 
 GROUPS = {
     "scheduling": scheduling.GROUP,
+    "capacity": capacity.GROUP,
     "queues": queues.GROUP,
     "packing": packing.GROUP,
     "admission": admission.GROUP,

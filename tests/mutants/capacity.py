@@ -1,0 +1,111 @@
+"""Capacity control and the overload rule, broken in one place at a time."""
+
+from mutants.mutant import Mutant, MutantGroup
+
+GROUP = MutantGroup(
+    tests=("tests/scheduling", "tests/properties"),
+    mutants=(
+        Mutant(
+            "whoever is late never gives way",
+            "scheduling/overload.py",
+            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
+            "if head not in passed_over:",
+        ),
+        Mutant(
+            "whoever is late gives way for ever",
+            "scheduling/overload.py",
+            "if not pending or now - head.job.arrived_at > MAX_PASSED_OVER_TTFTS * ttft_s:",
+            "if not pending:",
+        ),
+        Mutant(
+            "the late give way to the late",
+            "scheduling/overload.py",
+            "pending, late_cutoff = self._pending, now - LATE_FRACTION * ttft_s",
+            "pending, late_cutoff = self._pending, now - MAX_PASSED_OVER_TTFTS * ttft_s",
+        ),
+        Mutant(
+            "the shortest is given up",
+            "scheduling/overload.py",
+            "heappush(longest, (-prefill_s, -",
+            "heappush(longest, (prefill_s, -",
+        ),
+        Mutant(
+            "slack is spent to nothing",
+            "scheduling/capacity/controller.py",
+            "max(MIN_SLACK_ITLS, SLACK_ITLS * activity.ttft_left_fraction(now))",
+            "SLACK_ITLS * activity.ttft_left_fraction(now)",
+        ),
+        Mutant(
+            "counts are as old as when they are looked at",
+            "scheduling/capacity/controller.py",
+            "        if since_s <= 0:\n            return 0.0, 0.0\n        busy",
+            "        if since_s >= 0:\n            return 0.0, 0.0\n        busy",
+        ),
+        Mutant(
+            "nobody is given up",
+            "scheduling/overload.py",
+            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
+            "if head.job.arrived_at >= late_cutoff:",
+        ),
+        Mutant(
+            "a rate is used as soon as it is observed",
+            "scheduling/overload.py",
+            "if self._rate_s < min_rate_s or self._rate_tokens <= 0:",
+            "if self._rate_tokens <= 0:",
+        ),
+        Mutant(
+            "the earliest of equally long jobs is passed over",
+            "scheduling/overload.py",
+            "(-prefill_s, -entry.number, entry)",
+            "(-prefill_s, entry.number, entry)",
+        ),
+        Mutant(
+            "step costs have no prior",
+            "scheduling/capacity/step_costs.py",
+            "PRIOR_WEIGHT = 0.05",
+            "PRIOR_WEIGHT = 0.0",
+            ("tests/scheduling/test_step_costs.py",),
+        ),
+        Mutant(
+            "step costs stay at their prior",
+            "scheduling/capacity/step_costs.py",
+            "PRIOR_WEIGHT = 0.05",
+            "PRIOR_WEIGHT = 5.0",
+            ("tests/scheduling/test_step_costs.py",),
+        ),
+        Mutant(
+            "a cost may be negative",
+            "scheduling/capacity/step_costs.py",
+            "costs[i] = max(best, _MIN_COST_S)",
+            "costs[i] = best",
+            ("tests/scheduling/test_step_costs.py",),
+        ),
+        Mutant(
+            "a few prompts decide the ratio of token counts",
+            "scheduling/capacity/controller.py",
+            "RATIO_PRIOR_TOKENS = 5000",
+            "RATIO_PRIOR_TOKENS = 1",
+        ),
+        Mutant(
+            "prompts spend nothing",
+            "scheduling/capacity/prefill_bucket.py",
+            "        self._level -= tokens\n",
+            "        pass\n",
+        ),
+        Mutant(
+            "live prompts put lower lanes in debt for good",
+            "scheduling/capacity/prefill_bucket.py",
+            "max(self._level - tokens, min(self._level, -MAX_DEBT_S * self._rate))",
+            "self._level - tokens",
+        ),
+        Mutant(
+            "the bucket has no brim",
+            "scheduling/capacity/prefill_bucket.py",
+            "min(tick_context.burst_tokens, self._level",
+            "max(0.0, self._level",
+        ),
+        Mutant(
+            "lower lanes drain the bucket", "scheduling/capacity/prefill_bucket.py", " + burst * (1.0 - fill)\n", "\n"
+        ),
+    ),
+)
