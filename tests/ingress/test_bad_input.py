@@ -201,7 +201,6 @@ def read_all(sock: socket.socket) -> bytes:
 
 RESERVED: dict[str, Any] = {
     "priority": -9,
-    "cache_salt": "another tenant's",
     "request_id": "another call's",
     "session_id": "another tenant's",
     "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [1], "remote_host": "10.0.0.1"},

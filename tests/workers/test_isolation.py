@@ -39,6 +39,19 @@ def test_tenants_get_salts_of_their_own_whatever_they_write() -> None:
     run(scenario())
 
 
+def test_a_client_can_separate_caches_within_its_tenant() -> None:
+    async def scenario() -> None:
+        async with Upstream() as up:
+            for own in ({}, {"cache_salt": "one"}, {"cache_salt": "two"}, {"cache_salt": "one"}, {"cache_salt": None}):
+                done(await ran(up, a_call(tenant="a", **own), salt_secret="s"))
+            none, one, two, again, null = [body["cache_salt"] for body in up.bodies]
+            assert one == again
+            assert none == null
+            assert len({none, one, two}) == 3
+
+    run(scenario())
+
+
 def test_a_salt_cannot_be_guessed_without_the_secret() -> None:
     known, other = CacheSalts(b"secret"), CacheSalts(b"another")
     assert known.field("a") == CacheSalts(b"secret").field("a")

@@ -44,12 +44,11 @@ class RawMessages(Struct):
 
 
 class ReservedFields(Struct, kw_only=True):
-    """Fields with which a client could choose its place in an engine's queue, its cache, its id or its host. Only the
-    gateway sets them: null is accepted, other values are refused.
+    """Fields with which a client could choose its place in an engine's queue, another tenant's KV, its id or its host.
+    Only the gateway sets them: null is accepted, other values are refused.
     """
 
     priority: None = None
-    cache_salt: None = None
     request_id: None = None
     session_id: None = None
     kv_transfer_params: None = None
@@ -87,6 +86,7 @@ class GenerationRequest(ReservedFields, kw_only=True):
     service_tier: str | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    cache_salt: str | None = None
     # Read only to refuse features that a worker lacks.
     logit_bias: Raw | UnsetType = UNSET
     presence_penalty: float | None = None

@@ -52,7 +52,7 @@ class RequestBuilder:
         headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys.header(call.key))
         more = self._priorities.get(job.lane, b"")
         if self._salts is not None and job.salted:
-            more = self._salts.field(job.tenant) + more
+            more = self._salts.field(job.tenant, payload.body) + more
         if job.resume_point is not None:
             body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
             return self._client.request(b"POST", PATHS["completions"], headers, body)
