@@ -16,6 +16,7 @@ from inferry.ingress.openai.parse import check_features, find_card, tokenize_lon
 from inferry.ingress.openai.prompt import PromptText, read_prompt
 from inferry.ingress.router import JSON, Fail, Refuse, Router
 
+
 class TokenCountsRouter(Router):
     """Counts with the model's tokenizer, else asks a worker, else estimates."""
 
