@@ -105,8 +105,13 @@ class Pool:
         """Prompt tokens of a chat request, counted by a worker of the model; None where no worker can."""
         for view in self.views():
             worker = self.worker(view.worker)
-            if view.phase is Phase.READY and model in view.models and view.isolation == isolation:
-                count = await worker.count_tokens(body) if isinstance(worker, TokenCounter) else None
+            if (
+                view.phase is Phase.READY
+                and model in view.models
+                and view.isolation == isolation
+                and isinstance(worker, TokenCounter)
+            ):
+                count: int | None = await worker.count_tokens(body)
                 if count is not None:
                     return count
         return None
