@@ -57,8 +57,8 @@ class ModelsRouter(Router):
         return {"object": "list", "data": [_openai_model(card, ready) for card in cards.values()]}
 
     def _ready_models(self, caller: Caller) -> set[str]:
-        views = [view for view in self._gateway.views() if view.phase is Phase.READY]
-        return {model for view in views if view.isolation == caller.pool for model in view.models}
+        views = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == caller.pool]
+        return {model for v in views if caller.precision in (None, v.precision) for model in v.models}
 
 
 def _is_anthropic(request: Request) -> bool:
@@ -73,6 +73,7 @@ def _openai_model(card: ModelCard, ready: set[str]) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "inferry",
         "max_model_len": card.context_tokens,
+        "parent": card.parent,
         "ready": card.name in ready,
     }
 
