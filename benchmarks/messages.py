@@ -1,8 +1,9 @@
-"""What an event costs in the Messages API beside chat completions, in microseconds, without sockets.
+"""What an event costs in the Messages API beside chat completions, in microseconds.
 
 `response` is the job's stream and the response alone. `gateway` is the path of an event from the upstream's bytes to
-the reply: the scan, the job's lifecycle with its subscribers, the stream and the response. Most events are text;
-reasoning and arguments of tool calls are measured too.
+the reply: the scan, the job's lifecycle with its subscribers, the stream and the response. `connection` is the
+processor time of the same path with a turn of the event loop and the write to a client's socket for every event; the
+read from the upstream's socket is missing. Most events are text; reasoning and arguments of tools are measured too.
 
 `python -m benchmarks.messages` prints the table; `measure` returns the same numbers.
 """
@@ -10,10 +11,13 @@ reasoning and arguments of tool calls are measured too.
 import asyncio
 import gc
 import json
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import uvloop
 
 from benchmarks import uncompiled
 from inferry.cli import wiring
@@ -32,6 +36,7 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Done, FinishReason, Usage
 from inferry.domain.workers import Capacity, Phase, WorkerView
 from inferry.ingress.anthropic.format import MessagesFormat
+from inferry.ingress.http import lifecycle
 from inferry.ingress.http.request import Request
 from inferry.ingress.internal_call import InternalReply, call
 from inferry.ingress.response import HeartbeatTimer, StreamingResponse
@@ -53,13 +58,17 @@ TOOL_CALL = {"tool_calls": [{"index": 0, "id": "c", "type": "function", "functio
 
 
 class EventWorker:
-    """Delivers `events` for every job and notes how long that took in `seconds`."""
+    """Delivers `events` for every job and notes how long that took in `seconds`.
+
+    With `yields` every event has a turn of the event loop, and `seconds` is processor time.
+    """
 
     name = "events"
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
         self.seconds = 0.0
+        self.yields = False
         self._clock = SystemClock()
 
     def cards(self) -> Sequence[ModelCard]:
@@ -79,11 +88,14 @@ class EventWorker:
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
         for job in plan.jobs:
             scan = EventScanner().scan
+            start_cpu = time.thread_time()
             with timed() as seconds:
                 for index, received in enumerate(self.events):
                     raw, tokens = scan(received)
                     emit(Delta(job.job_id, job.run_id, job.step_id, index, "", (), tokens, raw))
-            self.seconds = seconds[0]
+                    if self.yields:
+                        await asyncio.sleep(0)
+            self.seconds = time.thread_time() - start_cpu if self.yields else seconds[0]
             emit(Done(job.job_id, FinishReason.STOP, Usage(50, 0, len(self.events))))
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
@@ -114,7 +126,8 @@ def measure() -> dict[str, Any]:
 
 
 def figures() -> dict[str, dict[str, float]]:
-    return asyncio.run(_figures())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_figures())
 
 
 async def _figures() -> dict[str, dict[str, float]]:
@@ -122,6 +135,10 @@ async def _figures() -> dict[str, dict[str, float]]:
     service = wiring.assemble(parse({"ledger": "sqlite:///:memory:"}), [worker], {}, SystemClock())
     worker.events = [_chunk({"content": "ready"})]
     service.start()
+    sock, stop = lifecycle.bind("127.0.0.1", 0), lifecycle.StopSignals()
+    server = asyncio.create_task(
+        lifecycle.serve(service.app, service.gateway, sock, stop, idle_timeout_s=60.0, drain_timeout_s=5.0)
+    )
     found: dict[str, dict[str, float]] = {}
     try:
         while not service.gateway.is_ready:  # noqa: ASYNC110
@@ -131,13 +148,18 @@ async def _figures() -> dict[str, dict[str, float]]:
             worker.events += [_chunk(delta(f" word{number}")) for number in range(EVENTS)]
             response: dict[str, list[float]] = {name: [] for name in FORMATS}
             gateway: dict[str, list[float]] = {name: [] for name in FORMATS}
+            connection: dict[str, list[float]] = {name: [] for name in FORMATS}
             for _ in range(ROUNDS):
                 for name, wire_format in FORMATS.items():
                     response[name].append(_run_response(service.gateway, worker.events, wire_format))
                     gateway[name].append(await _run_gateway(service, worker, PATHS[name]))
+                    connection[name].append(await _run_connection(sock.getsockname()[1], worker, PATHS[name]))
             found[f"{kind}, response"] = _row(response)
             found[f"{kind}, gateway"] = _row(gateway)
+            found[f"{kind}, connection"] = _row(connection)
     finally:
+        stop.request()
+        await server
         await service.close()
     return found
 
@@ -148,11 +170,29 @@ def _row(seconds: dict[str, list[float]]) -> dict[str, float]:
     return micros | {"ratio": round(best["messages"] / best["chat"], 2)}
 
 
+REQUEST = b'{"model":"m","messages":[{"role":"user","content":"Go."}],"max_tokens":%d,"stream":true}' % (2 * EVENTS)
+
+
 async def _run_gateway(service: wiring.Service, worker: EventWorker, path: bytes) -> float:
-    request = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "max_tokens": 2 * EVENTS, "stream": True}
-    answer = await call(service.app.serve, path, json.dumps(request).encode(), {}, ANONYMOUS)
+    answer = await call(service.app.serve, path, REQUEST, {}, ANONYMOUS)
     assert answer.status == 200, answer.body
     return worker.seconds
+
+
+async def _run_connection(port: int, worker: EventWorker, path: bytes) -> float:
+    worker.yields = True
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (path, len(REQUEST))
+    await asyncio.to_thread(_read_all, port, head + REQUEST)
+    worker.yields = False
+    return worker.seconds
+
+
+def _read_all(port: int, request: bytes) -> None:
+    """One call over a socket, in a thread: its processor time is not counted."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(request)
+        while sock.recv(1 << 20):
+            time.sleep(0.002)
 
 
 def _run_response(gateway: Gateway, events: list[bytes], wire_format: WireFormat) -> float:
