@@ -138,6 +138,13 @@ def test_events_like_one_before_give_their_text_undecoded() -> None:
     assert reader.reasoning(piece(reasoning="d") + piece(reasoning="e")) == b"de"
 
 
+def test_an_event_with_a_further_field_is_not_plain() -> None:
+    reader = ItemReader()
+    reader.read(delta(piece(content="a")))
+    assert reader.text(piece(content="b")) == b"b"
+    assert reader.text(piece(content="b", refusal="c")) is None
+
+
 def test_arguments_of_the_last_call_only_are_given_undecoded() -> None:
     reader = ItemReader()
     reader.read(delta(call(0, "c", name="a", arguments="") + call(0, arguments='{"x":')))
