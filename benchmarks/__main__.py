@@ -16,6 +16,7 @@ BENCHES = {
     "controller": "the capacity controller in the simulator: steps of load on three engines",
     "lanes": "time to first token of live calls: idle gateway, batch backlog, and with lanes off",
     "overload": "30 s at three times the capacity, with the retries of the official client, against bare 429s",
+    "messages": "an event of the Messages API beside one of chat completions: microseconds, without sockets",
     "path": "the cost of a call: the gateway beside a bare pass-through and other gateways, with a profile",
     "runs": "time until the cancellation of a run with 1,000 queued steps is confirmed by the embedded engine",
     "scale": "the simulator itself: up to a million jobs over 200 workers, time and memory",

@@ -168,6 +168,102 @@ def test_the_embedded_engine(real: Serving) -> None:
     assert whole.stop_reason == streamed.stop_reason == "max_tokens"
 
 
+def test_the_embedded_engine_reports_its_stop_sequence(real: Serving) -> None:
+    with local(real) as api:
+        free = summary(api.messages.create(model="tiny", max_tokens=40, messages=HELLO, extra_body=GREEDY))[0][1]
+        stop = free[10:14]
+        options: dict[str, Any] = {"max_tokens": 40, "stop_sequences": ["unheard of", stop], "extra_body": GREEDY}
+        whole = api.messages.create(model="tiny", messages=HELLO, **options)
+        with api.messages.stream(model="tiny", messages=HELLO, **options) as stream:
+            streamed = stream.get_final_message()
+    assert summary(whole) == summary(streamed) == [("text", free[: free.index(stop)])]
+    for message in (whole, streamed):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+
+
+def test_images_are_passed_on_where_the_engine_takes_them(gateway: HttpGateway, api: Anthropic) -> None:
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    api.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": [image]}])
+    (sent,) = gateway.upstream.bodies[-1]["messages"]
+    assert sent["content"] == [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+
+# -- token counts and models -----------------------------------------------------------------------------------------
+
+
+def test_tokens_are_counted_with_the_models_tokenizer(real: Serving) -> None:
+    with local(real) as api:
+        for words in ("Hi", "word " * 3000):
+            turns: list[MessageParam] = [{"role": "user", "content": words}]
+            raw = api.messages.with_raw_response.count_tokens(model="tiny", messages=turns, system="Be brief.")
+            called = api.messages.create(model="tiny", max_tokens=1, messages=turns, system="Be brief.")
+            usage = called.usage
+            assert raw.headers["x-inferry-token-count"] == "exact"
+            assert raw.parse().input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_tokens_are_counted_by_a_worker_that_can(gateway: HttpGateway, api: Anthropic) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def count(body: dict[str, Any]) -> int:
+        asked.append(body)
+        return 77
+
+    gateway.upstream.tokenize = count
+    try:
+        raw = api.messages.with_raw_response.count_tokens(model="m", messages=HELLO, tools=[WEATHER])
+    finally:
+        gateway.upstream.tokenize = None
+    assert (raw.parse().input_tokens, raw.headers["x-inferry-token-count"]) == (77, "exact")
+    assert (asked[0]["model"], asked[0]["messages"]) == ("m", HELLO)
+    assert asked[0]["tools"][0]["function"]["name"] == "weather"
+    assert not gateway.upstream.bodies, "nothing was generated"
+
+
+def test_tokens_are_estimated_where_nothing_counts(gateway: HttpGateway, api: Anthropic) -> None:
+    raw = api.messages.with_raw_response.count_tokens(model="m", messages=HELLO)
+    assert raw.headers["x-inferry-token-count"] == "estimated"
+    assert raw.headers["request-id"]
+    assert 1 < raw.parse().input_tokens < 200
+
+
+def test_a_count_is_refused_like_a_call(api: Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="nope"):
+        api.messages.count_tokens(model="nope", messages=HELLO)
+    with pytest.raises(anthropic.BadRequestError, match="must not be empty"):
+        api.messages.count_tokens(model="m", messages=[])
+
+
+def test_models_are_listed(gateway: HttpGateway, api: Anthropic, key: str) -> None:
+    assert [model.id for model in api.models.list(limit=1000)] == ["m"]
+    found = api.models.retrieve("m")
+    assert (found.display_name, found.created_at.timestamp(), found.max_input_tokens) == ("m", 7, 4096)
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        api.models.retrieve("nope")
+    assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    plain = gateway.call("GET", "/v1/models", headers={"x-api-key": key})
+    assert plain.json["object"] == "list"
+    for query in ("limit=0", "limit=x", "limit=1001", "after_id=nope", "before_id=nope"):
+        wrong = gateway.call(
+            "GET", f"/v1/models?{query}", headers={"x-api-key": key, "anthropic-version": "2023-06-01"}
+        )
+        assert (wrong.status, wrong.json["type"]) == (400, "error"), query
+
+
+def test_many_models_are_listed_in_pages(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(5)]
+    with ScriptedGateway(tmp_path, models=names) as gateway, local(gateway) as api:
+        assert [model.id for model in api.models.list(limit=2)] == names
+        page = api.models.list(limit=2, after_id="m1")
+        assert ([one.id for one in page.data], page.has_more, page.first_id, page.last_id) == (
+            ["m2", "m3"],
+            True,
+            "m2",
+            "m3",
+        )
+        assert [one.id for one in api.models.list(limit=2, before_id="m3").data] == ["m1", "m2"]
+
+
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 

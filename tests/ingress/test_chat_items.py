@@ -138,12 +138,37 @@ def test_events_like_one_before_give_their_text_undecoded() -> None:
     assert reader.reasoning(piece(reasoning="d") + piece(reasoning="e")) == b"de"
 
 
-@given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from([chunk, lambda text: piece(reasoning=text)]))
-def test_undecoded_text_is_what_decoding_gives(texts: list[str], write: Any) -> None:
+def test_an_event_with_a_further_field_is_not_plain() -> None:
     reader = ItemReader()
-    reader.read(delta(write("first")))
-    raw = b"".join(map(write, texts))
-    found = reader.text(raw) if write is chunk else reader.reasoning(raw)
+    reader.read(delta(piece(content="a")))
+    assert reader.text(piece(content="b")) == b"b"
+    assert reader.text(piece(content="b", refusal="c")) is None
+
+
+def test_arguments_of_the_last_call_only_are_given_undecoded() -> None:
+    reader = ItemReader()
+    reader.read(delta(call(0, "c", name="a", arguments="") + call(0, arguments='{"x":')))
+    assert reader.arguments(call(0, arguments=' "y') + call(0, arguments='"}')) == b' \\"y\\"}'
+    assert reader.arguments(call(1, arguments="1")) is None
+    reader.read(delta(call(1, "d", name="b", arguments="")))
+    assert reader.arguments(call(0, arguments="1")) is None
+    reader.read(delta(call(0, arguments="1")))
+    assert reader.arguments(call(0, arguments="1")) is None
+    reader.read(delta(call(1, arguments="{")))
+    assert reader.arguments(call(1, arguments="}")) == b"}"
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.sampled_from(["text", "reasoning", "arguments"]))
+def test_undecoded_text_is_what_decoding_gives(texts: list[str], kind: str) -> None:
+    writers: dict[str, Any] = {
+        "text": chunk,
+        "reasoning": lambda text: piece(reasoning=text),
+        "arguments": lambda text: call(0, arguments=text),
+    }
+    write = writers[kind]
+    reader = ItemReader()
+    reader.read(delta(call(0, "c", name="f", arguments="") + write("first")))
+    found = getattr(reader, kind)(b"".join(map(write, texts)))
     assert found is not None
     assert msgspec.json.decode(b'"' + found + b'"') == "".join(texts)
 

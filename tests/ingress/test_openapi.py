@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
+from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.app import App
+from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.operation import error_kinds
@@ -33,10 +35,10 @@ def key(gateway: TenantGateway) -> str:
 def routes(app: App) -> set[tuple[str, str]]:
     """What the application looks requests up in."""
     found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
-    for one in (*RUN_PATHS, *ADMIN_PATHS):
+    for one in (*TokenCountsRouter.paths, *ModelsRouter.paths, *RUN_PATHS, *ADMIN_PATHS):
         method, _, path = one.partition(" ")
         found.add((method.lower(), path))
-    return found | {("get", "/v1/models/{model}")}
+    return found
 
 
 def documented() -> set[tuple[str, str]]:

@@ -127,8 +127,10 @@ def test_a_stop_string_may_span_tokens() -> None:
 
 
 def test_nothing_comes_after_a_stop_string() -> None:
-    assembler = Assembler(ByteTokenizer([b"a.", b"b"]), (".",))
+    assembler = Assembler(ByteTokenizer([b"a.", b"b"]), ("?", "."))
+    assert assembler.matched is None
     assert assembler.push((0,)) == ("a", True)
+    assert assembler.matched == "."
     assert assembler.push((1,)) == ("", True)
     assert assembler.finish() == ""
 

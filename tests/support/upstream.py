@@ -60,6 +60,7 @@ class Upstream:
         self.port = 0
         self.adapters: tuple[str, ...] = ()
         self.detokenize: Callable[[list[int]], str] | None = None
+        self.tokenize: Callable[[dict[str, Any]], int] | None = None
         self._runner: web.AppRunner | None = None
 
     @property
@@ -72,6 +73,7 @@ class Upstream:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/abort_requests", self._abort)
         app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._call)
         app.router.add_post("/v1/completions", self._call)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -130,6 +132,11 @@ class Upstream:
         if self.detokenize is None:
             return web.Response(status=404)
         return web.json_response({"prompt": self.detokenize((await request.json())["tokens"])})
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        if self.tokenize is None:
+            return web.Response(status=404)
+        return web.json_response({"count": self.tokenize(await request.json()), "max_model_len": 4096, "tokens": []})
 
     async def _abort(self, request: web.Request) -> web.Response:
         """As vLLM does: it counts the ids sent, whether there are such requests or not."""

@@ -53,6 +53,8 @@ def a_worker(stall_timeout_s: float) -> EngineWorker:
 class Silent:
     """Text of an engine that writes none."""
 
+    matched: str | None = None
+
     def push(self, token_ids: object) -> tuple[str, bool]:
         return "", False
 

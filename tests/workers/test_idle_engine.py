@@ -28,6 +28,8 @@ with contextlib.suppress(ConnectionError):
 
 
 class Silent:
+    matched: str | None = None
+
     def push(self, token_ids: object) -> tuple[str, bool]:
         return "", False
 

@@ -133,6 +133,10 @@ class Gateway:
         """The caller's remaining requests and tokens per minute; None where neither is limited."""
         return self._admission.gate.rate_limit_status(caller, self.now())
 
+    async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
+        """Prompt tokens of a chat request, counted by a worker of the model; None where no worker can."""
+        return await self._pool.count_tokens(model, isolation, body)
+
     @contextmanager
     def reserved_bytes(self, size: int) -> Iterator[None]:
         """Memory for a body that is no job yet, counted with the queued bytes. Raises QueueFull."""

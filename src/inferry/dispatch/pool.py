@@ -16,7 +16,7 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.ports import ModelCard, Worker
+from inferry.domain.ports import ModelCard, TokenCounter, Worker
 from inferry.domain.streams import Done
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
@@ -100,6 +100,21 @@ class Pool:
     def worker_count(self, model: str) -> int:
         """How many workers serve the model, up or not."""
         return self._serving[model]
+
+    async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
+        """Prompt tokens of a chat request, counted by a worker of the model; None where no worker can."""
+        for view in self.views():
+            worker = self.worker(view.worker)
+            if (
+                view.phase is Phase.READY
+                and model in view.models
+                and view.isolation == isolation
+                and isinstance(worker, TokenCounter)
+            ):
+                count: int | None = await worker.count_tokens(body)
+                if count is not None:
+                    return count
+        return None
 
     @property
     def is_ready(self) -> bool:

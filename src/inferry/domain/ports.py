@@ -1,7 +1,7 @@
 """One Protocol per seam. Every implementation and every fake passes the same contract suite."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -64,6 +64,14 @@ class Worker(Protocol):
         """Release all resources. Running jobs end with an error."""
 
 
+@runtime_checkable
+class TokenCounter(Protocol):
+    """A worker that can count the tokens of a prompt as its engine would."""
+
+    async def count_tokens(self, body: bytes) -> int | None:
+        """Prompt tokens of a chat request; None where the engine cannot count them."""
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids and back. Thread-safe."""
 
@@ -83,6 +91,10 @@ class Tokenizer(Protocol):
 
 class TextAssembler(Protocol):
     """Incremental detokenizer of one job. Emits whole characters only and nothing after a stop string."""
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the output."""
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Text that is final, and whether a stop string ended the output."""

@@ -68,7 +68,8 @@ class Done(Value):
     """Successful end of a job.
 
     `raw`: the upstream's usage event. `stopped`: the exhausted budget that ended the output, enforced by the gateway
-    or, if `stopped_by_engine`, by a reduced output limit. `stop_reason`: the stop string or token of a resumed job.
+    or, if `stopped_by_engine`, by a reduced output limit. `stop_reason`: the stop string or token that ended the
+    output, of a job whose deltas have no raw events.
     `shape`: null fields of the server's non-streaming answers, if known (`domain.response_shapes`).
     """
 

@@ -11,13 +11,13 @@ import msgspec
 from inferry._version import __version__
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.callers import ANONYMOUS, Caller
-from inferry.domain.errors import ClientClosed, GatewayError, InternalError, MethodNotAllowed, ModelNotFound, NotFound
+from inferry.domain.errors import ClientClosed, GatewayError, InternalError, MethodNotAllowed, NotFound
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.runs import RunQueries
-from inferry.domain.workers import Phase
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
+from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
 from inferry.ingress.errors import error_headers, printable
@@ -26,6 +26,7 @@ from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
+from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openai.decode import ChatEndpoint, CompletionsEndpoint
 from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
@@ -45,7 +46,6 @@ Handler = Callable[[str, Reply, Caller], None]
 _JSON = b"content-type: application/json\r\n"
 _API_PREFIX = "/v1/"
 _ADMIN_PREFIX = "/admin/"
-_MODELS_PREFIX = "/v1/models/"
 
 
 class App:
@@ -79,14 +79,16 @@ class App:
             b"/v1/completions": CompletionsEndpoint(),
             MESSAGES: MessagesEndpoint(),
         }
-        self._routers: list[Router] = []
+        self._routers: list[Router] = [
+            TokenCountsRouter(self._refuse, self._internal_error, gateway),
+            ModelsRouter(self._refuse, self._internal_error, gateway),
+        ]
         self._gets: dict[str, Handler] = {
             "/": self._index,
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics_page,
             "/openapi.json": self._openapi_document,
-            "/v1/models": self._models,
         }
 
     @property
@@ -220,8 +222,6 @@ class App:
             self._admin.serve(path, request, reply)
             return
         handler = self._gets.get(path)
-        if handler is None and path.startswith(_MODELS_PREFIX):
-            handler = self._model
         if handler is None and endpoint is None:
             raise NotFound(f"unknown path {printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
@@ -267,34 +267,6 @@ class App:
     def _openapi_document(self, path: str, reply: Reply, caller: Caller) -> None:
         reply.respond(200, _JSON, document.render_document())
 
-    def _models(self, path: str, reply: Reply, caller: Caller) -> None:
-        _send_json(reply, 200, {"object": "list", "data": list(self._model_objects(caller).values())})
-
-    def _model(self, path: str, reply: Reply, caller: Caller) -> None:
-        name = path.removeprefix(_MODELS_PREFIX)
-        found = self._model_objects(caller).get(name)
-        if found is None:
-            raise ModelNotFound(f"unknown model `{printable(name)}`", param="model")
-        _send_json(reply, 200, found)
-
-    def _model_objects(self, caller: Caller) -> dict[str, dict[str, Any]]:
-        isolation = caller.pool
-        views = [v for v in self._gateway.views() if v.phase is Phase.READY and v.isolation == isolation]
-        up = {model for v in views if caller.precision in (None, v.precision) for model in v.models}
-        return {
-            name: {
-                "id": name,
-                "object": "model",
-                "created": card.created,
-                "owned_by": "inferry",
-                "max_model_len": card.context_tokens,
-                "parent": card.parent,
-                "ready": name in up,
-            }
-            for name, card in self._gateway.models.cards(isolation).items()
-            if caller.allows_model(name)
-        }
-
     def _refuse(self, error: GatewayError, request: Request, reply: Reply, caller: Caller = ANONYMOUS) -> None:
         generated_id = new_job_id()
         headers = error_headers(error, generated_id)
@@ -317,8 +289,10 @@ class App:
         """The format of errors at this path."""
         target = request.target.partition(b"?")[0]
         endpoint = self._posts.get(MESSAGES if target.startswith(MESSAGES + b"/") else target)
-        found = endpoint or self._router_of(_decode_path(target))
-        return OPENAI if found is None else found.format
+        if endpoint is not None:
+            return endpoint.format
+        router = self._router_of(_decode_path(target))
+        return OPENAI if router is None else router.format_of(request)
 
     def _router_of(self, path: str) -> Router | None:
         return next((router for router in self._routers if router.owns(path)), None)

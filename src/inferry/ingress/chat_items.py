@@ -13,13 +13,19 @@ from inferry.domain.streams import Delta
 from inferry.domain.values import Value
 from inferry.ingress.chunk_schema import ChatChunk, Choice, MessagePiece, ToolCallPiece
 
-# An event whose only text is one piece of content or reasoning; names, numbers and nulls surround it. Another event
-# with the same bytes around its text differs in the text only.
+# An event whose only text is one piece of content, of reasoning or of a tool call's arguments; names, numbers and nulls
+# surround it. Another event with the same bytes around its text differs in the text only.
+_OF_A_CALL = rb'(?:"id":null,|"type":null,|"type":"function",)*'
 _PLAIN_EVENT = re.compile(
-    rb'(?P<before>data: ?\{[^\[\]\n]*"choices":\[\{"index":0,(?:"[a-z_]+":null,)*'
-    rb'"delta":\{"(?P<field>content|reasoning|reasoning_content)":")'
+    rb'(?P<before>data: ?\{[^\[\]\n]*"choices":\[\{"index":0,(?:"[a-z_]+":null,)*"delta":\{'
+    rb'(?:"(?P<field>content|reasoning|reasoning_content)":'
+    rb'|"tool_calls":\[\{'
+    + _OF_A_CALL
+    + rb'"index":(?P<call>\d+),'
+    + _OF_A_CALL
+    + rb'"function":\{(?:"name":null,)?"arguments":)")'
     rb'[^"\\\n]*(?:\\.[^"\\\n]*)*'
-    rb'(?P<after>"\}[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*\n\n)\Z'
+    rb'(?P<after>"(?(call)\}\}\])\}[^\[{\n"]*(?:"[a-z_]+":[^\[{\n"]*)*\n\n)\Z'
 )
 _decoder = msgspec.json.Decoder(ChatChunk)
 
@@ -63,35 +69,38 @@ class Arguments(Item):
 class PlainEvents:
     """Text of events that differ from a known event in their text only. They are not decoded."""
 
-    __slots__ = ("_after", "_before", "_between")
+    __slots__ = ("_after", "_before", "_between", "_end", "_start")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before = before
         self._after = after
         self._between = after + before
+        self._start = len(before)
+        self._end = -len(after)
 
     def text(self, raw: bytes) -> bytes | None:
         """The events' joined text as the inside of a JSON string; None where an event is of another kind."""
         if not (raw.startswith(self._before) and raw.endswith(self._after)):
             return None
-        text = raw[len(self._before) : -len(self._after)]
+        text = raw[self._start : self._end]
         if b'"' in text:
             text = text.replace(self._between, b"")
-            # Another field shows as a quote that is not escaped.
-            if text.count(b'"') != text.count(b'\\"'):
+            # Another field shows as a quote that is not escaped, another event as a newline.
+            if text.count(b'"') != text.count(b'\\"') or b"\n" in text:
                 return None
-        return None if b"\n" in text else text
+        return text
 
 
 class ItemReader:
     """Reads the deltas of one stream. `stop_reason` is the stop string or token that the engine reports at the end."""
 
-    __slots__ = ("_calls", "_ids", "_plain_reasoning", "_plain_text", "stop_reason")
+    __slots__ = ("_calls", "_ids", "_plain_arguments", "_plain_reasoning", "_plain_text", "stop_reason")
 
     def __init__(self) -> None:
         self.stop_reason: str | int | None = None
         self._plain_text: PlainEvents | None = None
         self._plain_reasoning: PlainEvents | None = None
+        self._plain_arguments: PlainEvents | None = None  # of the last tool call
         self._ids: dict[int, int] = {}  # the engine's index of a tool call to its number in the answer
         self._calls = 0
 
@@ -103,6 +112,11 @@ class ItemReader:
     def reasoning(self, raw: bytes) -> bytes | None:
         """The same for events without anything but reasoning."""
         plain = self._plain_reasoning
+        return None if plain is None else plain.text(raw)
+
+    def arguments(self, raw: bytes) -> bytes | None:
+        """The same for events without anything but arguments of the last tool call."""
+        plain = self._plain_arguments
         return None if plain is None else plain.text(raw)
 
     def read(self, delta: Delta) -> list[Item]:
@@ -136,7 +150,11 @@ class ItemReader:
         if found is None:
             return
         plain = PlainEvents(found["before"], found["after"])
-        if found["field"] == b"content":
+        field: bytes | None = found["field"]
+        if field is None:
+            if self._ids.get(int(found["call"])) == self._calls - 1:
+                self._plain_arguments = plain
+        elif field == b"content":
             self._plain_text = plain
         else:
             self._plain_reasoning = plain
@@ -171,6 +189,7 @@ class ItemReader:
                 raise WorkerLost("the worker sent a tool call without a name")
             number = self._ids[at] = self._calls
             self._calls += 1
+            self._plain_arguments = None
             items.append(ToolCall(number, piece.id or f"call_{answer_id}_{number}", name))
         arguments = None if function is None else function.arguments
         if arguments:

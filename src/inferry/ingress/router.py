@@ -38,6 +38,10 @@ class Router:
         """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
         raise NotImplementedError
 
+    def format_of(self, request: Request) -> WireFormat:
+        """The format of errors."""
+        return self.format
+
     def body_sink(self, request: Request, caller: Caller) -> BodySink | None:
         """Where the request's body goes while it arrives; None: it is kept. Raises GatewayError."""
         return None

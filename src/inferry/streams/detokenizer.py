@@ -23,6 +23,10 @@ class Assembler:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stop)
 
+    @property
+    def matched(self) -> str | None:
+        return self._stops.matched
+
     def push(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         return self._stops.push(self._detokenizer.push(token_ids))
 
@@ -103,18 +107,19 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self._ended = False
+        self.matched: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
-        if self._ended:
+        if self.matched is not None:
             return "", True
         if not self._stops:
             return text, False
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._ended, self._held = True, ""
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            self.matched, self._held = text[start:end], ""
+            return text[:start], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

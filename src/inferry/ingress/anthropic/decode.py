@@ -14,7 +14,7 @@ from inferry.ingress.errors import printable
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, decode_body
 from inferry.ingress.openai.features import is_given
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, ResponseFormat
-from inferry.ingress.wire_format import ClientRequest, Endpoint
+from inferry.ingress.wire_format import ClientRequest, Endpoint, WireFormat
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
@@ -59,7 +59,7 @@ class MessagesEndpoint(Endpoint):
         return ClientRequest(wire, chat.encode(), self.format, chat.features)
 
 
-def decode_count(body: bytes, wire_format: MessagesFormat) -> ClientRequest:
+def decode_count(body: bytes, wire_format: WireFormat) -> ClientRequest:
     """A request to count tokens, as the chat request whose prompt is counted."""
     chat = _ChatBody(decode_body(_count_decoder, body))
     return ClientRequest(chat.wire, chat.encode(), wire_format, chat.features)

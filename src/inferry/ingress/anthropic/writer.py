@@ -3,7 +3,7 @@
 Events with text are written around the engine's own bytes where those hold nothing but text: this runs once per token.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,8 +16,12 @@ from inferry.ingress.openai.render import early_stop_object
 
 _encode = msgspec.json.encode
 
-_NONE, _TEXT, _THINKING, _TOOL = 0, 1, 2, 3
-_END = b'"}}\n\n'
+# Final: mypyc compiles them in.
+_NONE: Final = 0
+_TEXT: Final = 1
+_THINKING: Final = 2
+_TOOL: Final = 3
+_END: Final = b'"}}\n\n'
 
 
 class MessageWriter:
@@ -39,6 +43,8 @@ class MessageWriter:
             text: bytes | None = None
             if self._kind == _TEXT:
                 text = self._reader.text(delta.raw)
+            elif self._kind == _TOOL:
+                text = self._reader.arguments(delta.raw)
             elif self._kind == _THINKING:
                 text = self._reader.reasoning(delta.raw)
             if text is not None:

@@ -60,18 +60,9 @@ def parse(
     """The job of a request, or the text of a long prompt."""
     wire, body = request.wire, request.body
     api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
-    card = models.card(wire.model, caller.pool)
-    if card is None:
-        raise ModelNotFound(f"unknown model `{printable(wire.model)}`", param="model")
-    if not caller.allows_model(card.name):
-        raise ModelNotAllowed(f"this key may not use the model `{card.name}`", param="model")
+    card = find_card(wire.model, models, caller)
     requested_tokens = check_ranges(wire)
-    features = features_of(wire)
-    if request.features:
-        features += request.features
-    for feature, param in features:
-        if feature not in card.features:
-            raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
+    features = check_features(request, card)
     call = _ParsedCall(api, wire, requested_tokens, features, body, headers, card, models, caller, models.now())
     prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
     if prompt is None:
@@ -83,6 +74,32 @@ def parse(
             return LongPrompt(call, prompt)
         prompt = prompt.encode()
     return _job_from_ids(call, prompt)
+
+
+def find_card(model: str, models: ModelCatalog, caller: Caller) -> ModelCard:
+    """The card of the model that the caller names. Raises ModelNotFound or ModelNotAllowed."""
+    card = models.card(model, caller.pool)
+    if card is None:
+        raise ModelNotFound(f"unknown model `{printable(model)}`", param="model")
+    if not caller.allows_model(card.name):
+        raise ModelNotAllowed(f"this key may not use the model `{card.name}`", param="model")
+    return card
+
+
+def check_features(request: ClientRequest, card: ModelCard) -> list[tuple[str, str]]:
+    """(feature, parameter) for every feature that the request uses. Raises UnsupportedFeature."""
+    features = features_of(request.wire)
+    if request.features:
+        features += request.features
+    for feature, param in features:
+        if feature not in card.features:
+            raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
+    return features
+
+
+async def tokenize_long(prompt: PromptText) -> list[int]:
+    """Token ids of a prompt, computed off the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_tokenizer_pool, prompt.encode)
 
 
 class _ParsedCall(NamedTuple):
@@ -108,8 +125,7 @@ class LongPrompt:
         self._text = text
 
     async def job(self) -> InferenceJob:
-        ids = await asyncio.get_running_loop().run_in_executor(_tokenizer_pool, self._text.encode)
-        return _job_from_ids(self._call, ids)
+        return _job_from_ids(self._call, await tokenize_long(self._text))
 
 
 def _job_from_ids(call: _ParsedCall, ids: list[int]) -> InferenceJob:

@@ -128,8 +128,10 @@ class ChunkWriter:
     def last(self, done: Done, *, include_usage: bool) -> bytes:
         empty = b'"delta":{}' if self._is_chat else b'"text":""'
         stopped = b"" if done.stopped is None else b',"inferry":' + _encode(early_stop_object(done.stopped))
-        reason = done.finish.value.encode()
-        finish = b'{"index":0,%s,"logprobs":null,"finish_reason":"%s"}]%s}\n\n' % (empty, reason, stopped)
+        reason = b'"%s"' % done.finish.value.encode()
+        if done.stop_reason is not None:  # as vLLM writes it
+            reason += b',"stop_reason":' + _encode(done.stop_reason)
+        finish = b'{"index":0,%s,"logprobs":null,"finish_reason":%s}]%s}\n\n' % (empty, reason, stopped)
         events = self._opening() + self._open + finish
         if include_usage:
             events += self._open + b'],"usage":%s}\n\n' % _encode(usage_object(done.usage))
@@ -154,6 +156,8 @@ def full_response(job: InferenceJob, text: str, done: Done, created: float) -> d
         head = {"id": f"cmpl-{job.job_id}", "object": "text_completion"}
         choice["text"] = text
     choice |= {"logprobs": None, "finish_reason": done.finish.value}
+    if done.stop_reason is not None:  # as vLLM writes it
+        choice["stop_reason"] = done.stop_reason
     head |= {"created": int(created), "model": job.route.model}
     stopped = {} if done.stopped is None else {"inferry": early_stop_object(done.stopped)}
     return head | {"choices": [choice], "usage": usage_object(done.usage)} | stopped

@@ -79,6 +79,11 @@ HEADERS_OUT: dict[str, Json] = {
     for name, schema, description in (
         ("x-request-id", _TEXT, "The client's request id, else the job's id. Errors have it too."),
         ("request-id", _TEXT, "The same id, as the Messages API names it."),
+        (
+            "x-inferry-token-count",
+            {"type": "string", "enum": ["exact", "estimated"]},
+            "Whether tokens were counted with the model's tokenizer or estimated from bytes.",
+        ),
         ("x-inferry-lane", _LANES, "The lane of the job."),
         ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "Time from arrival until it was sent to the worker."),
         ("x-inferry-batch-size", _COUNT, "Jobs in the same plan, including this one."),

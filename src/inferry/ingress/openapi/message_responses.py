@@ -20,6 +20,28 @@ class MessageError(Struct, forbid_unknown_fields=True):
     request_id: str | UnsetType = UNSET
 
 
+class TokenCount(Struct, forbid_unknown_fields=True):
+    input_tokens: int
+
+
+class MessageModel(Struct, forbid_unknown_fields=True):
+    """A model, for clients of Anthropic's API. `created_at` is 1970 where it is unknown."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    lifecycle: Literal["active"]
+
+
+class MessageModelList(Struct, forbid_unknown_fields=True):
+    data: list[MessageModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class MessageUsage(Struct, forbid_unknown_fields=True):
     """`input_tokens` are without those read from the prefix cache."""
 

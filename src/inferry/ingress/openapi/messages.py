@@ -1,18 +1,43 @@
 """Operations of the Messages API."""
 
+from inferry.domain import errors
 from inferry.ingress.anthropic.format import MessagesFormat
-from inferry.ingress.anthropic.request_schema import MessagesRequest
+from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.openapi import message_responses
 from inferry.ingress.openapi.headers import CALL_HEADERS, headers
-from inferry.ingress.openapi.operation import CALL_PARAMETERS, Operation, call_errors
+from inferry.ingress.openapi.operation import CALL_PARAMETERS, Operation, call_errors, json_response
 from inferry.ingress.openapi.schemas import ref
+
+_FORMAT = MessagesFormat()
+_COUNT_ERRORS = (
+    *(errors.InvalidRequest, errors.UnsupportedFeature, errors.ContextLengthExceeded, errors.InvalidApiKey),
+    *(errors.ModelNotAllowed, errors.ModelNotFound, errors.BodyTooLarge, errors.QueueFull, errors.NoWorker),
+    errors.InternalError,
+)
 
 
 def message_operations() -> dict[str, dict[str, Operation]]:
     stream = {"schema": {"type": "string"}, "x-event-schema": ref(message_responses.MessageEvent)}
     content = {"application/json": {"schema": ref(message_responses.Message)}, "text/event-stream": stream}
     found = {"description": "The message.", "content": content, "headers": headers(*CALL_HEADERS, "request-id")}
+    counted = json_response(message_responses.TokenCount, "The count.") | {
+        "headers": headers("x-inferry-token-count", "x-request-id", "request-id")
+    }
     return {
+        "/v1/messages/count_tokens": {
+            "post": Operation(
+                summary="Count the prompt tokens of a message",
+                description=(
+                    "The count is exact where the gateway has the model's tokenizer or a worker of the model counts, "
+                    "else estimated from the bytes; the header `x-inferry-token-count` says which."
+                ),
+                tag="calls",
+                body=CountTokensRequest,
+                responses={200: counted},
+                errors=_COUNT_ERRORS,
+                format=_FORMAT,
+            )
+        },
         "/v1/messages": {
             "post": Operation(
                 summary="Create a message",
@@ -28,7 +53,7 @@ def message_operations() -> dict[str, dict[str, Operation]]:
                 parameters=CALL_PARAMETERS,
                 responses={200: found},
                 errors=call_errors(),
-                format=MessagesFormat(),
+                format=_FORMAT,
             )
         },
     }

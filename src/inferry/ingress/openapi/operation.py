@@ -67,5 +67,7 @@ def call_operation(summary: str, body: type[Struct], full: type[Struct], event: 
     )
 
 
-def json_response(kind: type[Struct], description: str) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": ref(kind)}}}
+def json_response(kind: type[Struct], description: str, *others: type[Struct]) -> Json:
+    """A response with a body of one of these kinds."""
+    schema: Json = {"oneOf": [ref(one) for one in (kind, *others)]} if others else ref(kind)
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -8,6 +8,7 @@ from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKey
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
+from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
@@ -54,8 +55,12 @@ def _models() -> dict[str, dict[str, Operation]]:
         "/v1/models": {
             "get": Operation(
                 summary="List the models that the key may use",
+                description=(
+                    "A request with the header `anthropic-version` gets the list and its errors in Anthropic's shape, "
+                    "with the query parameters `limit`, `after_id` and `before_id`."
+                ),
                 tag="calls",
-                responses={200: json_response(responses.ModelList, "The models.")},
+                responses={200: json_response(responses.ModelList, "The models.", MessageModelList)},
                 errors=wrong,
             )
         },
@@ -64,7 +69,7 @@ def _models() -> dict[str, dict[str, Operation]]:
                 summary="Get a model",
                 tag="calls",
                 parameters=(one,),
-                responses={200: json_response(responses.Model, "The model.")},
+                responses={200: json_response(responses.Model, "The model.", MessageModel)},
                 errors=(*wrong, errors.ModelNotFound),
             )
         },

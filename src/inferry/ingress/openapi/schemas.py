@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
-from inferry.ingress.anthropic.request_schema import MessagesRequest
+from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
 from inferry.ingress.openapi import message_responses, responses
@@ -79,6 +79,7 @@ def schemas() -> Json:
         CreateKeyBody,
         RotateKeyBody,
         MessagesRequest,
+        CountTokensRequest,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
@@ -114,6 +115,7 @@ def _message_fields() -> dict[str, dict[str, Json]]:
     }
     return {
         "MessagesRequest": request,
+        "CountTokensRequest": {name: request[name] for name in ("system", "container", "mcp_servers")},
         "Turn": {"content": blocks},
         "Tool": {"input_schema": _OBJECT},
         "OutputFormat": {"schema": _OBJECT},

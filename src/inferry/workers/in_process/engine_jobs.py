@@ -46,6 +46,11 @@ class LiveJob:
         self.stop_index: int | None = None
         self.cancelled = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the output."""
+        return None if self.assembler is None else self.assembler.matched
+
     def resume_point(self, make_assembler: Callable[[tuple[str, ...]], TextAssembler]) -> ResumePoint | None:
         """Where another attempt can resume; None where it cannot.
 

@@ -62,7 +62,7 @@ class LiveJobs:
             computed = len(live.prompt_ids) + len(live.earlier_ids) if live.index else 0
             usage = Usage(computed, 0, len(live.output_ids))
             if live.stop_index is not None:
-                self._end(live, Done(live.job.job_id, FinishReason.STOP, usage))
+                self._end(live, Done(live.job.job_id, FinishReason.STOP, usage, stop_reason=live.stop_string))
             else:
                 error = ClientClosed("cancelled") if live.cancelled else WorkerLost(reason)
                 self._end(live, Failed(live.job.job_id, error, usage, live.resume_point(self._make_assembler)))
@@ -111,7 +111,7 @@ class LiveJobs:
         if live.stop_index is None:
             self._flush(live)
         finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-        self._end(live, Done(live.job.job_id, finish, to_usage(live, account)))
+        self._end(live, Done(live.job.job_id, finish, to_usage(live, account), stop_reason=live.stop_string))
 
     def _on_freed(self, live: LiveJob, account: Account) -> None:
         if live.stop_index is not None:

@@ -51,6 +51,10 @@ class _ProbeResponse(Struct):
     choices: list[_ProbeChoice] = []
 
 
+class _TokenCount(Struct):
+    count: int
+
+
 class CapabilityProbe:
     """One server. `monitor_client` has connections of its own. Methods raise WorkerLost unless they say otherwise."""
 
@@ -92,6 +96,17 @@ class CapabilityProbe:
         body = msgspec.json.encode({"request_ids": request_ids})
         status, _ = await self._client.post(self._profile.abort_path, self._authorization, body, timeout_s)
         return status == 200
+
+    async def count_tokens(self, body: bytes) -> int | None:
+        """Prompt tokens of a chat request; None where the server does not tell."""
+        path = self._profile.tokenize_path
+        if path is None:
+            return None
+        try:
+            status, answer = await self._client.post(path, self._authorization, body, REQUEST_TIMEOUT_S)
+            return msgspec.json.decode(answer, type=_TokenCount).count if status == 200 else None
+        except (WorkerLost, msgspec.MsgspecError, UnicodeDecodeError):
+            return None
 
     async def capabilities(self, model: str | None, *, wants_priorities: bool) -> DetectedCapabilities:
         """The capabilities that the server shows, among those of its profile."""

@@ -9,7 +9,7 @@ from inferry.domain.values import replace
 
 ALL_FEATURES = frozenset(
     {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
-    | {"echo", "suffix"}
+    | {"images", "echo", "suffix"}
 )
 
 
@@ -39,6 +39,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     `can_resume`: accepts token ids on /v1/completions, and returns the ids of prompt and output on request.
     `cache_salts`: isolates prefix caches by `cache_salt`. `supports_priority`: schedules by `priority`, lower first.
     `abort_path`: endpoint that aborts requests by id. `detokenize_path`: endpoint that detokenises ids.
+    `tokenize_path`: endpoint that tokenises chat requests.
     `usage_in_stream`: supports `stream_options.include_usage`. `is_hosted`: a hosted API with rate limit headers.
     `unsupported_fields`: fields of other kinds that must not be sent.
     """
@@ -49,6 +50,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     supports_priority: bool = False
     abort_path: bytes | None = None
     detokenize_path: bytes | None = None
+    tokenize_path: bytes | None = None
     metrics: MetricNames | None = None
     usage_in_stream: bool = True
     is_hosted: bool = False
@@ -63,6 +65,7 @@ VLLM = Profile(
     supports_priority=True,
     abort_path=b"/abort_requests",
     detokenize_path=b"/detokenize",
+    tokenize_path=b"/tokenize",
     metrics=MetricNames(
         running=b"vllm:num_requests_running",
         waiting=b"vllm:num_requests_waiting",
@@ -91,19 +94,19 @@ SGLANG = Profile(
 TGI = Profile(
     kind="tgi",
     metrics=MetricNames(running=b"tgi_batch_current_size", waiting=b"tgi_queue_size"),
-    features=frozenset({"penalties", "structured_outputs", "logprobs", "tools"}),
+    features=frozenset({"penalties", "structured_outputs", "logprobs", "tools", "images"}),
 )
 
 TRTLLM = Profile(
     kind="trtllm",
-    features=frozenset({"n", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools"}),
+    features=frozenset({"n", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "images"}),
 )
 
 HOSTED = Profile(
     kind="openai",
     is_hosted=True,
     unsupported_fields=frozenset({"cache_salt", "priority", "return_token_ids"}),
-    features=frozenset({"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio"}),
+    features=frozenset({"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio", "images"}),
 )
 
 PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, HOSTED)}

@@ -233,6 +233,10 @@ class OpenAIHttpWorker:
                     self._logged_advice.add(message)
                     log.warning("%s", message)
 
+    async def count_tokens(self, body: bytes) -> int | None:
+        """Prompt tokens of a chat request; None where the server cannot count them."""
+        return await self._server.count_tokens(body)
+
     # -- plans -------------------------------------------------------------------------------------------------------
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
