@@ -154,6 +154,10 @@ class QueueLimiter:
     def release_bytes(self, size: int) -> None:
         self._reserved_bytes -= size
 
+    def depth_and_limit(self, lane: Lane) -> tuple[int, int]:
+        """Queued jobs of a lane, and how many it takes before only retries are admitted."""
+        return self._depth.jobs[lane], self._newcomer_limits[lane]
+
     def has_space(self, job: InferenceJob) -> bool:
         """Whether the job may be queued without a call of `refusal`: the common case, decided by three counters."""
         lane = job.lane

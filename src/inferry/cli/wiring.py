@@ -174,6 +174,7 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
         body_timeout_s=server.body_timeout_s,
         heartbeat_interval_s=server.heartbeat_interval_s,
         max_unread_bytes=server.max_unread_bytes,
+        max_prompts=server.max_prompts,
     )
 
 

@@ -11,7 +11,15 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import Caller
 from inferry.domain.clock import Clock
-from inferry.domain.errors import ClientClosed, DeadlineExceeded, Draining, GatewayError, InvalidApiKey, RunCancelled
+from inferry.domain.errors import (
+    CallAborted,
+    ClientClosed,
+    DeadlineExceeded,
+    Draining,
+    GatewayError,
+    InvalidApiKey,
+    RunCancelled,
+)
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob
 from inferry.domain.streams import Done, Usage
 from inferry.domain.values import replace
@@ -135,13 +143,13 @@ class FollowerSession:
 def _is_billable(attempt: Attempt) -> bool:
     """Whether the tenant pays: for answers, for started calls that ended for the client's own reason (it left, its run
     was cancelled, its key was revoked, its deadline passed), and for the part of a stream that was delivered before the
-    gateway stopped. Calls lost by a worker are free."""
+    gateway stopped or another prompt of the call failed. Calls lost by a worker are free."""
     end = attempt.end
     if isinstance(end, Done):
         return True
     if end is None:
         return False
-    if isinstance(end.error, Draining):
+    if isinstance(end.error, Draining | CallAborted):
         return attempt.has_delivered_output
     is_client_caused = isinstance(end.error, ClientClosed | DeadlineExceeded | RunCancelled | InvalidApiKey)
     return is_client_caused and (attempt.first_token_at is not None or attempt.job.resume_point is not None)

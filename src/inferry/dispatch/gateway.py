@@ -1,7 +1,7 @@
 """The facade: all that ingress and the command line know of what is behind it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from inferry.admission.queue_limiter import QueueLimiter
@@ -21,7 +21,7 @@ from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
-from inferry.domain.errors import Draining, GatewayError
+from inferry.domain.errors import CallAborted, Draining, GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
@@ -105,6 +105,30 @@ class Gateway:
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._retry_spreader.assign(error, job, caller, self.now())
+            raise
+
+    def submit_all(self, jobs: Sequence[InferenceJob], caller: Caller = ANONYMOUS) -> list[JobStream]:
+        """Admit all jobs of one call, or none: raise the refusal of the first that is refused.
+
+        Nothing is planned before this returns. Jobs that were admitted before the refusal are cancelled, which returns
+        all that they reserved.
+        """
+        streams: list[JobStream] = []
+        try:
+            self._check_space(jobs[0], len(jobs))
+            for job in jobs:
+                streams.append(self.submit(job, caller))
+        except GatewayError:
+            for job in jobs[: len(streams)]:
+                self.cancel(job.job_id, CallAborted("another prompt of the call was refused"))
+            raise
+        return streams
+
+    def _check_space(self, job: InferenceJob, count: int) -> None:
+        try:
+            self._loop.check_space(job, count)
+        except GatewayError as error:
+            self._metrics.refused(error.code)
             raise
 
     def cancel(self, job_id: str, error: GatewayError | None = None) -> PendingCancel | None:

@@ -131,6 +131,10 @@ class DispatchLoop:
         self._request_tick()
         return stream
 
+    def check_space(self, job: InferenceJob, count: int) -> None:
+        """Raise the refusal of `count` jobs like this one that cannot be queued together."""
+        self._queue_admission.check_space(job, count, self._now())
+
     def cancel(self, job_id: str, error: GatewayError | None = None) -> PendingCancel | None:
         """End a job for a reason of its own. A queued job ends at once, a running one when its worker confirms.
 

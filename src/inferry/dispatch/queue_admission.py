@@ -5,6 +5,7 @@ Subscribes to `queued`, `sent` and `ended`, to learn how the predicted waits tur
 
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.domain.attempts import Attempt
+from inferry.domain.errors import InvalidRequest, QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.prediction.wait_model import NOTHING_AHEAD, WaitModel, deadline_refusal
 from inferry.prediction.wait_prediction import WaitPrediction
@@ -27,6 +28,19 @@ class QueueAdmission:
         if not self._limiter.has_space(job):
             self._check_limits(job, self._predict(job, None, now), now)
         return prediction
+
+    def check_space(self, job: InferenceJob, count: int, now: float) -> None:
+        """Raises QueueFull where the lane has no space for `count` jobs more, InvalidRequest where it never has."""
+        depth, limit = self._limiter.depth_and_limit(job.lane)
+        if count > limit:
+            raise InvalidRequest(f"the call has {count} prompts; lane {job.lane.name} queues at most {limit} jobs")
+        if depth + count > limit:
+            prediction = self._predict(job, None, now)
+            full = QueueFull(f"lane {job.lane.name} has {depth} jobs queued: no space for {count} more")
+            if prediction.estimate_s > 0:
+                full.predicted_wait_s = prediction.p50_s
+                full.retry_after_s = self._waits.retry_after(prediction)
+            raise full
 
     def _predict(self, job: InferenceJob, tenant: str | None, now: float) -> WaitPrediction:
         """The wait of the job as the tenant's next one; with None, behind all jobs of its lane."""

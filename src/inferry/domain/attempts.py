@@ -4,6 +4,7 @@ import enum
 import sys
 
 from inferry.domain.errors import (
+    CallAborted,
     ClientClosed,
     DeadlineExceeded,
     Draining,
@@ -199,7 +200,7 @@ def _outcome(error: GatewayError | None, has_delivered_output: bool) -> Outcome:
             return Outcome.DONE
         case ClientClosed() | RunCancelled() | InvalidApiKey():
             return Outcome.CANCELLED
-        case Draining() if has_delivered_output:
+        case Draining() | CallAborted() if has_delivered_output:
             return Outcome.CANCELLED  # charged, unlike a failed attempt
         case QueueTimeout() | DeadlineExceeded() | RequestTimeout():
             return Outcome.EXPIRED

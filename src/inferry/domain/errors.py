@@ -201,6 +201,12 @@ class ClientClosed(GatewayError):
     status, code = 499, "client_closed"
 
 
+class CallAborted(GatewayError):
+    """Another prompt of the same call failed or was refused. Recorded, never sent."""
+
+    status, code = 499, "call_aborted"
+
+
 class WorkerLost(GatewayError):
     """The worker died, closed the stream early or sent an invalid answer."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,16 +27,17 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
 from inferry.ingress.models import ModelsRouter
-from inferry.ingress.openai.decode import ChatEndpoint, CompletionsEndpoint
+from inferry.ingress.openai.decode import ChatEndpoint
 from inferry.ingress.openai.parse import LongPrompt, parse
+from inferry.ingress.openai.prompt_calls import CompletionsEndpoint
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openapi import document
-from inferry.ingress.response import FullResponse, HeartbeatTimer, StreamingResponse
+from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
-from inferry.ingress.wire_format import OPENAI, Endpoint, WireFormat
+from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -73,10 +74,10 @@ class App:
         )
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
-        self._tokenizing_tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
-            b"/v1/completions": CompletionsEndpoint(),
+            b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse),
             MESSAGES: MessagesEndpoint(),
         }
         self._routers: list[Router] = [
@@ -146,17 +147,45 @@ class App:
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             decoded = endpoint.decode(request.body)
+            if isinstance(decoded, DeferredRequest):
+                self._start_task(self._prepare(decoded, caller, request, reply))
+                return
             job = parse(decoded, request.headers, self._gateway.models, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
             return
+        self._continue(job, decoded, caller, request, reply)
+
+    def _continue(
+        self, job: InferenceJob | LongPrompt, decoded: ClientRequest, caller: Caller, request: Request, reply: Reply
+    ) -> None:
         if isinstance(job, LongPrompt):
-            task = asyncio.get_running_loop().create_task(self._tokenize(job, caller, request, reply, decoded.format))
-            self._tokenizing_tasks.add(task)
-            task.add_done_callback(self._tokenizing_tasks.discard)
+            self._start_task(self._tokenize(job, caller, request, reply, decoded.format))
         else:
             self._submit(job, caller, request, reply, decoded.format)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, deferred: DeferredRequest, caller: Caller, request: Request, reply: Reply) -> None:
+        try:
+            try:
+                with self._gateway.reserved_bytes(len(request.body)):
+                    decoded = await deferred.prepare(request, reply, caller)
+                if decoded is None or reply.is_disconnected:
+                    return
+                job = parse(decoded, request.headers, self._gateway.models, caller)
+            except GatewayError as error:
+                self._metrics.refused(error.code)
+                raise
+            self._continue(job, decoded, caller, request, reply)
+        except GatewayError as error:
+            self._refuse(error, request, reply, caller)
+        except Exception:
+            self._internal_error(request, reply)
 
     async def _tokenize(
         self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
@@ -187,15 +216,7 @@ class App:
         except GatewayError as error:
             self._refuse(error, request, reply, caller)
             return
-        response: StreamingResponse | FullResponse
-        if job.stream:
-            unread = self.limits.max_unread_bytes
-            response = StreamingResponse(stream, job, gateway, reply, wire_format, self._heartbeats, unread)
-        else:
-            response = FullResponse(stream, job, gateway, reply, wire_format)
-        if has_rate_limits(caller) is not None:
-            response.include_rate_limits(caller)
-        response.start()
+        start_response(stream, job, gateway, reply, wire_format, self._heartbeats, self.limits.max_unread_bytes, caller)
 
     # -- other endpoints ---------------------------------------------------------------------------------------------
 

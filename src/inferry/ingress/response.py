@@ -19,7 +19,7 @@ from inferry.domain.streams import Done, Failed
 from inferry.ingress.errors import error_headers
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.openai.collect import collect_events, pass_through_body
-from inferry.ingress.openai.rate_limit_headers import rate_limit_headers
+from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openai.render import (
     ChunkWriter,
     ContinuationWriter,
@@ -307,3 +307,24 @@ class HeartbeatTimer:
             response.check_heartbeat()
         if self._streams:
             self._timer = self._loop.call_later(self._interval_s, self._check_all)
+
+
+def start_response(
+    stream: JobStream,
+    job: InferenceJob,
+    gateway: Gateway,
+    reply: Reply,
+    wire_format: WireFormat,
+    heartbeats: HeartbeatTimer,
+    max_unread_bytes: int,
+    caller: Caller,
+) -> None:
+    """Answer with the output of a job, from its first item on."""
+    response: StreamingResponse | FullResponse
+    if job.stream:
+        response = StreamingResponse(stream, job, gateway, reply, wire_format, heartbeats, max_unread_bytes)
+    else:
+        response = FullResponse(stream, job, gateway, reply, wire_format)
+    if has_rate_limits(caller) is not None:
+        response.include_rate_limits(caller)
+    response.start()

@@ -32,12 +32,9 @@ class ChatEndpoint(Endpoint):
         return ClientRequest(wire, body, OPENAI)
 
 
-class CompletionsEndpoint(Endpoint):
-    format = OPENAI
-
-    def decode(self, body: bytes) -> ClientRequest:
-        wire: CompletionRequest = decode_body(_completion_decoder, body)
-        return ClientRequest(wire, body, OPENAI)
+def decode_completion(body: bytes) -> CompletionRequest:
+    wire: CompletionRequest = decode_body(_completion_decoder, body)
+    return wire
 
 
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

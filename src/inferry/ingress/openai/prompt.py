@@ -91,11 +91,7 @@ def _completion_prompt(raw: Raw) -> str | list[int]:
     except msgspec.ValidationError:
         raise InvalidRequest("`prompt` must be text or a list of token ids", param="prompt") from None
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise UnsupportedFeature(
-                "several prompts in one call are not supported: send one call per prompt", param="prompt"
-            )
-        prompt = prompt[0]
+        prompt = prompt[0]  # several prompts are one request each
     if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
         raise InvalidRequest("`prompt` must be text or a list of token ids", param="prompt")
     if not prompt:
