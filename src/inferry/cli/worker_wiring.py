@@ -19,9 +19,10 @@ from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ports import Tokenizer, Worker
+from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.workers.openai_http.advice import EngineFacts, advice
-from inferry.workers.openai_http.profiles import PROFILES
+from inferry.workers.openai_http.profiles import MEDIA_FEATURES, PROFILES, Profile
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 
@@ -56,7 +57,8 @@ def http_worker(
     health = health or HealthConfig()
     settings = HttpWorkerSettings(
         url=config.url.rstrip("/").removesuffix("/v1"),
-        profile=PROFILES[worker_kind(config)],
+        profile=_profile(config),
+        media_tokens=config.media_tokens,
         models=config.models,
         adapters=config.adapters,
         group=config.group,
@@ -79,6 +81,14 @@ def http_worker(
         liveness_timeout_s=health.liveness_timeout_s,
     )
     return OpenAIHttpWorker(config.name, settings, clock, lanes)
+
+
+def _profile(config: HttpWorkerConfig) -> Profile:
+    """The profile of the server's kind, with the media that the configuration names."""
+    profile = PROFILES[worker_kind(config)]
+    if config.media is None:
+        return profile
+    return replace(profile, features=profile.features - MEDIA_FEATURES | set(config.media), probes_images=False)
 
 
 def _secret(config: HttpWorkerConfig, field: str, secret: str | None) -> str | None:

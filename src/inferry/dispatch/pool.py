@@ -293,6 +293,7 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         vocab_size=a.vocab_size if a.vocab_size == b.vocab_size else None,
         default_output_tokens=a.default_output_tokens or b.default_output_tokens,
         features=a.features & b.features,
+        media_tokens=max(a.media_tokens, b.media_tokens),
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
     )

@@ -39,6 +39,10 @@ class Estimate(Value):
     def is_exact(self) -> bool:
         return self.low == self.high
 
+    def plus(self, count: int) -> "Estimate":
+        """With `count` more, of which none is certain."""
+        return Estimate(self.low, self.expected + count, self.high + count)
+
 
 class Footprint(Value):
     """Prompt, cached and output tokens of a job. Packing spends these, not job counts."""
@@ -72,7 +76,8 @@ class Payload(Value):
     the body contains `stream` and `stream_options`; None if unknown. `output_cap`: remaining budget, per choice, if it
     is below the requested limit; it replaces the limit in the body. `choices`: the requested `n`. `service_tier`: tier
     to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
-    engine is asked for the whole answer at once.
+    engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
+    `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
     """
 
     def __init__(
@@ -90,6 +95,8 @@ class Payload(Value):
         service_tier: str | None = None,
         context_tokens: int | None = None,
         non_streaming: bool = False,
+        echo: str = "",
+        media_bytes: int = 0,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -103,6 +110,8 @@ class Payload(Value):
         self.service_tier: Final = service_tier
         self.context_tokens: Final = context_tokens
         self.non_streaming: Final = non_streaming
+        self.echo: Final = echo
+        self.media_bytes: Final = media_bytes
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

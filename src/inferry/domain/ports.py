@@ -19,7 +19,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     `default_output_tokens` is the output limit of a call that sets none; None leaves it to the engine. `can_resume`:
     the worker continues a job from token ids and reports the ids of a job that it loses. `can_resume_seeded`: a
     continued job with a seed samples the same tokens as an uninterrupted one. `parent`: the base model of a LoRA
-    adapter; None for a model.
+    adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file.
     """
 
     name: str
@@ -31,6 +31,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     features: frozenset[str] = frozenset()
     created: int = 0
     parent: str | None = None
+    media_tokens: int = 0
 
 
 class Worker(Protocol):

@@ -78,7 +78,7 @@ class Estimator:
         if not (predicted.is_exact and predicted.expected >= job.token_budget):
             query = LengthQuery(job.tenant, model, prompt.expected, job.token_budget, job.template_id, job.output_hint)
             self._lengths.observe(query, predicted, usage.output_tokens, truncated=end.finish is FinishReason.LENGTH)
-        if not prompt.is_exact:
+        if not prompt.is_exact and not job.payload.media_bytes:  # the tokens of media are not known
             template = _scoped_template(job.tenant, job.template_id)
             self._ratios.learn(model, template, len(job.payload.body), usage.prompt_tokens)
 

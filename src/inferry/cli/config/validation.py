@@ -39,6 +39,7 @@ def _check_server(server: ServerConfig) -> Iterator[str]:
         "server", server, "max_body_bytes", "body_timeout_s", "idle_timeout_s", "heartbeat_interval_s"
     )
     yield from check_positive("server", server, "max_unread_bytes", "max_queued_bytes", "request_timeout_s")
+    yield from check_positive("server", server, "max_prompts")
     yield from check_range("server", server, 0, 65_535, "port")
     yield from check_range("server", server, 0, math.inf, "drain_timeout_s")
     if (problem := check_host(server.host)) is not None:

@@ -8,6 +8,8 @@ from msgspec import Struct
 from inferry.domain.routes import OutputLength
 from inferry.domain.workers import KvPacking
 
+MediaKind = Literal["images", "audio_input", "video", "files"]
+
 
 class EmbeddedWorkerConfig(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded"
@@ -72,6 +74,12 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_packing: KvPacking = "sum"
     """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
     peak of all together, since calls end at different times."""
+    media: tuple[MediaKind, ...] | None = None
+    """Media in messages that the model takes: `images`, `audio_input`, `video`, `files`. Calls with others are refused
+    with `unsupported_feature`. null passes on what the kind of server can take; a vLLM server is asked at startup
+    whether its model takes images."""
+    media_tokens: int = 1000
+    """Prompt tokens assumed for each image, audio, video or file. Their bytes are not counted."""
     api_key: str | None = None
     """Sent upstream as a bearer token; `$NAME` reads an environment variable. Client keys are never sent."""
     max_sequences: int = 256

@@ -46,7 +46,7 @@ def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[s
     if wire.prompt_logprobs is not None:
         found.append(("prompt_logprobs", "prompt_logprobs"))
     if wire.echo:
-        found.append(("echo", "echo"))
+        found.append(("chat_echo" if isinstance(wire, ChatCompletionRequest) else "echo", "echo"))
     if wire.use_beam_search:
         found.append(("beam_search", "use_beam_search"))
     if wire.response_format is not None and wire.response_format.type != "text":

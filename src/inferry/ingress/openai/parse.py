@@ -27,8 +27,9 @@ from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
 from inferry.ingress.job_ids import job_id_of
 from inferry.ingress.openai.decode import Api, check_ranges
 from inferry.ingress.openai.features import features_of
+from inferry.ingress.openai.media import NO_MEDIA, Media, media_of
 from inferry.ingress.openai.output_tokens import choice_count, output_budget, output_limit
-from inferry.ingress.openai.prompt import PromptText, read_prompt
+from inferry.ingress.openai.prompt import PromptText, completion_prompt, read_prompt
 from inferry.ingress.openai.prompt_hash import prompt_hash
 from inferry.ingress.openai.request_schema import (
     ChatCompletionRequest,
@@ -45,7 +46,7 @@ INLINE_TOKENIZE_BYTES = 8192
 _RESUMABLE_FEATURES = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty"})
 """Features, or fields of them, with the same effect when output so far becomes part of the prompt. A repetition penalty
 counts prompt and output alike; the other penalties count the output alone and are not resumable."""
-_NON_STREAMING_FEATURES = frozenset({"prompt_logprobs", "beam_search", "echo"})
+_NON_STREAMING_FEATURES = frozenset({"prompt_logprobs", "beam_search", "echo", "chat_echo"})
 """Features that streams lack, or support only in part."""
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Lower temperatures mean greedy sampling: dividing by them would overflow."""
@@ -62,12 +63,16 @@ def parse(
     api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
     card = find_card(wire.model, models, caller)
     requested_tokens = check_ranges(wire)
-    features = check_features(request, card)
-    call = _ParsedCall(api, wire, requested_tokens, features, body, headers, card, models, caller, models.now())
+    media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages, body)
+    features = check_features(request, card, media)
+    call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller, models.now())
     prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
     if prompt is None:
         template_id = identifier(headers, b"x-inferry-template-id")
-        size = models.estimator.prompt(caller.tenant.name, card.name, template_id, len(body))
+        text_size = len(body) - media.size
+        size = models.estimator.prompt(caller.tenant.name, card.name, template_id, text_size)
+        if media.items:
+            size = size.plus(media.items * card.media_tokens)
         return _job(call, None, size)
     if isinstance(prompt, PromptText):
         if prompt.size > INLINE_TOKENIZE_BYTES:
@@ -86,11 +91,13 @@ def find_card(model: str, models: ModelCatalog, caller: Caller) -> ModelCard:
     return card
 
 
-def check_features(request: ClientRequest, card: ModelCard) -> list[tuple[str, str]]:
+def check_features(request: ClientRequest, card: ModelCard, media: Media = NO_MEDIA) -> list[tuple[str, str]]:
     """(feature, parameter) for every feature that the request uses. Raises UnsupportedFeature."""
     features = features_of(request.wire)
     if request.features:
         features += request.features
+    if media.items:
+        features += media.features
     for feature, param in features:
         if feature not in card.features:
             raise UnsupportedFeature(f"`{param}` is not supported by the model `{card.name}`", param=param)
@@ -110,6 +117,7 @@ class _ParsedCall(NamedTuple):
     requested_tokens: int | None
     features: list[tuple[str, str]]
     body: bytes
+    media: Media
     headers: Mapping[bytes, bytes]
     card: ModelCard
     models: ModelCatalog
@@ -131,11 +139,20 @@ class LongPrompt:
 def _job_from_ids(call: _ParsedCall, ids: list[int]) -> InferenceJob:
     if not ids:
         raise InvalidRequest("the prompt is empty", param="messages" if call.api == "chat" else "prompt")
-    return _job(call, tuple(ids), Estimate.exactly(len(ids)))
+    return _job(call, tuple(ids), Estimate.exactly(len(ids)), _echo(call, ids) if call.wire.echo else "")
 
 
-def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate) -> InferenceJob:
-    api, wire, requested_tokens, features, body, headers, card, models, caller, now = call
+def _echo(call: _ParsedCall, ids: list[int]) -> str:
+    """The prompt as text, for workers that return only what they generate. Others write it themselves."""
+    tokenizer = call.models.tokenizer(call.card.name)
+    if tokenizer is None or not isinstance(call.wire, CompletionRequest):
+        return ""
+    prompt = completion_prompt(call.wire.prompt)
+    return prompt if isinstance(prompt, str) else tokenizer.decode(ids)
+
+
+def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate, echo: str = "") -> InferenceJob:
+    api, wire, requested_tokens, features, body, media, headers, card, models, caller, now = call
     template_id = identifier(headers, b"x-inferry-template-id")
     budget = output_budget(requested_tokens, prompt, card, api)
     lane = lane_of(headers, wire.service_tier, caller)
@@ -191,6 +208,8 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
             service_tier=None if wire.service_tier is None else tier_of(lane),
             context_tokens=card.context_tokens,
             non_streaming=not stream and any(feature in _NON_STREAMING_FEATURES for feature, _ in features),
+            echo=echo,
+            media_bytes=media.size,
         ),
     )
 

@@ -35,7 +35,7 @@ def read_prompt(
         size = sum(len(str(message["content"]).encode()) for message in messages)
         _check_prompt_fits(size, tokenizer, card, "messages")
         return PromptText(size, partial(tokenizer.encode_chat, messages))
-    prompt = _completion_prompt(wire.prompt)
+    prompt = completion_prompt(wire.prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
             return None
@@ -85,7 +85,8 @@ def _messages(body: bytes) -> list[dict[str, object]]:
     return plain
 
 
-def _completion_prompt(raw: Raw) -> str | list[int]:
+def completion_prompt(raw: Raw) -> str | list[int]:
+    """Text or token ids. Raises InvalidRequest."""
     try:
         prompt: Any = msgspec.json.decode(raw, type=str | list[int | str | list[int]])
     except msgspec.ValidationError:

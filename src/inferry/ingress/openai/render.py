@@ -108,11 +108,12 @@ class ContinuationWriter:
 class ChunkWriter:
     """For deltas with text: chunks in OpenAI's format."""
 
-    __slots__ = ("_after", "_before", "_is_chat", "_open", "_opened")
+    __slots__ = ("_after", "_before", "_echo", "_is_chat", "_open", "_opened")
 
     def __init__(self, job: InferenceJob, created: float) -> None:
         self._is_chat = job.payload.api == "chat"
-        self._opened = not self._is_chat
+        self._echo = job.payload.echo
+        self._opened = not self._is_chat and not self._echo
         if self._is_chat:
             head = b'"id":"chatcmpl-%s","object":"chat.completion.chunk"' % job.job_id.encode()
         else:
@@ -138,10 +139,12 @@ class ChunkWriter:
         return events + DONE_EVENT
 
     def _opening(self) -> bytes:
-        """The first chunk of a chat stream, which has the role only."""
+        """The first chunk: of a chat stream the role, of a completion the prompt, where it is to be repeated."""
         if self._opened:
             return b""
         self._opened = True
+        if not self._is_chat:
+            return self._before + _encode(self._echo) + self._after
         role = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return self._open + role
 
@@ -154,7 +157,7 @@ def full_response(job: InferenceJob, text: str, done: Done, created: float) -> d
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         head = {"id": f"cmpl-{job.job_id}", "object": "text_completion"}
-        choice["text"] = text
+        choice["text"] = job.payload.echo + text
     choice |= {"logprobs": None, "finish_reason": done.finish.value}
     if done.stop_reason is not None:  # as vLLM writes it
         choice["stop_reason"] = done.stop_reason

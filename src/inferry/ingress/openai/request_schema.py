@@ -33,6 +33,28 @@ class TextPart(Struct):
     text: str | UnsetType = UNSET
 
 
+class MediaPart(Struct):
+    """A part of a message, as far as it may hold media. Each type has a field of its own name."""
+
+    type: str = ""
+    image_url: Raw | UnsetType = UNSET
+    image_embeds: Raw | UnsetType = UNSET
+    input_image: Raw | UnsetType = UNSET
+    input_audio: Raw | UnsetType = UNSET
+    audio_url: Raw | UnsetType = UNSET
+    audio_embeds: Raw | UnsetType = UNSET
+    video_url: Raw | UnsetType = UNSET
+    input_video: Raw | UnsetType = UNSET
+    file: Raw | UnsetType = UNSET
+    input_file: Raw | UnsetType = UNSET
+
+    def contents(self) -> tuple[Raw | UnsetType, ...]:
+        return (
+            self.image_url, self.image_embeds, self.input_image, self.input_audio, self.audio_url, self.audio_embeds,
+            self.video_url, self.input_video, self.file, self.input_file,
+        )  # fmt: skip
+
+
 class Message(Struct):
     role: str
     content: str | list[TextPart] | None = None

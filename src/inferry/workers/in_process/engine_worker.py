@@ -23,6 +23,9 @@ from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.plan_completion import PlanCompletion
 
+_FEATURES = frozenset({"echo"})
+"""The gateway writes the prompt before the output."""
+
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
     """The engine's capacity. `kv_tokens` is None until the engine has reported it."""
@@ -146,6 +149,7 @@ class EngineWorker:
                 default_output_tokens=self._default_output_tokens,
                 can_resume=True,
                 can_resume_seeded=self._can_resume_seeded,
+                features=_FEATURES,
                 created=self._created,
             )
             for model in self._models

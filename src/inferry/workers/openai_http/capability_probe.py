@@ -1,5 +1,7 @@
 """Requests to a server besides inference: models, capabilities, metrics and aborts."""
 
+import zlib
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
 REQUEST_TIMEOUT_S = 5.0
 """Timeout of cheap requests: metrics, an abort."""
 MAX_PROBE_S = 60.0
+_IMAGE_PIXELS = 64
+"""Width and height of the probe's image. Some models refuse smaller ones than 28."""
 
 
 class ServedModel(Struct):
@@ -112,7 +116,9 @@ class CapabilityProbe:
         """The capabilities that the server shows, among those of its profile."""
         profile = self._profile
         capabilities = DetectedCapabilities(
-            supports_abort=await self._supports_abort(), has_metrics=await self._has_metrics()
+            supports_abort=await self._supports_abort(),
+            has_metrics=await self._has_metrics(),
+            accepts_images=await self._accepts_images(model) if model is not None and profile.probes_images else None,
         )
         wants_priorities &= profile.supports_priority
         if model is None or not (profile.can_resume or wants_priorities):
@@ -152,6 +158,16 @@ class CapabilityProbe:
             return None
         return _shape(body, "chat.completion") if status == 200 else None
 
+    async def _accepts_images(self, model: str) -> bool | None:
+        """Whether the model takes images: a server refuses one with 400 where it does not."""
+        content = [{"type": "text", "text": "ping"}, {"type": "image_url", "image_url": {"url": _gray_image()}}]
+        fields = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        try:
+            status, _ = await self._post(PATHS["chat"], fields)
+        except WorkerLost:
+            return None
+        return {200: True, 400: False}.get(status)
+
     async def _generate(self, fields: dict[str, object]) -> tuple[int, bytes]:
         return await self._post(PATHS["completions"], fields)
 
@@ -185,3 +201,17 @@ def _shape(body: bytes, kind: str) -> dict[str, Any] | None:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return shape_of(response) if isinstance(response, dict) and response.get("object") == kind else None
+
+
+def _gray_image() -> str:
+    """A grey PNG as a data URL."""
+
+    def piece(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data).to_bytes(4, "big")
+        return len(data).to_bytes(4, "big") + kind + data + checksum
+
+    side = _IMAGE_PIXELS.to_bytes(4, "big")
+    head = piece(b"IHDR", side + side + bytes([8, 0, 0, 0, 0]))  # 8 bits, greyscale
+    rows = zlib.compress((b"\0" + b"\x80" * _IMAGE_PIXELS) * _IMAGE_PIXELS)
+    image = b"\x89PNG\r\n\x1a\n" + head + piece(b"IDAT", rows) + piece(b"IEND", b"")
+    return "data:image/png;base64," + b64encode(image).decode()

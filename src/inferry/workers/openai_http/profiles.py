@@ -9,8 +9,10 @@ from inferry.domain.values import replace
 
 ALL_FEATURES = frozenset(
     {"n", "logit_bias", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "audio"}
-    | {"images", "echo", "suffix"}
+    | {"echo", "chat_echo", "suffix", "images", "audio_input", "video"}
 )
+MEDIA_FEATURES = frozenset({"images", "audio_input", "video", "files"})
+"""Features for media in messages."""
 
 
 class MetricNames(Struct, frozen=True, kw_only=True):
@@ -41,7 +43,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     `abort_path`: endpoint that aborts requests by id. `detokenize_path`: endpoint that detokenises ids.
     `tokenize_path`: endpoint that tokenises chat requests.
     `usage_in_stream`: supports `stream_options.include_usage`. `is_hosted`: a hosted API with rate limit headers.
-    `unsupported_fields`: fields of other kinds that must not be sent.
+    `unsupported_fields`: fields of other kinds that must not be sent. `features`: request features; those for media are
+    what the kind can take, and the model may take fewer. `probes_images`: ask the server at start whether its model
+    takes images.
     """
 
     kind: str
@@ -56,6 +60,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     is_hosted: bool = False
     unsupported_fields: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
+    probes_images: bool = False
 
 
 VLLM = Profile(
@@ -78,6 +83,7 @@ VLLM = Profile(
         output_tokens=b"vllm:generation_tokens_total",
     ),
     features=ALL_FEATURES | {"prompt_logprobs", "beam_search"},
+    probes_images=True,
 )
 
 SGLANG = Profile(
@@ -99,14 +105,20 @@ TGI = Profile(
 
 TRTLLM = Profile(
     kind="trtllm",
-    features=frozenset({"n", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools", "images"}),
+    features=frozenset(
+        {"n", "penalties", "min_p", "min_tokens", "structured_outputs", "logprobs", "tools"}
+        | {"images", "audio_input", "video"}
+    ),
 )
 
 HOSTED = Profile(
     kind="openai",
     is_hosted=True,
     unsupported_fields=frozenset({"cache_salt", "priority", "return_token_ids"}),
-    features=frozenset({"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio", "images"}),
+    features=frozenset(
+        {"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio"}
+        | {"images", "audio_input", "files"}
+    ),
 )
 
 PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, HOSTED)}
@@ -119,6 +131,7 @@ class DetectedCapabilities(Struct, frozen=True, kw_only=True):
     accepts_priority: bool | None = None
     supports_abort: bool | None = None
     has_metrics: bool | None = None
+    accepts_images: bool | None = None
 
 
 def restrict_profile(profile: Profile, capabilities: DetectedCapabilities) -> Profile:
@@ -129,4 +142,5 @@ def restrict_profile(profile: Profile, capabilities: DetectedCapabilities) -> Pr
         supports_priority=profile.supports_priority and capabilities.accepts_priority is not False,
         abort_path=None if capabilities.supports_abort is False else profile.abort_path,
         metrics=None if capabilities.has_metrics is False else profile.metrics,
+        features=profile.features - {"images"} if capabilities.accepts_images is False else profile.features,
     )

@@ -27,7 +27,7 @@ def model_parents(settings: HttpWorkerSettings, listed: Mapping[str, ServedModel
 
 
 def model_cards(
-    parents: Mapping[str, str | None], listed: Mapping[str, ServedModel], profile: Profile
+    parents: Mapping[str, str | None], listed: Mapping[str, ServedModel], profile: Profile, media_tokens: int
 ) -> tuple[ModelCard, ...]:
     """The cards of a server that has started. What it does not list has no known context."""
     return tuple(
@@ -38,6 +38,7 @@ def model_cards(
             features=profile.features,
             created=listed.get(name, _UNLISTED).created,
             parent=parent,
+            media_tokens=media_tokens,
         )
         for name, parent in parents.items()
     )

@@ -13,7 +13,7 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     An idle server is probed every `liveness_interval_s` and is down when it does not respond for `liveness_timeout_s`;
     a hosted API is not probed. `cache_salts` isolates the prefix caches of tenants where the server supports it, with
     hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
-    used.
+    used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file.
     """
 
     url: str
@@ -31,6 +31,7 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     wants_priorities: bool = False
     cache_salts: bool = True
     salt_secret: str | None = None
+    media_tokens: int = 0
     controlled: bool = False
     chunk_tokens: int | None = None
     connect_timeout_s: float = 5.0

@@ -195,7 +195,7 @@ class OpenAIHttpWorker:
         if missing:
             log.warning("worker %s does not list the models %s", self._name, ", ".join(missing))
         await self._detect_capabilities(next(iter(parents), None))
-        self._set_cards(model_cards(parents, listed, self._profile))
+        self._set_cards(model_cards(parents, listed, self._profile, settings.media_tokens))
         contexts = {card.name: card.context_tokens for card in self._cards}
         self._requests = RequestBuilder(self._http, self._keys, self._profile, self._salts, self._priorities, contexts)
         self._is_started = True
