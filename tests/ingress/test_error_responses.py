@@ -27,7 +27,7 @@ CODES = {
     409: {"run_cancelled", "conflict"},
     413: {"body_too_large", "storage_quota_exceeded"},
     429: {"queue_full", "rate_limited", "tenant_concurrency"},
-    499: {"client_closed"},
+    499: {"client_closed", "call_aborted"},
     500: {"internal_error"},
     502: {"worker_lost"},
     503: {"no_worker", "draining", "ledger_unavailable", "preempted"},

@@ -48,6 +48,7 @@ class Upstream:
         self.accepts_priorities = True
         self.returns_token_ids = True
         self.shows_metrics = True
+        self.takes_images = True
         self.metrics_page: str | None = None
         self.foreign = 0
         self.running: set[str] = set()
@@ -101,6 +102,9 @@ class Upstream:
             error = {"message": "priority scheduling is not enabled", "type": "BadRequestError", "code": 400}
             return web.json_response({"error": error}, status=400)
         is_probe = body.get("max_tokens") == 1 and "ping" in json.dumps(body)
+        if is_probe and not self.takes_images and "image_url" in json.dumps(body):
+            error = {"message": "m is not a multimodal model", "type": "BadRequestError", "code": 400}
+            return web.json_response({"error": error}, status=400)
         if is_probe:
             return await well_behaved(self, request, body) if body.get("stream") else self._answer_probe(body)
         self.bodies.append(body)

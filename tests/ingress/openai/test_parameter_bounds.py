@@ -15,8 +15,9 @@ from inferry.domain.errors import ContextLengthExceeded, GatewayError, InvalidRe
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ports import ModelCard
-from inferry.ingress.openai.decode import MAX_STOP_STRINGS, ChatEndpoint, CompletionsEndpoint
+from inferry.ingress.openai.decode import MAX_STOP_STRINGS, ChatEndpoint, decode_completion
 from inferry.ingress.openai.parse import parse
+from inferry.ingress.wire_format import OPENAI, ClientRequest
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.loop_helpers import ListLedger
@@ -44,8 +45,9 @@ def a_job(api: Any = "chat", headers: dict[bytes, bytes] | None = None, **fields
         given = {"messages": [{"role": "user", "content": "hi"}]} if api == "chat" else {"prompt": [1, 2, 3]}
         body = msgspec.json.encode({"model": "m", **given, **fields})
         try:
-            endpoint = ChatEndpoint() if api == "chat" else CompletionsEndpoint()
-            job = parse(endpoint.decode(body), headers or {}, gateway.models, ANONYMOUS)
+            is_chat = api == "chat"
+            request = ChatEndpoint().decode(body) if is_chat else ClientRequest(decode_completion(body), body, OPENAI)
+            job = parse(request, headers or {}, gateway.models, ANONYMOUS)
         finally:
             await gateway.close()
         assert isinstance(job, InferenceJob)

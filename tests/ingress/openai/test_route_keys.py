@@ -16,8 +16,9 @@ from inferry.domain.ports import ModelCard
 from inferry.domain.routes import BatchKey, OutputLength, RouteKey
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.domain.values import replace
-from inferry.ingress.openai.decode import CompletionsEndpoint
+from inferry.ingress.openai.decode import decode_completion
 from inferry.ingress.openai.parse import parse
+from inferry.ingress.wire_format import OPENAI, ClientRequest
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from support.loop_helpers import ListLedger
@@ -52,7 +53,7 @@ def a_call(
         )
         body = msgspec.json.encode({"model": model, "prompt": [1, 2], "max_tokens": max_tokens})
         try:
-            job = parse(CompletionsEndpoint().decode(body), {}, gateway.models, Caller(tenant, key))
+            job = parse(ClientRequest(decode_completion(body), body, OPENAI), {}, gateway.models, Caller(tenant, key))
         finally:
             await gateway.close()
         assert isinstance(job, InferenceJob)

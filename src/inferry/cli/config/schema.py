@@ -26,8 +26,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Port to listen on; 0 selects a free one."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Maximum request body; larger bodies get 413 `body_too_large`."""
-    max_prompts: int = 2048
-    """Maximum prompts in one call of `/v1/completions`. Each is a job of its own."""
+    max_prompts: int = 512
+    """Maximum prompts in one call of `/v1/completions`. Each is a job of its own; the jobs of a call are admitted
+    together, which takes some 25 to 80 µs of the event loop each."""
     body_timeout_s: float = 30.0
     """Time for a request body to arrive, in seconds."""
     idle_timeout_s: float = 75.0

@@ -63,22 +63,28 @@ class MergedChoices:
                 merged.setdefault(key, value)
         return _encode(merged | {"id": self._id, "choices": choices, "usage": usage or None})
 
-    def _renumber(self, prompt: int, choices: list[Any]) -> None:
+    def _renumber(self, prompt: int, choices: object) -> None:
+        if not isinstance(choices, list):
+            raise WorkerLost("the worker sent choices that are no list")
         for choice in choices:
-            index = choice.get("index", 0)
+            index = choice.get("index", 0) if isinstance(choice, dict) else None
             if type(index) is not int or not 0 <= index < self._choices:
                 raise WorkerLost(f"the worker sent a choice that is none of the {self._choices} requested")
             choice["index"] = prompt * self._choices + index
 
 
-def add_usage(total: dict[str, Any], usage: dict[str, Any] | None) -> None:
+def add_usage(total: dict[str, Any], usage: object) -> None:
     """Add the counts of a usage object, nested ones included."""
-    for key, value in (usage or {}).items():
+    if not isinstance(usage, dict):
+        return
+    for key, value in usage.items():
+        known = total.get(key)
         if isinstance(value, dict):
-            known = total.get(key)
-            add_usage(known if isinstance(known, dict) else total.setdefault(key, {}), value)
+            if not isinstance(known, dict):
+                known = total[key] = {}
+            add_usage(known, value)
         elif isinstance(value, int | float):
-            total[key] = (total.get(key) or 0) + value
+            total[key] = value + known if isinstance(known, int | float) else value
         else:
             total.setdefault(key, value)
 

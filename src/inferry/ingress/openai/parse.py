@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from inferry.dispatch.gateway import ModelCatalog
 from inferry.domain.callers import Caller
@@ -63,7 +63,7 @@ def parse(
     api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
     card = find_card(wire.model, models, caller)
     requested_tokens = check_ranges(wire)
-    media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages, body)
+    media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages)
     features = check_features(request, card, media)
     call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller, models.now())
     prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
@@ -168,7 +168,6 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
     stream = wire.stream is True
-    options = wire.stream_options
     length = models.output_length(lane, footprint.output.expected)
     route = RouteKey(card.name, caller.precision, card.name if card.parent else None, caller.pool, length=length)
     return InferenceJob(
@@ -201,9 +200,9 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
             body=body,
             sampling=_sampling(wire, budget),
             prompt_ids=prompt_ids,
-            include_usage=isinstance(options, StreamOptions) and options.include_usage is True,
+            include_usage=_includes_usage(wire.stream_options),
             output_limit=output_limit(requested_tokens, choice_count(wire), card),
-            stream_fields=(wire.stream is not UNSET, options is not UNSET),
+            stream_fields=(wire.stream is not UNSET, wire.stream_options is not UNSET),
             choices=wire.n or 1,
             service_tier=None if wire.service_tier is None else tier_of(lane),
             context_tokens=card.context_tokens,
@@ -212,6 +211,10 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
             media_bytes=media.size,
         ),
     )
+
+
+def _includes_usage(options: StreamOptions | UnsetType | None) -> bool:
+    return isinstance(options, StreamOptions) and options.include_usage is True
 
 
 def _resume(

@@ -28,7 +28,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         },
         "/v1/completions": {
             "post": call_operation(
-                "Create a completion of text or token ids",
+                "Create completions of one prompt or several, as text or token ids",
                 request_schema.CompletionRequest,
                 responses.Completion,
                 responses.Completion,

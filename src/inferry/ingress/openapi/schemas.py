@@ -26,6 +26,7 @@ def ref(kind: type[Struct]) -> Json:
 _OBJECT: Json = {"type": "object"}
 _PART: Json = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
 _OR_NULL: Json = {"type": "null"}
+_TEXT: Json = {"type": "string", "minLength": 1}
 _TOKEN_IDS: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
 _FUNCTION: Json = {
     "type": "object",
@@ -57,7 +58,14 @@ _STOP: Json = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _FIELD_SCHEMAS: dict[str, Json] = {
     # Fields that stay undecoded are checked later, or by the worker.
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, _OR_NULL]},
-    "prompt": {"anyOf": [{"type": "string", "minLength": 1}, _TOKEN_IDS]},
+    "prompt": {
+        "description": "Text, token ids, or a list of several prompts: choice j of prompt i has the index i · n + j.",
+        "anyOf": [
+            _TEXT,
+            _TOKEN_IDS,
+            {"type": "array", "minItems": 1, "items": {"anyOf": [_TEXT, _TOKEN_IDS]}},
+        ],
+    },
     "stop": {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}, _OR_NULL]},
     "logit_bias": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _OR_NULL]},
     "tools": {"anyOf": [{"type": "array", "items": _FUNCTION}, _OR_NULL]},
