@@ -49,6 +49,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"echo": True, "logprobs": 1}),
     (COMPLETIONS, {"prompt_logprobs": 2}),
     (COMPLETIONS, {"use_beam_search": True, "n": 2}),
+    (COMPLETIONS, {"prompt": ["One two", "three four", "five"]}),
+    (COMPLETIONS, {"prompt": [[5, 60], [70, 8]], "n": 2, "temperature": 1.0, "seed": 3, "logprobs": 1}),
+    (COMPLETIONS, {"prompt": ["One two", "three four"], "echo": True}),
 ]
 
 
@@ -93,6 +96,13 @@ def test_a_call_of_a_tool_is_the_servers_own(
     more = {"logit_bias": compact, "parallel_tool_calls": False, "max_tokens": 400}
     direct, through = both(server, gateway, CHAT, {"tools": [LOOKUP], "tool_choice": choice, **more})
     assert read(through) == read(direct)
+
+
+def test_images_are_refused_by_name_if_the_model_takes_none(gateway: GatewayProcess) -> None:
+    parts = [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}]
+    status, _, answer = post(gateway.url, CHAT, {"model": "m", "messages": [{"role": "user", "content": parts}]})
+    assert (status, answer["error"]["code"]) == (400, "unsupported_feature")
+    assert answer["error"]["param"] == "messages[0].content[1].image_url"
 
 
 def read(answer: dict[str, Any]) -> dict[str, Any]:

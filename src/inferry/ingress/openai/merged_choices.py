@@ -55,10 +55,10 @@ class MergedChoices:
         usage: dict[str, Any] = {}
         for prompt, body in enumerate(bodies):
             answer = _object(body)
-            found = answer.pop("choices", None) or []
+            found = answer.get("choices") or []
             self._renumber(prompt, found)
             choices += found
-            add_usage(usage, answer.pop("usage", None))
+            add_usage(usage, answer.get("usage"))
             for key, value in answer.items():
                 merged.setdefault(key, value)
         return _encode(merged | {"id": self._id, "choices": choices, "usage": usage or None})
