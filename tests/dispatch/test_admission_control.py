@@ -7,7 +7,15 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import Caller
-from inferry.domain.errors import ClientClosed, Draining, GatewayError, RateLimited, RunCancelled, WorkerLost
+from inferry.domain.errors import (
+    CallAborted,
+    ClientClosed,
+    Draining,
+    GatewayError,
+    RateLimited,
+    RunCancelled,
+    WorkerLost,
+)
 from inferry.domain.jobs import ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
@@ -117,11 +125,12 @@ def test_a_disconnected_client_is_charged_for_what_it_received(
     ("stream", "resumed", "has_token", "charged"),
     [(True, False, True, 15), (True, True, False, 15), (True, False, False, 0), (False, False, True, 0)],
 )
-def test_what_was_delivered_before_the_gateway_stopped_is_charged(
-    stream: bool, resumed: bool, has_token: bool, charged: int
+@pytest.mark.parametrize("error", [Draining("stopped"), CallAborted("another prompt failed")])
+def test_what_was_delivered_before_the_gateway_ended_the_job_is_charged(
+    error: GatewayError, stream: bool, resumed: bool, has_token: bool, charged: int
 ) -> None:
     caller = a_caller(day_token_ceiling=1000)
-    assert end_of(caller, Draining("stopped"), resumed=resumed, has_token=has_token, stream=stream) == charged
+    assert end_of(caller, error, resumed=resumed, has_token=has_token, stream=stream) == charged
 
 
 def test_a_follower_takes_one_request_of_tenant_and_key_and_no_tokens() -> None:

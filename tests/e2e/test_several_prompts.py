@@ -13,6 +13,9 @@ import pytest
 from aiohttp import web
 from openai import OpenAI
 
+from inferry.domain.callers import ANONYMOUS
+from inferry.ingress.internal_call import Answer, call
+from inferry.ingress.job_ids import JOB_ID
 from support.http_gateway import HttpGateway
 from support.serving import Serving, post
 from support.tenant_gateway import TenantGateway
@@ -193,6 +196,24 @@ def test_a_repeated_call_shares_each_execution(served: HttpGateway) -> None:
     assert again.headers["x-inferry-replayed"] == "true"
     swapped = served.call("POST", "/v1/completions", {"model": "m", "prompt": ["b", "a"]}, headers)
     assert [one["text"] for one in swapped.json["choices"]] == ["0:b", "0:a"]
+
+
+def test_equal_prompts_of_a_call_share_one_execution(served: HttpGateway) -> None:
+    headers = {"authorization": f"Bearer {served.key('acme')}"}
+    body = {"model": "m", "prompt": ["same", "same", "other"], "temperature": 0}
+    answer = served.call("POST", "/v1/completions", body, headers)
+    assert [one["text"] for one in answer.json["choices"]] == ["0:same", "0:same", "0:other"]
+    assert sorted(body["prompt"] for body in served.upstream.bodies) == ["other", "same"]
+
+
+def test_the_jobs_of_a_stored_call_have_ids_of_their_own(served: HttpGateway) -> None:
+    async def stored() -> Answer:
+        body = json.dumps({"model": "m", "prompt": ["a", "b"]}).encode()
+        return await call(served.service.app.serve, b"/v1/completions", body, {JOB_ID: b"batch-7"}, ANONYMOUS)
+
+    answer = served.run(stored())
+    assert [one["text"] for one in json.loads(answer.body)["choices"]] == ["0:a", "0:b"]
+    assert sorted(one["x-request-id"] for one in served.upstream.headers) == ["batch-7", "batch-7-1"]
 
 
 def test_a_call_with_a_prompt_that_is_refused_runs_nothing_and_keeps_nothing(served: HttpGateway) -> None:
