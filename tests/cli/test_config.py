@@ -234,7 +234,7 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ),
         ({"workers": [{**VLLM, "max_sequences": 0}]}, "workers[0].max_sequences must be at least 1"),
         ({"workers": [{**VLLM, "media_tokens": -1}]}, "workers[0].media_tokens must be at least 0"),
-        ({"workers": [{**VLLM, "media": ["pictures"]}]}, "workers[0].media[0]"),
+        ({"workers": [{**VLLM, "media": ["pictures"]}]}, "workers[0].media[0]: Invalid enum value 'pictures'"),
         ({"server": {"max_prompts": 0}}, "server.max_prompts must be above 0"),
         ({"workers": [{**VLLM, "prefill_tokens": 0}]}, "workers[0].prefill_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "chunk_tokens": 0}]}, "workers[0].chunk_tokens must be at least 1"),
