@@ -248,6 +248,16 @@ def test_a_full_queue_refuses_the_whole_call(tmp_path: Path) -> None:
         assert gateway.call("POST", "/v1/completions", {"model": "m", "prompt": ["a"] * 10}, headers).status == 200
 
 
+def test_a_call_is_counted_once_against_the_queued_bytes(tmp_path: Path) -> None:
+    with HttpGateway(tmp_path, repeats, {"server": {"max_queued_bytes": 3000}}) as gateway:
+        headers = {"authorization": f"Bearer {gateway.key('acme')}"}
+        body = {"model": "m", "prompt": ["a" * 600] * 4}
+        assert gateway.call("POST", "/v1/completions", body, headers).status == 200
+        body = {"model": "m", "prompt": ["a" * 600] * 6}
+        refused = gateway.call("POST", "/v1/completions", body, headers)
+        assert (refused.status, refused.code) == (429, "queue_full")
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_prompt_that_fails_ends_the_call_and_cancels_the_others(served: HttpGateway, streams: bool) -> None:
     headers = {"authorization": f"Bearer {served.key('acme')}"}

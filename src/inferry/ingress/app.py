@@ -173,8 +173,7 @@ class App:
     async def _prepare(self, deferred: DeferredRequest, caller: Caller, request: Request, reply: Reply) -> None:
         try:
             try:
-                with self._gateway.reserved_bytes(len(request.body)):
-                    decoded = await deferred.prepare(request, reply, caller)
+                decoded = await deferred.prepare(request, reply, caller)
                 if decoded is None or reply.is_disconnected:
                     return
                 job = parse(decoded, request.headers, self._gateway.models, caller)

@@ -84,7 +84,7 @@ class DeferredRequest:
     """A request that needs stored content before it can be translated, or that is answered in another way."""
 
     async def prepare(self, request: Request, reply: Reply, caller: Caller) -> ClientRequest | None:
-        """The translated request; None: `reply` is answered. Raises GatewayError."""
+        """The translated request; None: `reply` is answered. Reserves memory while it waits. Raises GatewayError."""
         raise NotImplementedError
 
 
