@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,11 +32,12 @@ from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openapi import document
 from inferry.ingress.response import FullResponse, HeartbeatTimer, StreamingResponse
+from inferry.ingress.responses.endpoint import RESPONSES, ResponsesEndpoint
 from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
-from inferry.ingress.wire_format import OPENAI, Endpoint, WireFormat
+from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,13 @@ class App:
         )
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
-        self._tokenizing_tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.responses = ResponsesEndpoint(gateway.wall, gateway.models)
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
             b"/v1/completions": CompletionsEndpoint(),
             MESSAGES: MessagesEndpoint(),
+            RESPONSES: self.responses,
         }
         self._routers: list[Router] = [
             TokenCountsRouter(self._refuse, self._internal_error, gateway),
@@ -146,17 +149,45 @@ class App:
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             decoded = endpoint.decode(request.body)
+            if isinstance(decoded, DeferredRequest):
+                self._start_task(self._prepare(decoded, caller, request, reply))
+                return
             job = parse(decoded, request.headers, self._gateway.models, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
             return
+        self._continue(job, decoded, caller, request, reply)
+
+    def _continue(
+        self, job: InferenceJob | LongPrompt, decoded: ClientRequest, caller: Caller, request: Request, reply: Reply
+    ) -> None:
         if isinstance(job, LongPrompt):
-            task = asyncio.get_running_loop().create_task(self._tokenize(job, caller, request, reply, decoded.format))
-            self._tokenizing_tasks.add(task)
-            task.add_done_callback(self._tokenizing_tasks.discard)
+            self._start_task(self._tokenize(job, caller, request, reply, decoded.format))
         else:
             self._submit(job, caller, request, reply, decoded.format)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self, deferred: DeferredRequest, caller: Caller, request: Request, reply: Reply) -> None:
+        try:
+            try:
+                with self._gateway.reserved_bytes(len(request.body)):
+                    decoded = await deferred.prepare(request, reply, caller)
+                if decoded is None or reply.is_disconnected:
+                    return
+                job = parse(decoded, request.headers, self._gateway.models, caller)
+            except GatewayError as error:
+                self._metrics.refused(error.code)
+                raise
+            self._continue(job, decoded, caller, request, reply)
+        except GatewayError as error:
+            self._refuse(error, request, reply, caller)
+        except Exception:
+            self._internal_error(request, reply)
 
     async def _tokenize(
         self, prompt: LongPrompt, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, Done
 from inferry.ingress.errors import error_body, error_event
+from inferry.ingress.http.reply import Reply
+from inferry.ingress.http.request import Request
 from inferry.ingress.openai.render import set_service_tier_in_body
 from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest
 
@@ -77,11 +80,19 @@ class ClientRequest(NamedTuple):
     features: list[tuple[str, str]] | None = None
 
 
+class DeferredRequest:
+    """A request that needs stored content before it can be translated, or that is answered in another way."""
+
+    async def prepare(self, request: Request, reply: Reply, caller: Caller) -> ClientRequest | None:
+        """The translated request; None: `reply` is answered. Raises GatewayError."""
+        raise NotImplementedError
+
+
 class Endpoint:
     """One inference endpoint. `format` answers requests that cannot be decoded."""
 
     format: WireFormat
 
-    def decode(self, body: bytes) -> ClientRequest:
+    def decode(self, body: bytes) -> ClientRequest | DeferredRequest:
         """Validate the body and translate it. Raises InvalidRequest or UnsupportedFeature."""
         raise NotImplementedError
