@@ -49,6 +49,8 @@ class ResponseWriter:
             text: bytes | None = None
             if item.kind == TEXT:
                 text = self._reader.text(delta.raw)
+            elif item.kind == FUNCTION:
+                text = self._reader.arguments(delta.raw)
             elif item.kind == REASONING:
                 text = self._reader.reasoning(delta.raw)
             if text is not None:
