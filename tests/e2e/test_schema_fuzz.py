@@ -26,7 +26,8 @@ CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 def of_this_gateway() -> dict[str, Any]:
     """The document with names that mean something here, so that calls get past the question who is meant."""
     document: dict[str, Any] = json.loads(openapi.render_document())
-    for body in ("ChatCompletionRequest", "CompletionRequest", "MessagesRequest", "CountTokensRequest"):
+    bodies = ("ChatCompletionRequest", "CompletionRequest", "MessagesRequest", "CountTokensRequest", "ResponsesRequest")
+    for body in bodies:
         document["components"]["schemas"][body]["properties"]["model"]["enum"] = ["m"]
     # A key says whose it is, and any other name is refused.
     document["components"]["parameters"]["x-inferry-tenant"]["schema"] = {"type": "string", "enum": ["acme"]}
@@ -57,7 +58,7 @@ max-examples = {EXAMPLES or 6}
 no-shrink = true
 database = "none"
 [[operations]]
-include-path-regex = "completions$|messages"
+include-path-regex = "completions$|messages|responses$"
 phases.coverage.enabled = {str(bool(EXAMPLES)).lower()}  # a thousand cases, for all their headers
 phases.coverage.checks.negative_data_rejection.enabled = false  # a header that nobody knows is not refused
 """

@@ -14,6 +14,7 @@ from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.operation import error_kinds
+from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
@@ -35,7 +36,8 @@ def key(gateway: TenantGateway) -> str:
 def routes(app: App) -> set[tuple[str, str]]:
     """What the application looks requests up in."""
     found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
-    for one in (*TokenCountsRouter.paths, *ModelsRouter.paths, *RUN_PATHS, *ADMIN_PATHS):
+    own = (*TokenCountsRouter.paths, *ModelsRouter.paths, *ResponsesRouter.paths)
+    for one in (*own, *RUN_PATHS, *ADMIN_PATHS):
         method, _, path = one.partition(" ")
         found.add((method.lower(), path))
     return found

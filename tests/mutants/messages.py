@@ -40,20 +40,21 @@ GROUP = MutantGroup(
         Mutant(
             "the billing header stays in the prompt",
             "ingress/anthropic/conversation.py",
-            "text.startswith(BILLING_HEADER) or ",
-            "",
+            "if not text.startswith(BILLING_HEADER):",
+            "if True:",
             _DECODE,
         ),
         Mutant(
             "a system turn after an answer joins the turn before it",
-            "ingress/anthropic/conversation.py",
-            '                self._begin_turn("user")\n',
-            "",
+            "ingress/chat_messages.py",
+            """            self.begin_turn("user")
+            self._user_parts.append(_text_part(b'"<system>""",
+            """            self._user_parts.append(_text_part(b'"<system>""",
             _DECODE,
         ),
         Mutant(
             "results of tools follow the text of their turn",
-            "ingress/anthropic/conversation.py",
+            "ingress/chat_messages.py",
             """        self._messages += self._tool_results
         if self._user_parts:
             self._messages.append(ChatMessage("user", _content(self._user_parts)))

@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 from inferry.domain.clock import Clock
 from inferry.domain.storage import StorageLimits
+from inferry.durable.background import BackgroundResponses
 from inferry.durable.batch_runner import BatchRunner
 from inferry.durable.batches import Batches
 from inferry.durable.documents import Documents
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.durable.responses import StoredResponses
 from inferry.durable.sweeper import Sweeper
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
@@ -29,15 +31,19 @@ class Storage(NamedTuple):
     files: Files
     batches: Batches
     runner: BatchRunner
+    responses: StoredResponses
+    background: BackgroundResponses
     sweeper: Sweeper
 
     def start(self) -> None:
         self.sweeper.start()
         if self.limits.store == "always":
             self.runner.start()
+            self.background.start()
 
     async def close(self) -> None:
         await self.runner.close()
+        await self.background.close()
         await self.sweeper.close()
         await self.executor.close()
         self.database.close()
@@ -62,6 +68,7 @@ def make_storage(
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
     file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
+    write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
     runner = BatchRunner(
         batch_store,
         files,
@@ -69,16 +76,20 @@ def make_storage(
         execute,
         clock,
         max_line_bytes=max_line_bytes,
-        write_ledger=partial(recorder.flush, LEDGER_TIMEOUT_S),
+        write_ledger=write_ledger,
     )
     sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep)
+    documents = Documents(document_store, executor, clock)
+    responses = StoredResponses(documents, limits)
     return Storage(
         limits,
         database,
         executor,
-        Documents(document_store, executor, clock),
+        documents,
         files,
         Batches(batch_store, files, executor, runner, execute, clock),
         runner,
+        responses,
+        BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=lambda: executor.run(write_ledger)),
         Sweeper(sweeps, executor, clock),
     )

@@ -36,6 +36,7 @@ from inferry.ingress.auth import Auth
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.http.limits import HttpLimits
+from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
@@ -163,6 +164,8 @@ def assemble(
     storage = make_storage(config.ledger, config.storage.limits(), clock, calls, recorder, max_line_bytes=limit)
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
+    app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
+    app.responses.use_storage(storage.responses, storage.background)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service

@@ -1,5 +1,6 @@
 """Documents of tenants, asked for on the event loop."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from inferry.domain.clock import Clock
@@ -22,6 +23,7 @@ class DocumentStore(Protocol):
         limit: int = 20,
         newest_first: bool = True,
     ) -> Page[Document]: ...
+    def of_kind(self, kind: str, now: float) -> Sequence[Document]: ...
     def delete(self, tenant: str, kind: str, id: str) -> bool: ...
     def delete_tenant(self, tenant: str) -> int: ...
     def sweep(self, now: float, limit: int) -> int: ...
@@ -61,6 +63,10 @@ class Documents:
         return await self._executor.run(
             self._store.list, tenant, kind, self._clock.wall(), after=after, limit=limit, newest_first=newest_first
         )
+
+    async def of_kind(self, kind: str) -> Sequence[Document]:
+        """The documents of all tenants, the oldest first."""
+        return await self._executor.run(self._store.of_kind, kind, self._clock.wall())
 
     async def delete(self, tenant: str, kind: str, id: str) -> bool:
         """Whether there was such a document."""

@@ -1,5 +1,6 @@
 """The port through which stored work runs: any API's body, executed by the gateway's own endpoints."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -9,7 +10,8 @@ class StoredCall(Struct, frozen=True, kw_only=True):
     """A call made later for a tenant, with the key it was accepted with.
 
     `job_id` is the ledger's key: a call that a killed process did not finish is repeated under the same one, and the
-    ledger keeps the row it has. `headers` are further request headers, in lower case.
+    ledger keeps the row it has. `headers` are further request headers, in lower case. Run, step and lane are None where
+    the headers give them. `on_piece` is called with the pieces of a streamed response.
     """
 
     tenant: str
@@ -17,10 +19,11 @@ class StoredCall(Struct, frozen=True, kw_only=True):
     path: str
     body: bytes
     job_id: str
-    run_id: str
-    step_id: str
-    lane: str = "P2"
+    run_id: str | None
+    step_id: str | None
+    lane: str | None = "P2"
     headers: dict[bytes, bytes] = {}
+    on_piece: Callable[[bytes], None] | None = None
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from inferry.ingress.openai.prompt_calls import CompletionsEndpoint
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openapi import document
 from inferry.ingress.response import HeartbeatTimer, start_response
+from inferry.ingress.responses.endpoint import RESPONSES, ResponsesEndpoint
 from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
@@ -75,10 +76,12 @@ class App:
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.responses = ResponsesEndpoint(gateway.wall, gateway.models, gateway.reserved_bytes)
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
             b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse),
             MESSAGES: MessagesEndpoint(),
+            RESPONSES: self.responses,
         }
         self._routers: list[Router] = [
             TokenCountsRouter(self._refuse, self._internal_error, gateway),

@@ -20,10 +20,13 @@ class Answer(NamedTuple):
 class InternalReply(Reply):
     """Collects a response instead of writing it to a connection."""
 
-    __slots__ = ("_pieces", "_stream_headers", "answer")
+    __slots__ = ("_on_piece", "_pieces", "_stream_headers", "answer")
 
-    def __init__(self, request: Request, answer: "asyncio.Future[Answer]") -> None:
+    def __init__(
+        self, request: Request, answer: "asyncio.Future[Answer]", on_piece: Callable[[bytes], None] | None = None
+    ) -> None:
         super().__init__(ReplyChannel(), request)
+        self._on_piece = on_piece
         self.answer = answer
         self._stream_headers = b""
         self._pieces: list[bytes] = []
@@ -38,8 +41,12 @@ class InternalReply(Reply):
 
     def write(self, piece: bytes) -> None:
         self._pieces.append(piece)
+        if self._on_piece is not None:
+            self._on_piece(piece)
 
     def end(self, piece: bytes) -> None:
+        if self._on_piece is not None:
+            self._on_piece(piece)
         self.respond(200, self._stream_headers, b"".join(self._pieces) + piece)
 
     def abort(self) -> None:
@@ -60,14 +67,22 @@ class InternalReply(Reply):
 
 
 async def call(
-    serve: Callable[[Request, Reply], None], target: bytes, body: bytes, headers: dict[bytes, bytes], caller: Caller
+    serve: Callable[[Request, Reply], None],
+    target: bytes,
+    body: bytes,
+    headers: dict[bytes, bytes],
+    caller: Caller,
+    on_piece: Callable[[bytes], None] | None = None,
 ) -> Answer:
-    """POST the body to one of the gateway's endpoints as this caller. Cancelling the task cancels the call."""
+    """POST the body to one of the gateway's endpoints as this caller. Cancelling the task cancels the call.
+
+    `on_piece` is called with the pieces of a streamed response as they are written.
+    """
     request = Request(b"POST", target, headers)
     request.body = body
     request.caller = caller
     request.is_internal = True
-    reply = InternalReply(request, asyncio.get_running_loop().create_future())
+    reply = InternalReply(request, asyncio.get_running_loop().create_future(), on_piece)
     serve(request, reply)
     try:
         return await reply.answer

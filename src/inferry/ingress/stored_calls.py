@@ -39,14 +39,14 @@ class StoredCalls:
             return CallAnswer(
                 status=error.status, body=error_body(error), code=error.code, retry_after_s=error.retry_after_s
             )
-        headers = {
-            **call.headers,
-            JOB_ID: call.job_id.encode(),
-            b"x-inferry-lane": call.lane.encode(),
-            b"x-inferry-run-id": call.run_id.encode(),
-            b"x-inferry-step-id": call.step_id.encode(),
-        }
-        answer = await call_endpoint(self._serve, call.path.encode(), call.body, headers, caller)
+        named = (
+            (b"x-inferry-lane", call.lane),
+            (b"x-inferry-run-id", call.run_id),
+            (b"x-inferry-step-id", call.step_id),
+        )
+        headers = {**call.headers, JOB_ID: call.job_id.encode()}
+        headers |= {name: value.encode() for name, value in named if value is not None}
+        answer = await call_endpoint(self._serve, call.path.encode(), call.body, headers, caller, call.on_piece)
         found = _header_values(answer.headers)
         after_ms = found.get(b"retry-after-ms")
         return CallAnswer(

@@ -18,6 +18,7 @@ documents = Table(
     Column("content", LargeBinary, nullable=False),
     Index("documents_by_creation", "tenant", "kind", "created_at", "id"),
     Index("documents_by_expiry", "expires_at"),
+    Index("documents_by_kind", "kind", "created_at"),
 )
 
 files = Table(

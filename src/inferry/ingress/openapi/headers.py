@@ -84,6 +84,7 @@ HEADERS_OUT: dict[str, Json] = {
             {"type": "string", "enum": ["exact", "estimated"]},
             "Whether tokens were counted with the model's tokenizer or estimated from bytes.",
         ),
+        ("x-inferry-tools-left-out", _TEXT, "Types of tools in a Responses request that the model did not get."),
         ("x-inferry-lane", _LANES, "The lane of the job."),
         ("x-inferry-queue-ms", {"type": "number", "minimum": 0}, "Time from arrival until it was sent to the worker."),
         ("x-inferry-batch-size", _COUNT, "Jobs in the same plan, including this one."),

@@ -11,6 +11,7 @@ from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, param
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response
+from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
 
@@ -35,6 +36,7 @@ def operations() -> dict[str, dict[str, Operation]]:
             )
         },
         **message_operations(),
+        **response_operations(),
         **_models(),
         **_runs(),
         **_workers(),

@@ -11,7 +11,9 @@ from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateK
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
-from inferry.ingress.openapi import message_responses, responses
+from inferry.ingress.openapi import message_responses, response_objects, responses
+from inferry.ingress.responses.request_schema import ResponsesRequest
+from inferry.ingress.responses.response_object import SEALED_REASONING
 
 Json = dict[str, Any]
 
@@ -78,7 +80,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses)
+    modules = (responses, message_responses, response_objects)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -88,11 +90,12 @@ def schemas() -> Json:
         RotateKeyBody,
         MessagesRequest,
         CountTokensRequest,
+        ResponsesRequest,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
     _, found = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REF)
-    for name, changed in _message_fields().items():
+    for name, changed in (_message_fields() | _response_fields()).items():
         for field, schema in changed.items():
             found[name]["properties"][field] = schema
     for kind in (request_schema.ChatCompletionRequest, request_schema.CompletionRequest, request_schema.MessageSchema):
@@ -128,6 +131,33 @@ def _message_fields() -> dict[str, dict[str, Json]]:
         "Tool": {"input_schema": _OBJECT},
         "OutputFormat": {"schema": _OBJECT},
     }
+
+
+def _response_fields() -> dict[str, dict[str, Json]]:
+    """Fields of Responses requests that stay undecoded, and bounds."""
+    item: Json = {"type": "object", "properties": {"type": {"type": "string"}}}
+    metadata = {
+        "type": "object",
+        "maxProperties": 16,
+        "propertyNames": {"maxLength": 64},
+        "additionalProperties": {"type": "string", "maxLength": 512},
+    }
+    request: dict[str, Json] = {
+        "input": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": item}]},
+        "instructions": {"anyOf": [{"type": "string"}, _OR_NULL]},
+        "tools": {"anyOf": [{"type": "array", "items": _PART}, _OR_NULL]},
+        "tool_choice": {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _PART, _OR_NULL]},
+        "metadata": {"anyOf": [metadata, _OR_NULL]},
+        "max_output_tokens": {"anyOf": [{"type": "integer", **_RANGES["max_tokens"]}, _OR_NULL]},
+        "temperature": {"anyOf": [{"type": "number", **_RANGES["temperature"]}, _OR_NULL]},
+        "top_p": {"anyOf": [{"type": "number", **_RANGES["top_p"]}, _OR_NULL]},
+        "service_tier": {"anyOf": [{"type": "string", **_RANGES["service_tier"]}, _OR_NULL]},
+        "include": {"anyOf": [{"type": "array", "items": {"type": "string", "enum": [SEALED_REASONING]}}, _OR_NULL]},
+        "truncation": {"anyOf": [{"type": "string", "enum": ["disabled"]}, _OR_NULL]},
+        "top_logprobs": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 0}, _OR_NULL]},
+        **dict.fromkeys(("conversation", "prompt", "context_management", "moderation"), _OR_NULL),
+    }
+    return {"ResponsesRequest": request, "TextFormat": {"schema": _OBJECT}}
 
 
 def _with_range(schema: Json, bounds: Json) -> Json:

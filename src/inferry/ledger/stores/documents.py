@@ -1,5 +1,7 @@
 """Documents of tenants, in the ledger's database. Methods block."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import ColumnElement, delete, insert, select
 
 from inferry.domain.errors import Conflict
@@ -51,6 +53,13 @@ class DocumentStore:
                 connection, documents, query, scope, after=after, limit=limit, newest_first=newest_first
             )
         return Page([Document(**row) for row in rows], has_more)
+
+    def of_kind(self, kind: str, now: float) -> Sequence[Document]:
+        """The documents of all tenants, the oldest first."""
+        c = documents.c
+        query = select(*_COLUMNS).where(c.kind == kind, _is_live(now)).order_by(c.created_at, c.id)
+        with self._database.reading() as connection:
+            return [Document(**row) for row in connection.execute(query).mappings()]
 
     def delete(self, tenant: str, kind: str, id: str) -> bool:
         """Whether there was such a document."""
