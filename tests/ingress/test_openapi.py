@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
-from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.app import App
-from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.operation import error_kinds
@@ -35,7 +33,8 @@ def key(gateway: TenantGateway) -> str:
 def routes(app: App) -> set[tuple[str, str]]:
     """What the application looks requests up in."""
     found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
-    for one in (*TokenCountsRouter.paths, *ModelsRouter.paths, *RUN_PATHS, *ADMIN_PATHS):
+    mounted = [path for router in app._routers for path in router.paths]
+    for one in (*RUN_PATHS, *mounted, *ADMIN_PATHS):
         method, _, path = one.partition(" ")
         found.add((method.lower(), path))
     return found

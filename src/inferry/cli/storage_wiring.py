@@ -12,6 +12,7 @@ from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
 from inferry.durable.sweeper import Sweeper
+from inferry.durable.tenant_data import TenantData
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.documents import DocumentStore
@@ -29,6 +30,7 @@ class Storage(NamedTuple):
     files: Files
     batches: Batches
     runner: BatchRunner
+    tenant_data: TenantData
     sweeper: Sweeper
 
     def start(self) -> None:
@@ -80,5 +82,6 @@ def make_storage(
         files,
         Batches(batch_store, files, executor, runner, execute, clock),
         runner,
+        TenantData(document_store, file_store, batch_store, executor, runner),
         Sweeper(sweeps, executor, clock),
     )

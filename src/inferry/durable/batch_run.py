@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import RunCancelled
-from inferry.domain.storage import Batch, BatchItem, ItemTry
+from inferry.domain.storage import Batch, BatchItem, ItemResult, ItemTry
 from inferry.durable.batch_lines import result_of
 from inferry.durable.execute import Execute, StoredCall
 from inferry.durable.executor import StoreExecutor
-from inferry.durable.result_recorder import ResultRecorder
 from inferry.durable.retries import call_once, is_refusal, retry_delay_s
 from inferry.durable.window import Window
 
@@ -29,6 +28,13 @@ class PendingItems(Protocol):
     def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]: ...
 
 
+class Results(Protocol):
+    """Where results go. A record is stored when `record` returns."""
+
+    async def record(self, record: ItemResult | ItemTry) -> None: ...
+    async def flush(self) -> None: ...
+
+
 class BatchRun:
     """Runs the items of one batch. `share` says how many may be in flight now."""
 
@@ -38,7 +44,7 @@ class BatchRun:
         store: PendingItems,
         executor: StoreExecutor,
         execute: Execute,
-        recorder: ResultRecorder,
+        recorder: Results,
         clock: Clock,
         share: Callable[[], int],
     ) -> None:

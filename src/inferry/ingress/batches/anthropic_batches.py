@@ -14,6 +14,7 @@ from inferry.domain.storage import UNFINISHED, Batch, BatchDetail, BatchItem
 from inferry.durable.batch_input import body_error
 from inferry.durable.batches import Batches, NewBatch
 from inferry.ingress.admin_tenants import WrongMethod
+from inferry.ingress.anthropic.format import MessagesFormat
 from inferry.ingress.batches.download import send_stream
 from inferry.ingress.batches.files import first_and_last
 from inferry.ingress.batches.queries import limit_of, parse_query
@@ -21,7 +22,6 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.openai.decode import decode_body
 from inferry.ingress.router import Fail, Refuse, Router
-from inferry.ingress.wire_format import WireFormat
 
 MESSAGES = "/v1/messages"
 WINDOW_S = 86_400.0
@@ -53,11 +53,11 @@ class MessageBatchesRouter(Router):
         "DELETE /v1/messages/batches/{id}",
     )
 
-    def __init__(self, refuse: Refuse, fail: Fail, batches: Batches, wire_format: WireFormat, endpoint: str) -> None:
+    format = MessagesFormat()
+
+    def __init__(self, refuse: Refuse, fail: Fail, batches: Batches) -> None:
         super().__init__(refuse, fail)
-        self.format = wire_format
         self._batches = batches
-        self._endpoint = endpoint
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         self._batches.require_enabled()
@@ -97,7 +97,7 @@ class MessageBatchesRouter(Router):
             tenant=caller.tenant.name,
             key_id=None if caller.key is None else caller.key.key_id,
             api="anthropic",
-            endpoint=self._endpoint,
+            endpoint=MESSAGES,
             window_s=WINDOW_S,
             detail=BatchDetail(output_ttl_s=limits.file_ttl_s),
             items=items,

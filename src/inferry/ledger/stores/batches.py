@@ -81,14 +81,13 @@ class BatchStore:
         with self._database.reading() as connection:
             return dict(connection.execute(query).all())
 
-    def delete_tenant(self, tenant: str) -> list[str]:
-        """Delete all batches of a tenant; return the ids of those that are not finished."""
+    def delete_tenant(self, tenant: str) -> tuple[int, list[str]]:
+        """Delete all batches of a tenant; return their number, and the ids of those that are not finished."""
         is_wanted = (batches.c.tenant == tenant) & (batches.c.status != "deleted")
         with self._database.writing() as connection:
             unfinished = select(batches.c.id).where(is_wanted, batches.c.status.in_(UNFINISHED))
             ids = [id for (id,) in connection.execute(unfinished)]
-            connection.execute(update(batches).where(is_wanted).values(status="deleted"))
-        return ids
+            return connection.execute(update(batches).where(is_wanted).values(status="deleted")).rowcount, ids
 
     # -- for the runner ----------------------------------------------------------------------------------------------
 
