@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from inferry.domain.errors import StorageQuotaExceeded
 from inferry.domain.storage import (
@@ -33,6 +33,14 @@ from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
 _detail_decoder = msgspec.json.Decoder(BatchDetail)
+
+_IS_OPEN = (
+    (batch_items.c.batch_id == bindparam("in_batch"))
+    & (batch_items.c.number == bindparam("at"))
+    & batch_items.c.outcome.is_(None)
+)
+_SET_TRIES = update(batch_items).where(_IS_OPEN).values(tries=bindparam("tries"))
+_SET_OUTCOME = update(batch_items).where(_IS_OPEN).values(outcome=bindparam("outcome"), result=bindparam("result"))
 
 
 class BatchStore:
@@ -151,22 +159,21 @@ class BatchStore:
 
     def record(self, records: Sequence[ItemResult | ItemTry]) -> None:
         """Write results and tries in one transaction. An item that has an outcome keeps it."""
-        counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        c = batch_items.c
+        results: dict[tuple[str, Outcome], list[ItemResult]] = defaultdict(list)
+        for one in records:
+            if isinstance(one, ItemResult):
+                results[one.batch_id, one.outcome].append(one)
+        tries = [one for one in records if isinstance(one, ItemTry)]
+        b = batches.c
         with self._database.writing() as connection:
-            for one in records:
-                is_open = (c.batch_id == one.batch_id) & (c.number == one.number) & c.outcome.is_(None)
-                if isinstance(one, ItemTry):
-                    connection.execute(update(batch_items).where(is_open).values(tries=one.tries))
-                    continue
-                values = {"outcome": one.outcome, "result": one.line}
-                if connection.execute(update(batch_items).where(is_open).values(**values)).rowcount:
-                    count = counts[one.batch_id]
-                    count[one.outcome != "succeeded"] += 1
-                    count[2] += len(one.line)
-            for id, (completed, failed, size) in counts.items():
-                b = batches.c
-                added = {"completed": b.completed + completed, "failed": b.failed + failed, "size": b.size + size}
+            if tries:
+                rows = [{"in_batch": one.batch_id, "at": one.number, "tries": one.tries} for one in tries]
+                connection.execute(_SET_TRIES, rows)
+            for (id, outcome), group in results.items():
+                rows = [{"in_batch": id, "at": one.number, "outcome": outcome, "result": one.line} for one in group]
+                count = connection.execute(_SET_OUTCOME, rows).rowcount
+                counted = b.completed if outcome == "succeeded" else b.failed
+                added = {counted.name: counted + count, "size": b.size + sum(len(one.line) for one in group)}
                 connection.execute(update(batches).where(b.id == id).values(**added))
 
     def end_pending(self, id: str, outcome: Outcome) -> int:
