@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from inferry.domain.errors import GatewayError, InternalError
+from inferry.domain.errors import GatewayError, InternalError, InvalidRequest
 from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin_tenants import TENANTS, WrongMethod
 from inferry.ingress.http.reply import Reply
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 PATHS = (f"DELETE {TENANTS}/{{name}}/data",)
 _PATH = re.compile(rf"{TENANTS}/([^/]+)/data")
+_TENANT = re.compile(r"[\x21-\x7e]{1,256}")  # also tenants that clients name while authentication is off
 _JSON = b"content-type: application/json\r\n"
 
 
@@ -35,6 +36,8 @@ class AdminStorage:
             return False
         if request.method != b"DELETE":
             raise WrongMethod(f"{TENANTS}/{{name}}/data", "DELETE")
+        if _TENANT.fullmatch(found[1]) is None:
+            raise InvalidRequest("a tenant's name is 1 to 256 printable ASCII characters without spaces", param="name")
         task = asyncio.get_running_loop().create_task(self._delete(found[1], request, reply))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)

@@ -1,5 +1,6 @@
 """`/v1/messages/batches…`: message batches as Anthropic's clients use them. One of another tenant is unknown."""
 
+import asyncio
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
@@ -89,10 +90,9 @@ class MessageBatchesRouter(Router):
         self.respond_later(work, request, reply)
 
     async def _create(self, request: Request, caller: Caller) -> dict[str, Any]:
-        body: CreateMessageBatchBody = decode_body(_decoder, request.body)
         limits = self._batches.limits
-        _check(body.requests, limits.max_batch_items)
-        items = [BatchItem(n, one.custom_id, bytes(one.params)) for n, one in enumerate(body.requests, 1)]
+        # Off the event loop: there may be a hundred thousand.
+        items = await asyncio.to_thread(_items, request.body, limits.max_batch_items)
         new = NewBatch(
             tenant=caller.tenant.name,
             key_id=None if caller.key is None else caller.key.key_id,
@@ -162,6 +162,13 @@ def _status(batch: Batch) -> str:
     if batch.status == "cancelling":
         return "canceling"
     return "in_progress" if batch.status in UNFINISHED else "ended"
+
+
+def _items(content: bytes, most: int) -> list[BatchItem]:
+    """The items of a request body. Raises InvalidRequest, BodyTooLarge."""
+    body: CreateMessageBatchBody = decode_body(_decoder, content)
+    _check(body.requests, most)
+    return [BatchItem(number, one.custom_id, bytes(one.params)) for number, one in enumerate(body.requests, 1)]
 
 
 def _check(requests: list[BatchRequest], most: int) -> None:

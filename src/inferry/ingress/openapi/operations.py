@@ -193,9 +193,9 @@ def _tenants() -> dict[str, dict[str, Operation]]:
                 summary="Delete the stored content of a tenant",
                 tag="admin",
                 description="Running batches stop. The tenant, its keys and the ledger stay.",
-                parameters=(name,),
+                parameters=(parameter("path", "name", IDENTIFIER, "The tenant's name, percent-encoded."),),
                 responses={200: json_response(DeletedTenantData, "What was deleted.")},
-                errors=(*_ADMIN_ERRORS, errors.LedgerUnavailable),
+                errors=(*found, errors.InvalidRequest, errors.LedgerUnavailable),
             )
         },
     }

@@ -127,7 +127,7 @@ def _storage_fields() -> dict[str, dict[str, Json]]:
         },
         "BatchRequest": {
             "custom_id": {"type": "string", "minLength": 1, "maxLength": MAX_CUSTOM_ID_CHARS},
-            "params": {"$ref": _REF.format(name="MessagesRequest")},
+            "params": _OBJECT,
         },
     }
 
