@@ -1,6 +1,10 @@
 """`inferry run-batch`: results in order, resumable, errors kept per line."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from inferry.cli.batch_file import finished_results
 from inferry.cli.main import app
+from support.children import environment
 from support.scripted_gateway import ScriptedGateway
 
 CHAT = "/v1/chat/completions"
@@ -137,3 +142,25 @@ def test_requests_run_in_this_process_with_the_embedded_engine(
     found = results_of(results)
     assert len({one["response"]["body"]["choices"][0]["text"] for one in found}) == 1
     assert [one["response"]["body"]["usage"]["completion_tokens"] for one in found] == [4] * 6
+
+
+def test_an_interrupted_run_keeps_a_prefix_and_is_continued(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    requests, results = files
+    requests.write_text("\n".join(a_line(number) for number in range(60)))
+    with ScriptedGateway(tmp_path, pause_s=0.05) as gateway:
+        command = [sys.executable, "-m", "inferry", "run-batch", str(requests), str(results), "--url", gateway.url]
+        with subprocess.Popen([*command, "--concurrency", "4"], env=environment(), stderr=subprocess.PIPE) as first:
+            end = time.monotonic() + 120
+            while not results.exists() or results.read_bytes().count(b"\n") < 5:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            first.send_signal(signal.SIGINT)
+            _, told = first.communicate(timeout=120)
+        assert first.returncode == 130, told
+        assert b"the same command continues" in told
+        kept = [one["custom_id"] for one in results_of(results)]
+        assert 5 <= len(kept) < 60
+        assert kept == [f"r{number}" for number in range(len(kept))]
+        again = subprocess.run(command, env=environment(), capture_output=True, timeout=120, check=False)
+        assert again.returncode == 0, again.stderr
+        assert [one["custom_id"] for one in results_of(results)] == [f"r{number}" for number in range(60)]
