@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inferry.domain.errors import Conflict, LedgerUnavailable, StorageQuotaExceeded
+from inferry.domain.ledger import Outcome
 from inferry.domain.storage import Batch, BatchDetail, BatchItem, ItemResult, StorageLimits
 from inferry.durable.batch_runner import BatchRunner
 from inferry.durable.batches import Batches, NewBatch
@@ -20,7 +21,9 @@ from inferry.durable.files import Files
 from inferry.durable.window import Window
 from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.files import FileStore
+from inferry.ledger.stores.sqlite import SqliteLedger
 from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from ledger.builders import an_entry
 from support.virtual_time import LoopClock, run_virtual
 
 OK = CallAnswer(status=200, body=b'{"ok":\n true}', request_id="q")
@@ -225,6 +228,32 @@ def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -> Non
         numbers = Counter(call.job_id for call in engine.calls)
         repeated = {job_id for job_id, count in numbers.items() if count > 1}
         assert repeated == {f"{batch.id}-{number}-0" for number in range(9, 13)}, "only items without a result"
+
+    run_virtual(scenario())
+
+
+def test_a_try_that_a_killed_process_charged_is_not_charged_under_another_job_id(tmp_path: Path) -> None:
+    """The next process is refused and fails before it succeeds: every try has the job id that the ledger has."""
+    url = f"sqlite:///{tmp_path / 'db'}"
+    engine = Engine(delay_s=1000.0)
+    answers = [
+        CallAnswer(status=503, body=b"{}", retry_after_s=1.0),
+        CallAnswer(status=502, body=b"{}"),
+        OK,
+    ]
+
+    async def scenario() -> None:
+        async with Bench(tmp_path / "db", engine) as bench:
+            batch = await bench.create(2)
+            await asyncio.sleep(1)
+        with closing(SqliteLedger(url)) as ledger:
+            ledger.append([an_entry(f"{batch.id}-1-0", outcome=Outcome.DONE)])
+        engine.calls.clear()
+        engine.delay_s = 0.1
+        engine.answer = lambda call: answers.pop(0) if call.step_id == "item-1" else OK
+        async with Bench(tmp_path / "db", engine) as bench:
+            assert (await bench.ended(batch)).completed == 2
+        assert [call.job_id for call in engine.calls if call.step_id == "item-1"] == [f"{batch.id}-1-0"] * 3
 
     run_virtual(scenario())
 

@@ -20,16 +20,23 @@ GROUP = MutantGroup(
         Mutant(
             "every try has the same job id",
             "durable/retries.py",
-            'job_id=f"{call.job_id}-{tries}"',
-            'job_id=f"{call.job_id}-0"',
+            "job_id=try_id(call.job_id, tries)",
+            "job_id=try_id(call.job_id, 0)",
             _RETRIES,
         ),
         Mutant(
             "the next try begins before it is recorded",
             "durable/retries.py",
-            "        await record_try(tries)\n        await asyncio.sleep(delay_s)\n",
-            "        await asyncio.sleep(delay_s)\n",
+            "            await record_try(tries)\n",
+            "",
             _RETRIES,
+        ),
+        Mutant(
+            "a try that was charged is charged again",
+            "durable/batch_run.py",
+            "            if not item.is_charged:",
+            "            if True:",
+            _RUNNER,
         ),
         Mutant(
             "a limit of 0 is retried",

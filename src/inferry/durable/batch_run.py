@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import RunCancelled
-from inferry.domain.storage import Batch, BatchItem, ItemResult, ItemTry
+from inferry.domain.storage import Batch, BatchItem, ItemResult, ItemTry, item_id
 from inferry.durable.batch_lines import result_of
 from inferry.durable.execute import Execute, StoredCall
 from inferry.durable.retries import call_once, is_refusal, retry_delay_s
@@ -113,7 +113,7 @@ class BatchRun:
             key_id=batch.key_id,
             path=batch.endpoint,
             body=item.body,
-            job_id=f"{batch.id}-{item.number}",
+            job_id=item_id(batch.id, item.number),
             run_id=batch.id,
             step_id=f"item-{item.number}",
         )
@@ -125,8 +125,9 @@ class BatchRun:
             delay_s = retry_delay_s(answer, failures)
             if delay_s is None:
                 break
-            tries += 1
-            await self._recorder.record(ItemTry(batch.id, item.number, tries))
+            if not item.is_charged:  # else every further try has the job id that was charged
+                tries += 1
+                await self._recorder.record(ItemTry(batch.id, item.number, tries))
             if is_refusal(answer):
                 self._put_back(replace(item, tries=tries), delay_s)
                 return

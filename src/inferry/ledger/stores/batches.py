@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from inferry.domain.errors import StorageQuotaExceeded
@@ -26,8 +27,11 @@ from inferry.domain.storage import (
     Outcome,
     Page,
     StoredFile,
+    item_id,
+    try_id,
 )
 from inferry.ledger.storage_schema import batch_items, batches
+from inferry.ledger.stores.charges import charged_jobs
 from inferry.ledger.stores.files import finish_file, used_bytes
 from inferry.ledger.stores.listing import page_rows
 
@@ -155,7 +159,10 @@ class BatchStore:
                 size += len(found[-1].body)
                 if size >= max_bytes:
                     break
-        return found
+            rows.close()
+            names = {item.number: try_id(item_id(id, item.number), item.tries) for item in found}
+            charged = charged_jobs(connection, names.values())
+        return [replace(item, is_charged=names[item.number] in charged) for item in found]
 
     def record(self, records: Sequence[ItemResult | ItemTry]) -> None:
         """Write results and tries in one transaction. An item that has an outcome keeps it."""
