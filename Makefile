@@ -15,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz clean test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make before-after  the benchmarks of two compiled trees side by side (BEFORE and AFTER, each [COMMIT=]PATH; BENCH, EFFORT)"
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
+	@echo "make chaos   kill -9 of the gateway during batches, 100 seeds (SEEDS, FIRST_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
@@ -120,6 +121,10 @@ fuzz: $(VENV)/.installed-dev
 	    FUZZ_CONNECTIONS=$${FUZZ_CONNECTIONS:-1000000}; \
 	  echo "seed $$FUZZ_SEED"; \
 	  $(BIN)/pytest -q tests/ingress/http/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
+
+# A new gateway process for each kill; a failure names its seed.
+chaos: $(VENV)/.installed-dev
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs

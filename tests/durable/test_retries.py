@@ -59,3 +59,13 @@ def test_every_try_has_a_job_id_of_its_own_and_is_recorded_before_it_begins() ->
     assert run_virtual(call_until_final(execute, CALL, 3, record_try)) == an_answer(200)
     assert execute.job_ids == ["item-3", "item-4", "item-5"]
     assert recorded == [(4, 1), (5, 2)]
+
+
+def test_a_try_that_was_charged_keeps_its_job_id() -> None:
+    execute = Scripted(an_answer(429, 1.0), an_answer(502), an_answer(200))
+
+    async def record_try(tries: int) -> None:
+        raise AssertionError("recorded")
+
+    run_virtual(call_until_final(execute, CALL, 3, record_try, is_charged=True))
+    assert execute.job_ids == ["item-3"] * 3

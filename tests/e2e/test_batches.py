@@ -163,14 +163,12 @@ def test_only_files_for_batches_are_taken(api: OpenAI) -> None:
         api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
 
 
-def test_a_cancelled_batch_stops_within_a_second_and_keeps_what_is_done(tmp_path: Path) -> None:
+def test_a_cancelled_batch_stops_and_keeps_what_is_done(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path, pause_s=0.05) as gateway, client(gateway) as api:
         batch = create(api, [a_line(number) for number in range(2000)])
-        until(lambda: (api.batches.retrieve(batch.id).request_counts or batch.request_counts).completed > 5)  # type: ignore[union-attr]
+        until(lambda: (counts := api.batches.retrieve(batch.id).request_counts) is not None and counts.completed > 5)
         assert api.batches.cancel(batch.id).status in ("cancelling", "cancelled")
-        cancelled_at = time.monotonic()
         until(lambda: gateway.worker.running == 0)
-        assert time.monotonic() < cancelled_at + 10
         ended = finished(api, batch.id)
         assert ended.status == "cancelled"
         assert ended.request_counts is not None
@@ -181,6 +179,18 @@ def test_a_cancelled_batch_stops_within_a_second_and_keeps_what_is_done(tmp_path
         assert {one["error"]["code"] for one in left} == {"batch_cancelled"}
         assert sorted(line["custom_id"] for line in [*done, *left]) == sorted(f"r{n}" for n in range(2000))
         assert api.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_a_batch_continues_after_an_orderly_stop(tmp_path: Path) -> None:
+    with ScriptedGateway(tmp_path, pause_s=0.02) as gateway, client(gateway) as api:
+        id = create(api, [a_line(number) for number in range(300)]).id
+        until(lambda: (counts := api.batches.retrieve(id).request_counts) is not None and counts.completed > 10)
+    with ScriptedGateway(tmp_path) as gateway, client(gateway) as api:
+        batch = finished(api, id)
+        assert batch.status == "completed"
+        found = [line["custom_id"] for line in lines_of(api, batch.output_file_id)]
+        assert found == [f"r{number}" for number in range(300)]
+        until(lambda: get(gateway.url, f"/v1/runs/{id}")[2]["jobs"]["done"] == 300)
 
 
 def test_a_finished_batch_cannot_be_cancelled(api: OpenAI) -> None:

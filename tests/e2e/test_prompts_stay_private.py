@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from openai import OpenAI
 
 from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
@@ -34,6 +36,27 @@ def test_a_prompt_is_in_no_log_no_metric_and_no_ledger(tmp_path: Path, caplog: p
     assert CANARY not in metrics
     for path in tmp_path.iterdir():
         assert CANARY.encode() not in path.read_bytes(), path
+
+
+def test_a_batch_is_in_no_log_and_no_metric_and_its_errors_quote_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = {"model": "m", "messages": [{"role": "user", "content": CANARY}]}
+    good = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    with ScriptedGateway(tmp_path) as gateway, OpenAI(base_url=gateway.url + "/v1", api_key="unused") as api:
+        found = []
+        for content in (good, good.replace("POST", CANARY), CANARY, json.dumps({"custom_id": [CANARY]})):
+            file = api.files.create(file=("in.jsonl", content.encode()), purpose="batch")
+            batch = api.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+            while batch.status not in ("completed", "failed"):
+                time.sleep(0.01)
+                batch = api.batches.retrieve(batch.id)
+            found.append(batch)
+        assert [batch.status for batch in found] == ["completed", "failed", "failed", "failed"]
+        shown = "".join(batch.model_dump_json() for batch in found) + get(gateway.url, "/metrics")[2]
+    assert CANARY not in shown
+    assert CANARY not in caplog.text
 
 
 def test_an_error_of_an_engine_that_quotes_the_prompt_reaches_its_caller_only(

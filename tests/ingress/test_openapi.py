@@ -8,13 +8,10 @@ import msgspec
 import pytest
 
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
-from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.app import App
-from inferry.ingress.models import ModelsRouter
 from inferry.ingress.openapi import document as openapi
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.operation import error_kinds
-from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
@@ -36,8 +33,8 @@ def key(gateway: TenantGateway) -> str:
 def routes(app: App) -> set[tuple[str, str]]:
     """What the application looks requests up in."""
     found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
-    own = (*TokenCountsRouter.paths, *ModelsRouter.paths, *ResponsesRouter.paths)
-    for one in (*own, *RUN_PATHS, *ADMIN_PATHS):
+    mounted = [path for router in app._routers for path in router.paths]
+    for one in (*RUN_PATHS, *mounted, *ADMIN_PATHS):
         method, _, path = one.partition(" ")
         found.add((method.lower(), path))
     return found

@@ -4,6 +4,7 @@ from mutants import (
     admission,
     capacity,
     dispatch,
+    durable,
     engine,
     ingress,
     ledger,
@@ -33,5 +34,6 @@ GROUPS = {
     "single_flight": single_flight.GROUP,
     "workers": workers.GROUP,
     "ledger": ledger.GROUP,
+    "durable": durable.GROUP,
     "engine": engine.GROUP,
 }

@@ -25,6 +25,7 @@ from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pool
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.plan import plan_app
+from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
 from inferry.cli.workers import workers_app
@@ -54,6 +55,7 @@ app.add_typer(workers_app, name="workers")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
+app.command("run-batch")(run_batch)
 
 ConfigFile = Annotated[
     Path | None,

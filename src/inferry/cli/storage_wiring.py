@@ -14,6 +14,7 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
 from inferry.durable.responses import StoredResponses
 from inferry.durable.sweeper import Sweeper
+from inferry.durable.tenant_data import TenantData
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.documents import DocumentStore
@@ -33,6 +34,7 @@ class Storage(NamedTuple):
     runner: BatchRunner
     responses: StoredResponses
     background: BackgroundResponses
+    tenant_data: TenantData
     sweeper: Sweeper
 
     def start(self) -> None:
@@ -91,5 +93,6 @@ def make_storage(
         runner,
         responses,
         BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=lambda: executor.run(write_ledger)),
+        TenantData(document_store, file_store, batch_store, executor, runner),
         Sweeper(sweeps, executor, clock),
     )

@@ -33,6 +33,7 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
+from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.http.limits import HttpLimits
@@ -162,10 +163,7 @@ def assemble(
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     limit = config.server.max_body_bytes
     storage = make_storage(config.ledger, config.storage.limits(), clock, calls, recorder, max_line_bytes=limit)
-    app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
-    app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
-    app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
-    app.responses.use_storage(storage.responses, storage.background)
+    _mount_storage(app, storage)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
     return service
@@ -179,6 +177,16 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
         max_unread_bytes=server.max_unread_bytes,
         max_prompts=server.max_prompts,
     )
+
+
+def _mount_storage(app: App, storage: Storage) -> None:
+    """Serve files and batches."""
+    app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
+    app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
+    app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
+    app.responses.use_storage(storage.responses, storage.background)
+    app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
+    app.use_storage(storage.tenant_data)
 
 
 def _restored_admission(

@@ -126,12 +126,16 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class BatchItem(Struct, frozen=True):
-    """One request of a batch. `tries` counts tries that were refused or failed."""
+    """One request of a batch. `tries` counts tries that were refused or failed.
+
+    `is_charged`: the ledger has a row of the current try, from a process that ended before it had written the result.
+    """
 
     number: int
     custom_id: str
     body: bytes
     tries: int = 0
+    is_charged: bool = False
 
 
 class ItemResult(Struct, frozen=True):
@@ -158,3 +162,13 @@ class ItemOutcome(Struct, frozen=True):
     custom_id: str
     outcome: Outcome
     line: bytes | None
+
+
+def item_id(batch_id: str, number: int) -> str:
+    """The name of an item's work."""
+    return f"{batch_id}-{number}"
+
+
+def try_id(work_id: str, tries: int) -> str:
+    """The job id of a try. It is the same in every process, so that the ledger charges a repeated try once."""
+    return f"{work_id}-{tries}"

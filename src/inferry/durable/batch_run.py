@@ -6,45 +6,45 @@ with the items that have no outcome.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from inferry.domain.clock import Clock
 from inferry.domain.errors import RunCancelled
-from inferry.domain.storage import Batch, BatchItem, ItemTry
+from inferry.domain.storage import Batch, BatchItem, ItemResult, ItemTry, item_id
 from inferry.durable.batch_lines import result_of
 from inferry.durable.execute import Execute, StoredCall
-from inferry.durable.executor import StoreExecutor
-from inferry.durable.result_recorder import ResultRecorder
 from inferry.durable.retries import call_once, is_refusal, retry_delay_s
 from inferry.durable.window import Window
 
-PAGE_ITEMS = 64
-PAGE_BYTES = 1024 * 1024
 
+class Results(Protocol):
+    """Where results go. A record is stored when `record` returns."""
 
-class PendingItems(Protocol):
-    def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]: ...
+    async def record(self, record: ItemResult | ItemTry) -> None: ...
+    async def flush(self) -> None: ...
 
 
 class BatchRun:
-    """Runs the items of one batch. `share` says how many may be in flight now."""
+    """Runs the items of one batch.
+
+    `read_page(after)` gives the next items without an outcome behind the one with that number; an empty page is the
+    last. `share` says how many may be in flight now.
+    """
 
     def __init__(
         self,
         batch: Batch,
-        store: PendingItems,
-        executor: StoreExecutor,
+        read_page: Callable[[int], Awaitable[Sequence[BatchItem]]],
         execute: Execute,
-        recorder: ResultRecorder,
+        recorder: Results,
         clock: Clock,
         share: Callable[[], int],
     ) -> None:
         self._batch = batch
-        self._store = store
-        self._executor = executor
+        self._next_page = read_page
         self._execute = execute
         self._recorder = recorder
         self._clock = clock
@@ -100,7 +100,7 @@ class BatchRun:
                 return
 
     async def _read_page(self) -> None:
-        page = await self._executor.run(self._store.pending, self._batch.id, self._last, PAGE_ITEMS, PAGE_BYTES)
+        page = await self._next_page(self._last)
         self._has_more = bool(page)
         if page:
             self._last = page[-1].number
@@ -113,7 +113,7 @@ class BatchRun:
             key_id=batch.key_id,
             path=batch.endpoint,
             body=item.body,
-            job_id=f"{batch.id}-{item.number}",
+            job_id=item_id(batch.id, item.number),
             run_id=batch.id,
             step_id=f"item-{item.number}",
         )
@@ -125,8 +125,9 @@ class BatchRun:
             delay_s = retry_delay_s(answer, failures)
             if delay_s is None:
                 break
-            tries += 1
-            await self._recorder.record(ItemTry(batch.id, item.number, tries))
+            if not item.is_charged:  # else every further try has the job id that was charged
+                tries += 1
+                await self._recorder.record(ItemTry(batch.id, item.number, tries))
             if is_refusal(answer):
                 self._put_back(replace(item, tries=tries), delay_s)
                 return

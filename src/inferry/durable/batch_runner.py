@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from inferry.domain.clock import Clock
@@ -22,6 +23,8 @@ from inferry.durable.result_recorder import ResultRecorder
 
 log = logging.getLogger(__name__)
 
+PAGE_ITEMS = 64
+PAGE_BYTES = 1024 * 1024
 INITIAL_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 
 
@@ -139,9 +142,8 @@ class BatchRunner:
 
     async def _run(self, batch: Batch) -> None:
         id = batch.id
-        run = BatchRun(
-            batch, self._store, self._executor, self._execute, self._recorder, self._clock, lambda: self._share(id)
-        )
+        read_page = partial(self._read_page, id)
+        run = BatchRun(batch, read_page, self._execute, self._recorder, self._clock, partial(self._share, id))
         if id in self._cancelled:
             run.cancel()
         self._runs[id], self._tenants[id] = run, batch.tenant
@@ -157,6 +159,9 @@ class BatchRunner:
         else:
             late = await self._executor.run(self._store.end_pending, id, "expired")
             await self._move(id, "in_progress", "finalizing", now, final="expired" if late else "completed")
+
+    async def _read_page(self, id: str, after: int) -> list[BatchItem]:
+        return await self._executor.run(self._store.pending, id, after, PAGE_ITEMS, PAGE_BYTES)
 
     async def _move(self, id: str, current: str, status: str, now: float, **changes: Any) -> None:
         """Change the status, unless a cancellation came first."""

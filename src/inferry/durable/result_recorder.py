@@ -77,6 +77,6 @@ class ResultRecorder:
                 await self._executor.run(self._write_all, records)
                 return
             except Exception as error:
-                log.error("cannot write results of batches (retry in %.2f s): %s", delay_s, error)
+                log.error("cannot write results of batches (retry in %.2f s): %s", delay_s, type(error).__name__)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_RETRY_S)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from inferry.domain.errors import InternalError
+from inferry.domain.storage import try_id
 from inferry.durable.execute import CallAnswer, Execute, StoredCall
 
 MAX_FAILURES = 5
@@ -37,18 +38,24 @@ def retry_delay_s(answer: CallAnswer, failures: int) -> float | None:
 async def call_once(execute: Execute, call: StoredCall, tries: int) -> CallAnswer:
     """The answer to one try of a call. `call.job_id` names the work; each try is a job of its own."""
     try:
-        return await execute.call(msgspec.structs.replace(call, job_id=f"{call.job_id}-{tries}"))
+        return await execute.call(msgspec.structs.replace(call, job_id=try_id(call.job_id, tries)))
     except ConnectionAbortedError:
         return CallAnswer(status=InternalError.status, body=b"", code=InternalError.code)
 
 
 async def call_until_final(
-    execute: Execute, call: StoredCall, tries: int, record_try: Callable[[int], Awaitable[None]]
+    execute: Execute,
+    call: StoredCall,
+    tries: int,
+    record_try: Callable[[int], Awaitable[None]],
+    *,
+    is_charged: bool = False,
 ) -> CallAnswer:
     """The final answer to a call, with tries numbered from `tries`.
 
     `record_try` stores the number before the next try begins. A process that is killed repeats the try under the same
-    job id, so that the ledger charges it once.
+    job id, so that the ledger charges it once. Where the ledger has charged it already (`is_charged`), every further
+    try has that job id.
     """
     failures = 0
     while True:
@@ -57,6 +64,7 @@ async def call_until_final(
         delay_s = retry_delay_s(answer, failures)
         if delay_s is None:
             return answer
-        tries += 1
-        await record_try(tries)
+        if not is_charged:
+            tries += 1
+            await record_try(tries)
         await asyncio.sleep(delay_s)

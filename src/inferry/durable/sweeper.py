@@ -53,5 +53,7 @@ class Sweeper:
                 if deleted:
                     log.info("deleted %d expired rows of stored content", deleted)
             except Exception as error:
-                log.error("cannot delete expired content (next try in %g s): %s", self._interval_s, error)
+                log.error(
+                    "cannot delete expired content (next try in %g s): %s", self._interval_s, type(error).__name__
+                )
             await asyncio.sleep(self._interval_s)

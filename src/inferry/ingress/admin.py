@@ -13,6 +13,8 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
+from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
 from inferry.ingress.http.reply import Reply
@@ -21,6 +23,7 @@ from inferry.ingress.http.request import Request
 PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),
     *TENANT_PATHS,
+    *STORAGE_PATHS,
 )
 _WORKERS = "/admin/workers"
 _UNTRUSTED_HEADERS = (
@@ -37,6 +40,7 @@ class Admin:
     def __init__(self, gateway: Gateway, key: str | None, tenants: AdminTenants | None = None) -> None:
         self._gateway = gateway
         self._tenants = tenants
+        self.storage: AdminStorage | None = None
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
@@ -46,6 +50,8 @@ class Admin:
     def serve(self, path: str, request: Request, reply: Reply) -> None:
         """Answer the request or raise a GatewayError. `path` is decoded and has no query."""
         self.authorize(request, reply.peer)
+        if self.storage is not None and self.storage.serve(path, request, reply):
+            return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return
         if path == _WORKERS:

@@ -14,8 +14,10 @@ from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import ClientClosed, GatewayError, InternalError, MethodNotAllowed, NotFound
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.runs import RunQueries
+from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
+from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
@@ -102,6 +104,10 @@ class App:
     def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
         """Serve the endpoints of a router. An earlier router has precedence."""
         self._routers.append(router(self._refuse, self._internal_error))
+
+    def use_storage(self, data: TenantData) -> None:
+        """Let operators delete the stored content of tenants."""
+        self._admin.storage = AdminStorage(data, self._refuse)
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.

@@ -1,5 +1,6 @@
 """`/v1/messages/batches…`: message batches as Anthropic's clients use them. One of another tenant is unknown."""
 
+import asyncio
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from inferry.domain.storage import UNFINISHED, Batch, BatchDetail, BatchItem
 from inferry.durable.batch_input import body_error
 from inferry.durable.batches import Batches, NewBatch
 from inferry.ingress.admin_tenants import WrongMethod
+from inferry.ingress.anthropic.format import MessagesFormat
 from inferry.ingress.batches.download import send_stream
 from inferry.ingress.batches.files import first_and_last
 from inferry.ingress.batches.queries import limit_of, parse_query
@@ -21,7 +23,6 @@ from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.openai.decode import decode_body
 from inferry.ingress.router import Fail, Refuse, Router
-from inferry.ingress.wire_format import WireFormat
 
 MESSAGES = "/v1/messages"
 WINDOW_S = 86_400.0
@@ -53,11 +54,11 @@ class MessageBatchesRouter(Router):
         "DELETE /v1/messages/batches/{id}",
     )
 
-    def __init__(self, refuse: Refuse, fail: Fail, batches: Batches, wire_format: WireFormat, endpoint: str) -> None:
+    format = MessagesFormat()
+
+    def __init__(self, refuse: Refuse, fail: Fail, batches: Batches) -> None:
         super().__init__(refuse, fail)
-        self.format = wire_format
         self._batches = batches
-        self._endpoint = endpoint
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         self._batches.require_enabled()
@@ -89,15 +90,14 @@ class MessageBatchesRouter(Router):
         self.respond_later(work, request, reply)
 
     async def _create(self, request: Request, caller: Caller) -> dict[str, Any]:
-        body: CreateMessageBatchBody = decode_body(_decoder, request.body)
         limits = self._batches.limits
-        _check(body.requests, limits.max_batch_items)
-        items = [BatchItem(n, one.custom_id, bytes(one.params)) for n, one in enumerate(body.requests, 1)]
+        # Off the event loop: there may be a hundred thousand.
+        items = await asyncio.to_thread(_items, request.body, limits.max_batch_items)
         new = NewBatch(
             tenant=caller.tenant.name,
             key_id=None if caller.key is None else caller.key.key_id,
             api="anthropic",
-            endpoint=self._endpoint,
+            endpoint=MESSAGES,
             window_s=WINDOW_S,
             detail=BatchDetail(output_ttl_s=limits.file_ttl_s),
             items=items,
@@ -162,6 +162,13 @@ def _status(batch: Batch) -> str:
     if batch.status == "cancelling":
         return "canceling"
     return "in_progress" if batch.status in UNFINISHED else "ended"
+
+
+def _items(content: bytes, most: int) -> list[BatchItem]:
+    """The items of a request body. Raises InvalidRequest, BodyTooLarge."""
+    body: CreateMessageBatchBody = decode_body(_decoder, content)
+    _check(body.requests, most)
+    return [BatchItem(number, one.custom_id, bytes(one.params)) for number, one in enumerate(body.requests, 1)]
 
 
 def _check(requests: list[BatchRequest], most: int) -> None:

@@ -9,7 +9,7 @@ class BodySink:
     """Takes up to `max_bytes` of a body. The connection reads nothing more while `is_full`.
 
     `problem` refuses the request before its body is complete. `on_change` is set by the connection; the sink calls it
-    when it is no longer full, or has a problem. A class and not a typing Protocol: mypyc calls its methods directly.
+    when it is no longer full, or has a problem.
     """
 
     def __init__(self, max_bytes: int) -> None:

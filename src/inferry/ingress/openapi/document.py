@@ -19,7 +19,13 @@ from inferry.ingress.openapi.schemas import Json, ref, schemas
 from inferry.ingress.wire_format import OPENAI
 
 _CALLER: list[Json] = [{"bearer": []}, {"api_key": []}]
-_SECURITY_OF: dict[str, list[Json]] = {"calls": _CALLER, "runs": _CALLER, "admin": [{"admin": []}], "process": []}
+_SECURITY_OF: dict[str, list[Json]] = {
+    "calls": _CALLER,
+    "runs": _CALLER,
+    "storage": _CALLER,
+    "admin": [{"admin": []}],
+    "process": [],
+}
 _SECURITY: Json = {
     "bearer": {
         "type": "http",
@@ -67,6 +73,7 @@ def document() -> Json:
                 "name": "runs",
                 "description": "Runs of agents. Runs of other tenants are reported as unknown.",
             },
+            {"name": "storage", "description": "Files and batches. Those of other tenants are reported as unknown."},
             {"name": "admin", "description": "Workers, tenants and keys. For operators."},
             {"name": "process", "description": "State of the gateway process."},
         ],
@@ -89,7 +96,7 @@ def _operation(method: str, path: str, one: Operation) -> Json:
     if one.body is not None:
         found["requestBody"] = {
             "required": one.needs_body,
-            "content": {"application/json": {"schema": ref(one.body)}},
+            "content": {one.media_type: {"schema": ref(one.body)}},
         }
     by_status = {str(status): response for status, response in one.responses.items()} | _error_responses(one)
     found["responses"] = dict(sorted(by_status.items()))

@@ -24,6 +24,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     format: WireFormat = OPENAI
     body: type[Struct] | None = None
     needs_body: bool = True
+    media_type: str = "application/json"
     parameters: tuple[Json, ...] = ()
 
 
@@ -39,6 +40,8 @@ ERRORS_NOT_FROM_CALLS = (
     errors.AdminOnly,
     errors.MethodNotAllowed,
     errors.Conflict,
+    errors.StorageDisabled,
+    errors.StorageQuotaExceeded,
 )
 
 

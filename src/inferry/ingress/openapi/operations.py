@@ -13,6 +13,8 @@ from inferry.ingress.openapi.messages import message_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
+from inferry.ingress.openapi.storage import storage_operations
+from inferry.ingress.openapi.storage_responses import DeletedTenantData
 from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
 
 
@@ -37,6 +39,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         },
         **message_operations(),
         **response_operations(),
+        **storage_operations(),
         **_models(),
         **_runs(),
         **_workers(),
@@ -186,6 +189,16 @@ def _tenants() -> dict[str, dict[str, Operation]]:
                 responses=removed,
                 errors=(*found, errors.Conflict, errors.InvalidRequest),
             ),
+        },
+        "/admin/tenants/{name}/data": {
+            "delete": Operation(
+                summary="Delete the stored content of a tenant",
+                tag="admin",
+                description="Running batches stop. The tenant, its keys and the ledger stay.",
+                parameters=(parameter("path", "name", IDENTIFIER, "The tenant's name, percent-encoded."),),
+                responses={200: json_response(DeletedTenantData, "What was deleted.")},
+                errors=(*found, errors.InvalidRequest, errors.LedgerUnavailable),
+            )
         },
     }
 

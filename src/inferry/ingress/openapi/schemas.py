@@ -9,9 +9,12 @@ from msgspec import Struct
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
+from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
+from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
+from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
-from inferry.ingress.openapi import message_responses, response_objects, responses
+from inferry.ingress.openapi import message_responses, response_objects, responses, storage_responses
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
 
@@ -80,7 +83,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects)
+    modules = (responses, message_responses, response_objects, storage_responses)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -91,11 +94,13 @@ def schemas() -> Json:
         MessagesRequest,
         CountTokensRequest,
         ResponsesRequest,
+        CreateBatchBody,
+        CreateMessageBatchBody,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
     _, found = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REF)
-    for name, changed in (_message_fields() | _response_fields()).items():
+    for name, changed in (_message_fields() | _response_fields() | _storage_fields()).items():
         for field, schema in changed.items():
             found[name]["properties"][field] = schema
     for kind in (request_schema.ChatCompletionRequest, request_schema.CompletionRequest, request_schema.MessageSchema):
@@ -108,6 +113,34 @@ def schemas() -> Json:
         for name in fields:
             fields[name] = _with_range(fields[name], _ADMIN_RANGES.get(name, {}))
     return found
+
+
+def _storage_fields() -> dict[str, dict[str, Json]]:
+    """Bounds of forms and batches."""
+    metadata = {
+        "type": "object",
+        "maxProperties": MAX_METADATA,
+        "propertyNames": {"maxLength": 64},
+        "additionalProperties": {"type": "string", "maxLength": 512},
+    }
+    return {
+        "UploadForm": {"file": {"type": "string", "format": "binary"}},
+        "CreateBatchBody": {
+            "completion_window": {"type": "string", "pattern": r"^([1-9]|[1-9][0-9]|1[0-5][0-9])h$|^[1-7]d$"},
+            "metadata": {"anyOf": [metadata, _OR_NULL]},
+        },
+        "ExpiresAfter": {
+            "anchor": {"type": "string", "enum": ["created_at"]},
+            "seconds": {"type": "integer", "minimum": MIN_TTL_S, "maximum": MAX_TTL_S},
+        },
+        "CreateMessageBatchBody": {
+            "requests": {"type": "array", "minItems": 1, "items": {"$ref": _REF.format(name="BatchRequest")}}
+        },
+        "BatchRequest": {
+            "custom_id": {"type": "string", "minLength": 1, "maxLength": MAX_CUSTOM_ID_CHARS},
+            "params": _OBJECT,
+        },
+    }
 
 
 def _message_fields() -> dict[str, dict[str, Json]]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select, update
 
 from inferry.domain.errors import StorageQuotaExceeded
 from inferry.domain.storage import (
@@ -26,13 +27,24 @@ from inferry.domain.storage import (
     Outcome,
     Page,
     StoredFile,
+    item_id,
+    try_id,
 )
 from inferry.ledger.storage_schema import batch_items, batches
+from inferry.ledger.stores.charges import charged_jobs
 from inferry.ledger.stores.files import finish_file, used_bytes
 from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
 _detail_decoder = msgspec.json.Decoder(BatchDetail)
+
+_IS_OPEN = (
+    (batch_items.c.batch_id == bindparam("in_batch"))
+    & (batch_items.c.number == bindparam("at"))
+    & batch_items.c.outcome.is_(None)
+)
+_SET_TRIES = update(batch_items).where(_IS_OPEN).values(tries=bindparam("tries"))
+_SET_OUTCOME = update(batch_items).where(_IS_OPEN).values(outcome=bindparam("outcome"), result=bindparam("result"))
 
 
 class BatchStore:
@@ -81,14 +93,13 @@ class BatchStore:
         with self._database.reading() as connection:
             return dict(connection.execute(query).all())
 
-    def delete_tenant(self, tenant: str) -> list[str]:
-        """Delete all batches of a tenant; return the ids of those that are not finished."""
+    def delete_tenant(self, tenant: str) -> tuple[int, list[str]]:
+        """Delete all batches of a tenant; return their number, and the ids of those that are not finished."""
         is_wanted = (batches.c.tenant == tenant) & (batches.c.status != "deleted")
         with self._database.writing() as connection:
             unfinished = select(batches.c.id).where(is_wanted, batches.c.status.in_(UNFINISHED))
             ids = [id for (id,) in connection.execute(unfinished)]
-            connection.execute(update(batches).where(is_wanted).values(status="deleted"))
-        return ids
+            return connection.execute(update(batches).where(is_wanted).values(status="deleted")).rowcount, ids
 
     # -- for the runner ----------------------------------------------------------------------------------------------
 
@@ -148,26 +159,28 @@ class BatchStore:
                 size += len(found[-1].body)
                 if size >= max_bytes:
                     break
-        return found
+            rows.close()
+            names = {item.number: try_id(item_id(id, item.number), item.tries) for item in found}
+            charged = charged_jobs(connection, names.values())
+        return [replace(item, is_charged=names[item.number] in charged) for item in found]
 
     def record(self, records: Sequence[ItemResult | ItemTry]) -> None:
         """Write results and tries in one transaction. An item that has an outcome keeps it."""
-        counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-        c = batch_items.c
+        results: dict[tuple[str, Outcome], list[ItemResult]] = defaultdict(list)
+        for one in records:
+            if isinstance(one, ItemResult):
+                results[one.batch_id, one.outcome].append(one)
+        tries = [one for one in records if isinstance(one, ItemTry)]
+        b = batches.c
         with self._database.writing() as connection:
-            for one in records:
-                is_open = (c.batch_id == one.batch_id) & (c.number == one.number) & c.outcome.is_(None)
-                if isinstance(one, ItemTry):
-                    connection.execute(update(batch_items).where(is_open).values(tries=one.tries))
-                    continue
-                values = {"outcome": one.outcome, "result": one.line}
-                if connection.execute(update(batch_items).where(is_open).values(**values)).rowcount:
-                    count = counts[one.batch_id]
-                    count[one.outcome != "succeeded"] += 1
-                    count[2] += len(one.line)
-            for id, (completed, failed, size) in counts.items():
-                b = batches.c
-                added = {"completed": b.completed + completed, "failed": b.failed + failed, "size": b.size + size}
+            if tries:
+                rows = [{"in_batch": one.batch_id, "at": one.number, "tries": one.tries} for one in tries]
+                connection.execute(_SET_TRIES, rows)
+            for (id, outcome), group in results.items():
+                rows = [{"in_batch": id, "at": one.number, "outcome": outcome, "result": one.line} for one in group]
+                count = connection.execute(_SET_OUTCOME, rows).rowcount
+                counted = b.completed if outcome == "succeeded" else b.failed
+                added = {counted.name: counted + count, "size": b.size + sum(len(one.line) for one in group)}
                 connection.execute(update(batches).where(b.id == id).values(**added))
 
     def end_pending(self, id: str, outcome: Outcome) -> int:

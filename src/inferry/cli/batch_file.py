@@ -1,0 +1,147 @@
+"""Requests and results of `inferry run-batch` as files of lines.
+
+Results are written in the order of the requests, so that the results of an interrupted run are a prefix, and the next
+run continues behind it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from inferry.domain.storage import BatchError, BatchItem, ItemResult, ItemTry
+from inferry.durable.batch_input import parse_lines
+from inferry.durable.batch_lines import request_id
+
+PAGE_ITEMS = 16
+MAX_WAITING = 4
+"""Results that wait for an earlier one, as a multiple of the requests in flight."""
+
+
+class NotTheSame(Exception):
+    """The results do not belong to the requests."""
+
+
+class RequestFile:
+    """The requests, read as they are needed. `fail` takes the errors of lines that are no request."""
+
+    def __init__(self, file: BinaryIO, endpoint: str, skip: int, fail: Callable[[BatchError], None]) -> None:
+        self._lines = numbered_lines(file)
+        self._endpoint = endpoint
+        self._fail = fail
+        for _ in range(skip):
+            next(self._lines)
+
+    async def page(self, after: int) -> list[BatchItem]:
+        """The next requests; none behind the last."""
+        items: list[BatchItem] = []
+        while len(items) < PAGE_ITEMS and (line := next(self._lines, None)) is not None:
+            parsed = parse_lines([line], self._endpoint)
+            items += parsed.items
+            for error in parsed.errors:
+                self._fail(error)
+        return items
+
+
+class ResultFile:
+    """Writes results in the order of the requests. `numbers` are those of the requests that have none yet."""
+
+    def __init__(self, file: BinaryIO, numbers: Iterator[int], on_written: Callable[[bool], None]) -> None:
+        self._file = file
+        self._numbers = numbers
+        self._next = next(numbers, None)
+        self._waiting: dict[int, tuple[bool, bytes]] = {}
+        self._on_written = on_written
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def record(self, record: ItemResult | ItemTry) -> None:
+        if isinstance(record, ItemResult):
+            self._add(record.number, record.outcome == "succeeded", record.line)
+
+    async def flush(self) -> None:
+        self._file.flush()
+
+    def fail(self, error: BatchError) -> None:
+        """The result of a line that is no request."""
+        assert error.line is not None
+        found = {"code": error.code, "message": error.message}
+        line = {"id": request_id("", error.line), "custom_id": None, "response": None, "error": found}
+        self._add(error.line, False, msgspec.json.encode(line))
+
+    def _add(self, number: int, is_good: bool, line: bytes) -> None:
+        self._waiting[number] = (is_good, line)
+        while self._next is not None and self._next in self._waiting:
+            is_good, line = self._waiting.pop(self._next)
+            self._file.write(line + b"\n")
+            self._file.flush()
+            self._on_written(is_good)
+            self._next = next(self._numbers, None)
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, numbered from 1."""
+    return ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, 1) if line.strip())
+
+
+def first_endpoint(path: Path) -> str:
+    """The `url` of the first request. Raises ValueError."""
+    with path.open("rb") as file:
+        for _, line in numbered_lines(file):
+            url = _field(line, "url")
+            if isinstance(url, str) and url.startswith("/"):
+                return url
+            break
+    raise ValueError("the first line has no `url` such as /v1/chat/completions")
+
+
+def finished_results(requests: Path, results: Path) -> tuple[int, int]:
+    """How many results there are, and how many of them are errors. A line that was cut off is removed.
+
+    Raises NotTheSame where a result has another `custom_id` than its request.
+    """
+    if not results.exists():
+        return 0, 0
+    _remove_partial_line(results)
+    count = failed = 0
+    with requests.open("rb") as asked, results.open("rb") as answered:
+        numbered = numbered_lines(asked)
+        for line in answered:
+            _, request = next(numbered, (0, b""))
+            name = _field(line, "custom_id")
+            if not request or (name is not None and name != _field(request, "custom_id")):
+                raise NotTheSame(f"{results} has results of other requests than {requests}; name another file")
+            count += 1
+            failed += not _is_success(line)
+    return count, failed
+
+
+def _remove_partial_line(path: Path) -> None:
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                file.truncate(start + found + 1)
+                return
+            end = start
+        file.truncate(0)
+
+
+def _field(line: bytes, name: str) -> Any:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _is_success(line: bytes) -> bool:
+    response = _field(line, "response")
+    return isinstance(response, dict) and response.get("status_code") == 200

@@ -1,0 +1,357 @@
+"""The life of batches in virtual time, on a real database: deadlines, shares, failures, restarts."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferry.domain.errors import Conflict, LedgerUnavailable, StorageQuotaExceeded
+from inferry.domain.ledger import Outcome
+from inferry.domain.storage import Batch, BatchDetail, BatchItem, StorageLimits
+from inferry.durable.batch_runner import BatchRunner
+from inferry.durable.batches import Batches, NewBatch
+from inferry.durable.execute import CallAnswer, StoredCall
+from inferry.durable.executor import StoreExecutor
+from inferry.durable.files import Files
+from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.files import FileStore
+from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from ledger.builders import an_entry
+from support.virtual_time import LoopClock, run_virtual
+
+OK = CallAnswer(status=200, body=b'{"ok":\n true}', request_id="q")
+
+
+class Engine:
+    """Answers after `delay_s`, or as `answer` says; keeps what was called, and how much at once."""
+
+    def __init__(self, delay_s: float = 1.0) -> None:
+        self.delay_s = delay_s
+        self.calls: list[StoredCall] = []
+        self.in_flight: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.answer: Callable[[StoredCall], CallAnswer] = lambda call: OK
+        self.ended = 0
+
+    def paths(self) -> frozenset[str]:
+        return frozenset({"/v1/x"})
+
+    async def call(self, call: StoredCall) -> CallAnswer:
+        self.calls.append(call)
+        self.in_flight[call.tenant] += 1
+        self.most[call.tenant] = max(self.most[call.tenant], self.in_flight[call.tenant])
+        try:
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self.in_flight[call.tenant] -= 1
+        self.ended += 1
+        return self.answer(call)
+
+
+class Bench:
+    """Everything of one process around a database that outlives it."""
+
+    def __init__(self, path: Path, engine: Engine, **limits: Any) -> None:
+        self.engine = engine
+        self.database = SqliteDatabase(f"sqlite:///{path}")
+        self.executor = StoreExecutor()
+        self.clock = LoopClock()
+        self.store = BatchStore(self.database)
+        self.file_store = FileStore(self.database)
+        self.files = Files(self.file_store, self.executor, StorageLimits(**limits), self.clock)
+        self.ledger_writes = 0
+        self.runner = BatchRunner(
+            self.store,
+            self.files,
+            self.executor,
+            engine,
+            self.clock,
+            max_line_bytes=1000,
+            write_ledger=self._write_ledger,
+        )
+        self.batches = Batches(self.store, self.files, self.executor, self.runner, engine, self.clock)
+
+    def _write_ledger(self) -> None:
+        self.ledger_writes += 1
+
+    async def __aenter__(self) -> "Bench":
+        self.runner.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runner.close()
+        await self.executor.close()
+        self.database.close()
+
+    async def create(self, count: int, tenant: str = "acme", window_s: float = 86_400.0) -> Batch:
+        items = [BatchItem(number, f"r{number}", b'{"n":%d}' % number) for number in range(1, count + 1)]
+        return await self.batches.create(
+            NewBatch(
+                tenant=tenant,
+                key_id="k",
+                api="anthropic",
+                endpoint="/v1/x",
+                window_s=window_s,
+                detail=BatchDetail(output_ttl_s=1000.0),
+                items=items,
+            )
+        )
+
+    async def create_from_file(self, content: bytes, tenant: str = "acme") -> Batch:
+        upload = await self.files.begin_upload(tenant)
+        await upload.write(content)
+        file = await upload.finish(purpose="batch", filename="in", ttl_s=None)
+        return await self.batches.create(
+            NewBatch(
+                tenant=tenant,
+                key_id=None,
+                api="openai",
+                endpoint="/v1/x",
+                window_s=86_400.0,
+                detail=BatchDetail(),
+                input_file=file.id,
+            )
+        )
+
+    async def ended(self, batch: Batch) -> Batch:
+        while (found := await self.batches.get(batch.tenant, batch.api, batch.id)).status not in (
+            *("completed", "failed", "expired", "cancelled"),
+        ):
+            await asyncio.sleep(0.5)
+        return found
+
+    async def lines(self, batch: Batch) -> list[dict[str, Any]]:
+        content = b"".join([page async for page in self.batches.result_lines(batch)])
+        return [json.loads(line) for line in content.splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    def run(work: Callable[[Bench], Awaitable[None]], engine: Engine | None = None, **limits: Any) -> None:
+        async def scenario() -> None:
+            async with Bench(tmp_path / "db", engine or Engine(), **limits) as bench:
+                await work(bench)
+
+        run_virtual(scenario())
+
+    return run
+
+
+def test_no_more_items_are_in_flight_than_allowed_and_tenants_share_them(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batches = [await bench.create(40, "a"), await bench.create(40, "a"), await bench.create(40, "b")]
+        await asyncio.sleep(5.5)
+        assert sum(bench.engine.in_flight.values()) <= 8
+        assert bench.engine.in_flight["b"] == 4
+        assert bench.engine.in_flight["a"] == 4
+        for batch in batches:
+            assert (await bench.ended(batch)).completed == 40
+
+    run(work, batch_concurrency=8)
+
+
+def test_every_batch_has_at_least_one_item_in_flight(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batches = [await bench.create(3, f"t{number}") for number in range(5)]
+        await asyncio.sleep(0.5)
+        assert bench.engine.in_flight == Counter({f"t{number}": 1 for number in range(5)})
+        for batch in batches:
+            await bench.ended(batch)
+
+    run(work, batch_concurrency=2)
+
+
+def test_a_batch_that_takes_too_long_expires_with_what_is_done(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batch = await bench.ended(await bench.create(10, window_s=3.5))
+        assert batch.status == "expired"
+        assert (batch.completed, batch.failed) == (6, 4)
+        assert bench.engine.in_flight["acme"] == 0
+        types = [line["result"]["type"] for line in await bench.lines(batch)]
+        assert types == ["succeeded"] * 6 + ["expired"] * 4
+
+    run(work, batch_concurrency=2)
+
+
+def test_items_carry_the_identity_of_the_batch(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batch = await bench.ended(await bench.create(2))
+        first = bench.engine.calls[0]
+        assert first == StoredCall(
+            tenant="acme",
+            key_id="k",
+            path="/v1/x",
+            body=b'{"n":1}',
+            job_id=f"{batch.id}-1-0",
+            run_id=batch.id,
+            step_id="item-1",
+            lane="P2",
+        )
+        assert bench.ledger_writes > 0, "the ledger is written before results"
+
+    run(work)
+
+
+def test_a_failing_item_is_tried_again_and_given_up(run: Callable[..., None]) -> None:
+    def answer(call: StoredCall) -> CallAnswer:
+        return CallAnswer(status=502, body=b'{"error":{}}') if call.body == b'{"n":1}' else OK
+
+    async def work(bench: Bench) -> None:
+        bench.engine.answer = answer
+        batch = await bench.ended(await bench.create(2))
+        assert (batch.status, batch.completed, batch.failed) == ("completed", 1, 1)
+        tried = [call.job_id for call in bench.engine.calls if call.body == b'{"n":1}']
+        assert tried == [f"{batch.id}-1-{number}" for number in range(5)]
+
+    run(work)
+
+
+def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    engine = Engine()
+
+    async def scenario() -> None:
+        async with Bench(tmp_path / "db", engine, batch_concurrency=4) as bench:
+            batch = await bench.create(20)
+            await asyncio.sleep(2.5)
+            assert engine.ended == 8
+        assert engine.in_flight["acme"] == 0
+        async with Bench(tmp_path / "db", engine, batch_concurrency=4) as bench:
+            ended = await bench.ended(batch)
+            assert (ended.status, ended.completed) == ("completed", 20)
+        numbers = Counter(call.job_id for call in engine.calls)
+        repeated = {job_id for job_id, count in numbers.items() if count > 1}
+        assert repeated == {f"{batch.id}-{number}-0" for number in range(9, 13)}, "only items without a result"
+
+    run_virtual(scenario())
+
+
+def test_a_try_that_a_killed_process_charged_is_not_charged_under_another_job_id(tmp_path: Path) -> None:
+    """The next process is refused and fails before it succeeds: every try has the job id that the ledger has."""
+    url = f"sqlite:///{tmp_path / 'db'}"
+    engine = Engine(delay_s=1000.0)
+    answers = [
+        CallAnswer(status=503, body=b"{}", retry_after_s=1.0),
+        CallAnswer(status=502, body=b"{}"),
+        OK,
+    ]
+
+    async def scenario() -> None:
+        async with Bench(tmp_path / "db", engine) as bench:
+            batch = await bench.create(2)
+            await asyncio.sleep(1)
+        with closing(SqliteLedger(url)) as ledger:
+            ledger.append([an_entry(f"{batch.id}-1-0", outcome=Outcome.DONE)])
+        engine.calls.clear()
+        engine.delay_s = 0.1
+        engine.answer = lambda call: answers.pop(0) if call.step_id == "item-1" else OK
+        async with Bench(tmp_path / "db", engine) as bench:
+            assert (await bench.ended(batch)).completed == 2
+        assert [call.job_id for call in engine.calls if call.step_id == "item-1"] == [f"{batch.id}-1-0"] * 3
+
+    run_virtual(scenario())
+
+
+def test_a_database_that_fails_delays_results_and_loses_none(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        record, failures = bench.store.record, [LedgerUnavailable("away")] * 5
+
+        def failing(records: Any) -> None:
+            if failures:
+                raise failures.pop()
+            record(records)
+
+        bench.store.record = failing  # type: ignore[method-assign]
+        batch = await bench.ended(await bench.create(10))
+        assert (batch.completed, len(bench.engine.calls)) == (10, 10)
+
+    run(work)
+
+
+def test_a_step_that_fails_is_repeated(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        finish, failures = bench.store.finish, [LedgerUnavailable("away")] * 3
+
+        def failing(*args: Any) -> None:
+            if failures:
+                raise failures.pop()
+            finish(*args)
+
+        bench.store.finish = failing  # type: ignore[method-assign, assignment]
+        batch = await bench.ended(await bench.create(3))
+        assert (batch.status, len(bench.engine.calls)) == ("completed", 3)
+
+    run(work)
+
+
+def test_a_cancelled_batch_stops_at_once(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batch = await bench.create(100)
+        await asyncio.sleep(1.5)
+        await bench.batches.cancel("acme", "anthropic", batch.id)
+        await asyncio.sleep(0.01)
+        assert bench.engine.in_flight["acme"] == 0
+        ended = await bench.ended(batch)
+        assert (ended.status, ended.completed, ended.failed) == ("cancelled", 8, 92)
+        with pytest.raises(Conflict):
+            await bench.batches.cancel("acme", "anthropic", (await bench.ended(await bench.create(1))).id)
+
+    run(work, batch_concurrency=8)
+
+
+def test_a_batch_whose_run_was_cancelled_is_cancelled(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        bench.engine.answer = lambda call: CallAnswer(status=409, body=b"{}", code="run_cancelled")
+        ended = await bench.ended(await bench.create(5))
+        assert (ended.status, ended.failed) == ("cancelled", 5)
+
+    run(work)
+
+
+def test_a_batch_expires_some_time_after_its_end_and_is_swept(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batch = await bench.ended(await bench.create(5))
+        now = bench.clock.wall()
+        assert bench.store.get("acme", "anthropic", batch.id, now + 1001) is None
+        assert bench.store.sweep(now, 100) == 0
+        while bench.store.sweep(now + 1001, 2):
+            pass
+        assert bench.store.load(batch.id) is None
+        assert bench.file_store.used_bytes("acme") == 0
+
+    run(work)
+
+
+def test_items_of_a_batch_with_files_are_swept_and_the_batch_stays(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/x", "body": {}}
+        batch = await bench.ended(await bench.create_from_file(json.dumps(line).encode()))
+        while bench.store.sweep(bench.clock.wall(), 1):
+            pass
+        assert not bench.store.outcomes(batch.id, 0, 1000)
+        found = await bench.batches.get("acme", "openai", batch.id)
+        assert (found.status, found.size, found.output_file) == ("completed", 0, batch.output_file)
+
+    run(work)
+
+
+def test_a_line_may_be_so_long_and_no_longer(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        batch = await bench.ended(await bench.create_from_file(b"x" * 2000))
+        assert [error.code for error in batch.detail.errors] == ["line_too_long"]
+
+    run(work)
+
+
+def test_batches_count_towards_the_quota(run: Callable[..., None]) -> None:
+    async def work(bench: Bench) -> None:
+        await bench.ended(await bench.create(5))
+        with pytest.raises(StorageQuotaExceeded):
+            await bench.create(20)
+
+    run(work, max_bytes_per_tenant=400)

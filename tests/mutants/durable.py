@@ -1,0 +1,112 @@
+"""Stored work, broken in one place at a time: results, tries, shares, files."""
+
+from mutants.mutant import Mutant, MutantGroup
+
+_RUNNER = ("tests/durable/test_batch_store.py", "tests/durable/test_batch_runner.py")
+_DOCUMENTS = ("tests/durable/test_documents.py",)
+_RETRIES = ("tests/durable/test_retries.py",)
+_FILES = ("tests/ingress/batches/test_files.py",)
+
+GROUP = MutantGroup(
+    tests=(*_RETRIES, *_DOCUMENTS, *_RUNNER, "tests/ingress/batches", "tests/ingress/test_stored_calls.py"),
+    mutants=(
+        Mutant(
+            "a result replaces an earlier one",
+            "ledger/stores/batches.py",
+            '    & (batch_items.c.number == bindparam("at"))\n    & batch_items.c.outcome.is_(None)\n',
+            '    & (batch_items.c.number == bindparam("at"))\n',
+            _RUNNER,
+        ),
+        Mutant(
+            "every try has the same job id",
+            "durable/retries.py",
+            "job_id=try_id(call.job_id, tries)",
+            "job_id=try_id(call.job_id, 0)",
+            _RETRIES,
+        ),
+        Mutant(
+            "the next try begins before it is recorded",
+            "durable/retries.py",
+            "            await record_try(tries)\n",
+            "",
+            _RETRIES,
+        ),
+        Mutant(
+            "a try that was charged is charged again",
+            "durable/batch_run.py",
+            "            if not item.is_charged:",
+            "            if True:",
+            _RUNNER,
+        ),
+        Mutant(
+            "a limit of 0 is retried",
+            "durable/retries.py",
+            "answer.status in _REFUSED and answer.retry_after_s is not None",
+            "answer.status in _REFUSED",
+            _RETRIES,
+        ),
+        Mutant(
+            "results are written before the ledger",
+            "durable/result_recorder.py",
+            "        self._write_ledger()\n",
+            "",
+            _RUNNER,
+        ),
+        Mutant(
+            "batches of one tenant do not share",
+            "durable/batch_runner.py",
+            " // batches[self._tenants[id]])",
+            ")",
+            _RUNNER,
+        ),
+        Mutant(
+            "a deadline ends nothing",
+            "durable/batch_run.py",
+            "asyncio.timeout(max(0.0, self._batch.deadline - self._clock.wall()))",
+            "asyncio.timeout(None)",
+            _RUNNER,
+        ),
+        Mutant(
+            "the window never shrinks",
+            "durable/window.py",
+            "        self._size = float(max(1, admitted))\n",
+            "",
+            _RUNNER,
+        ),
+        Mutant(
+            "an expired document is found",
+            "ledger/stores/documents.py",
+            "(documents.c.expires_at > now)",
+            "(documents.c.expires_at > 0)",
+            _DOCUMENTS,
+        ),
+        Mutant(
+            "files of all tenants are listed",
+            "ledger/stores/files.py",
+            "connection, files, query, files.c.tenant == tenant, after",
+            "connection, files, query, files.c.tenant != '', after",
+            _FILES,
+        ),
+        Mutant(
+            "a quota counts nothing",
+            "ledger/stores/files.py",
+            "used_bytes(connection, file.tenant) + len(data) > quota_bytes",
+            "len(data) > quota_bytes",
+            _FILES,
+        ),
+        Mutant(
+            "a sink is never full",
+            "ingress/batches/upload.py",
+            "        self.is_full = self._buffered > BUFFER_BYTES\n",
+            "",
+            _FILES,
+        ),
+        Mutant(
+            "a stored call takes a job id of its own",
+            "ingress/job_ids.py",
+            "new_job_id() if given is None else given.decode",
+            "new_job_id() or given.decode",
+            ("tests/ingress/test_stored_calls.py",),
+        ),
+    ),
+)
