@@ -50,14 +50,16 @@ def chat_model(
     run: Run | AsyncRun, model: str, *, api: Literal["openai", "anthropic"] = "openai", **options: Any
 ) -> "BaseChatModel":
     """LangChain's `ChatOpenAI` or `ChatAnthropic` for a run, with sync and async methods. `options` are its own."""
+    url = f"{run.url}/v1" if api == "openai" else run.url
+    settings: dict[str, Any] = {"model": model, "base_url": url, **_settings(run), **options}
     try:
         if api == "anthropic":
             from langchain_anthropic import ChatAnthropic
 
-            return ChatAnthropic(model=model, base_url=run.url, **{**_settings(run), **options})
+            return ChatAnthropic(**settings)
         from langchain_openai import ChatOpenAI
 
-        return ChatOpenAI(model=model, base_url=f"{run.url}/v1", **{**_settings(run), **options})
+        return ChatOpenAI(**settings)
     except ImportError as error:
         raise _missing(f"langchain-{api}") from error
 

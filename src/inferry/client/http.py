@@ -110,6 +110,7 @@ class Response:
         self._pieces: list[bytes] = []
         self._has_head = False
         self._is_complete = False
+        self._can_keep_alive = False
         self.status = 0
         self.headers: dict[str, str] = {}
 
@@ -152,7 +153,7 @@ class Response:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._parser.should_keep_alive():
+        if self._can_keep_alive:
             self._client.release(connection)
         else:
             connection.close()
@@ -180,6 +181,10 @@ class Response:
 
     # Called by the parser.
 
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise ValueError("a second response")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -192,5 +197,6 @@ class Response:
 
     def on_message_complete(self) -> None:
         self._is_complete = self._has_head
+        self._can_keep_alive = self._parser.should_keep_alive()
         if not self._has_head:  # an interim response, as 100 Continue
             self.headers.clear()
