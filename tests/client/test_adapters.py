@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModelGateway
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
-ADAPTERS = {
+ADAPTERS: dict[str, Callable[[Run], object]] = {
     "openai": openai,
     "anthropic": anthropic,
     "langchain-openai": lambda run: chat_model(run, "m"),

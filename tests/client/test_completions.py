@@ -105,6 +105,7 @@ def test_the_gateway_decides_what_is_retried_and_when() -> None:
 
 
 def test_bodies_that_are_no_errors_are_survived() -> None:
-    for body in (None, [], {"error": "text"}, {"error": {"code": 500, "message": None}}):
+    bodies: list[Any] = [None, [], {"error": "text"}, {"error": {"code": 500, "message": None}}]
+    for body in bodies:
         found = error_of(500, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, body)
         assert (found.status, found.retry_after_s) == (500, None)
