@@ -87,6 +87,7 @@ def test_rules_of_a_test_come_first() -> None:
 def test_streamed_and_whole_answers_of_the_server_agree() -> None:
     body = a_body("Think, then tell me the weather in Bern.", tools=[WEATHER])
     with ScriptedModelServer() as server:
+        _, _, first = post(server.url, "/v1/chat/completions", body)
         _, _, whole = post(server.url, "/v1/chat/completions", body)
         streaming = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         _, _, events = post(server.url, "/v1/chat/completions", {**body, **streaming})
@@ -98,6 +99,8 @@ def test_streamed_and_whole_answers_of_the_server_agree() -> None:
     assert "".join(one.get("arguments", "") for one in pieces) == message["tool_calls"][0]["function"]["arguments"]
     assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[-1]["usage"] == whole["usage"]
+    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": whole["usage"]["prompt_tokens"]}
     assert len(chunks[0]["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
     assert sum(len(one["token_ids"] or ()) for one in choices) == whole["usage"]["completion_tokens"]
     assert events.endswith("data: [DONE]\n\n")

@@ -21,6 +21,7 @@ from inferry.client import (
     NotFound,
     Piece,
     RunCancelled,
+    Usage,
 )
 from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModel, ScriptedModelGateway
@@ -91,8 +92,8 @@ def test_a_whole_and_a_streamed_answer(client: Client) -> None:
         pieces = list(stream)
     assert "".join(piece.reasoning for piece in pieces) == whole.reasoning
     streamed = stream.completion
-    assert (streamed.finish, streamed.tool_calls, streamed.usage) == (whole.finish, whole.tool_calls, whole.usage)
-    assert streamed.lane == "P0"
+    assert (streamed.finish, streamed.tool_calls, streamed.lane) == (whole.finish, whole.tool_calls, "P0")
+    assert (whole.usage, streamed.usage) == (Usage(8, 12), Usage(8, 12, cached_tokens=8))
 
 
 def test_text_and_token_ids_on_the_embedded_engine(real: Serving) -> None:

@@ -1,14 +1,19 @@
 """LangChain's standard tests of chat models, for `ChatOpenAI` and `ChatAnthropic` before a gateway.
 
-The worker is a scripted model. Tests of media are skipped by the suite: they download files.
+The worker is a scripted model. The images, sound and PDF that the suite downloads are a few bytes here. The suite skips
+its test of speed.
 """
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from typing import Any
 
+import httpx
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -16,9 +21,10 @@ from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModelGateway
 
 pytestmark = [
-    # Of the clients: a parsed answer that pydantic did not expect, and schemas of pydantic 1.
+    # Of the clients: a parsed answer that pydantic did not expect, schemas of pydantic 1, a file without a name.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
     pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema"),
+    pytest.mark.filterwarnings("ignore:OpenAI may require a filename"),
 ]
 
 
@@ -49,11 +55,29 @@ class Suite(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     def _gateway(self, gateway: HttpGateway, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LANGSMITH_TRACING", "false")
+        monkeypatch.setenv("LANGCHAIN_TESTS_USER_AGENT", "none")
+        monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(200, content=b"a file"))
         self.url, self.key = gateway.url, key
 
     @property
     def model_override_value(self) -> str:
         return "m"
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        self.ask("A long prompt.", stream=stream)
+        return self.ask("A long prompt.", stream=stream)
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        return self.ask("Think first.", stream=stream)
+
+    def ask(self, text: str, *, stream: bool) -> AIMessage:
+        model = self.chat_model_class(**self.chat_model_params)
+        if not stream:
+            answer = model.invoke(text)
+            assert isinstance(answer, AIMessage)
+            return answer
+        first, *rest = model.stream(text)
+        return reduce(add, rest, first)
 
 
 class TestChatOpenAI(Suite):
@@ -71,6 +95,30 @@ class TestChatOpenAI(Suite):
     def supports_json_mode(self) -> bool:
         return True
 
+    @property
+    def supports_image_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_image_urls(self) -> bool:
+        return True
+
+    @property
+    def supports_image_tool_message(self) -> bool:
+        return True
+
+    @property
+    def supports_audio_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_pdf_inputs(self) -> bool:
+        return True
+
+    @property
+    def supported_usage_metadata_details(self) -> Any:
+        return {"invoke": ["cache_read_input", "reasoning_output"], "stream": ["cache_read_input", "reasoning_output"]}
+
 
 class TestChatAnthropic(Suite):
     __test__ = True
@@ -86,3 +134,7 @@ class TestChatAnthropic(Suite):
     @property
     def supports_anthropic_inputs(self) -> bool:
         return True
+
+    @property
+    def supported_usage_metadata_details(self) -> Any:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}

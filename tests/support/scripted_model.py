@@ -27,14 +27,20 @@ _TOKEN = re.compile(r"\s*\S{1,8}|\s+")
 
 
 class ScriptedModel:
-    """Answers of vLLM's shape for chat and text completions, streamed and whole. `rules` come before the usual ones."""
+    """Answers of vLLM's shape for chat and text completions, streamed and whole. `rules` come before the usual ones.
+
+    A prompt that was sent before counts as cached.
+    """
 
     def __init__(self, rules: Sequence[Rule] = ()) -> None:
         self._rules = tuple(rules)
+        self._seen: set[int] = set()
 
     async def script(self, upstream: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         is_chat = request.path.endswith("chat/completions")
         answer = _Answer(body, self._reply(body, is_chat=is_chat), is_chat=is_chat)
+        answer.is_cached = answer.prompt in self._seen
+        self._seen.add(answer.prompt)
         if not body.get("stream"):
             return web.json_response(answer.whole())
         response = await begin(request)
@@ -58,6 +64,8 @@ class _Answer:
         self._with_ids = bool(body.get("return_token_ids"))
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         prompt = "\n".join(text_of(one) for one in body["messages"]) if is_chat else str(body["prompt"])
+        self.prompt = crc32(prompt.encode())
+        self.is_cached = False
         self._prompt_ids = [_id(one) for one in _TOKEN.findall(prompt)] or [1]
         self._reasoning = _TOKEN.findall(said.reasoning) if is_chat else []
         text, self.stop = _stopped(said.text, body.get("stop"))
@@ -81,6 +89,7 @@ class _Answer:
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": prompt if self.is_cached else 0},
             "completion_tokens_details": {"reasoning_tokens": len(self._reasoning)} if self._reasoning else None,
         }
 
