@@ -1,6 +1,7 @@
 """Other SDKs through the adapters: their calls belong to the run."""
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool, set_
 from langchain_core.tools import tool
 
 from inferry.client import AsyncClient, Client, Run, agents_provider, anthropic, chat_model, openai
+from support.children import environment
 from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModelGateway
 
@@ -117,3 +119,12 @@ def test_a_missing_package_is_named(package: str, client: Client, monkeypatch: p
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=f"pip install {package}$"):
         ADAPTERS[package](client.run())
+
+
+def test_the_client_imports_no_sdk() -> None:
+    code = "import sys, inferry.client; print([name for name in sys.argv[1:] if name in sys.modules])"
+    sdks = ["openai", "anthropic", "langchain_core", "langchain_openai", "agents", "httpx", "aiohttp", "torch"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *sdks], env=environment(), capture_output=True, text=True, timeout=600, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -252,7 +252,10 @@ def test_a_cancelled_task_cancels_its_run(gateway: HttpGateway, key: str, upstre
     assert endless.gone.acquire(timeout=120)
 
 
-def test_an_interrupt_closes_the_connection_and_cancels_the_run(client: Client, upstream: Upstream) -> None:
+@pytest.mark.parametrize("in_run", [False, True])
+def test_an_interrupt_closes_the_connection_and_cancels_the_run(
+    client: Client, upstream: Upstream, *, in_run: bool
+) -> None:
     endless = Endless()
     upstream.script = endless.script
     main = threading.get_ident()
@@ -263,11 +266,17 @@ def test_an_interrupt_closes_the_connection_and_cancels_the_run(client: Client, 
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt), client.run() as run:
-        run.complete(HELLO, model="m")
+    run = client.run()
+    with pytest.raises(KeyboardInterrupt):
+        if in_run:
+            with run:
+                run.complete(HELLO, model="m")
+        else:
+            client.complete(HELLO, model="m")
     thread.join()
     assert endless.gone.acquire(timeout=120)
-    assert run.status()["status"] == "cancelled"
+    if in_run:
+        assert run.status()["status"] == "cancelled"
 
 
 def test_a_stream_that_is_left_ends_at_the_worker(client: Client, upstream: Upstream) -> None:
@@ -289,7 +298,7 @@ def test_budgets_are_checked_before_each_call(client: Client, upstream: Upstream
             sent = len(upstream.bodies)
             with pytest.raises(BudgetExhausted) as refused:
                 run.complete(HELLO, model="m")
-            (result,) = run.batch_complete(["x"], model="m")
+            (result,) = run.sub_run().batch_complete(["x"], model="m")
             assert isinstance(result, BudgetExhausted)
             assert refused.value.code == "run_budget_exhausted"
             assert len(upstream.bodies) == sent

@@ -3,6 +3,7 @@
 from mutants import (
     admission,
     capacity,
+    client,
     dispatch,
     engine,
     ingress,
@@ -32,4 +33,5 @@ GROUPS = {
     "workers": workers.GROUP,
     "ledger": ledger.GROUP,
     "engine": engine.GROUP,
+    "client": client.GROUP,
 }

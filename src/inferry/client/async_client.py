@@ -70,8 +70,7 @@ class AsyncRun(AsyncCalls):
 
     Leaving the scope normally marks the run as finished; leaving it by an exception cancels the run with all its
     sub-runs. `token_budget` and `money_budget` are compared with what the run and its sub-runs have used, before each
-    call of this object. Calls in flight at that time are not counted; ceilings that hold exactly are those of the
-    tenant.
+    call of either. Calls in flight at that time are not counted; ceilings that hold exactly are those of the tenant.
     """
 
     def __init__(
@@ -91,6 +90,7 @@ class AsyncRun(AsyncCalls):
         self.money_budget = money_budget
         self.tools = ToolTimes()
         self.is_cancelled = False
+        self._outer: AsyncRun | None = None
         named = {"run-id": self.id, "parent-run-id": parent, "lane": lane}
         super().__init__(
             connection, {**headers, **{f"x-inferry-{name}": text for name, text in named.items() if text is not None}}
@@ -114,7 +114,9 @@ class AsyncRun(AsyncCalls):
 
     def sub_run(self, id: str | None = None, **options: Any) -> "AsyncRun":
         """A run whose parent is this one. It is cancelled with it."""
-        return AsyncRun(self._connection, self.headers, id, parent=self.id, **options)
+        run = AsyncRun(self._connection, self.headers, id, parent=self.id, **options)
+        run._outer = self
+        return run
 
     def tool(self, name: str) -> Timer:
         """`with run.tool("search"):` adds the time of the block to `run.tools`."""
@@ -137,6 +139,8 @@ class AsyncRun(AsyncCalls):
         await self._connection.request("POST", f"{self._path}/finish", headers=self.headers)
 
     async def prepare(self) -> None:
+        if self._outer is not None:
+            await self._outer.prepare()
         if self.token_budget is None and self.money_budget is None:
             return
         try:
