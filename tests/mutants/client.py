@@ -3,7 +3,7 @@
 from mutants.mutant import Mutant, MutantGroup
 
 GROUP = MutantGroup(
-    tests=("tests/client/test_completions.py", "tests/client/test_http.py", "tests/client/test_client.py"),
+    tests=("tests/client/test_client_answers.py", "tests/client/test_client_http.py", "tests/client/test_client.py"),
     mutants=(
         Mutant(
             "calls are retried against the gateway's advice",

@@ -35,6 +35,8 @@ class ScriptedModel:
     def __init__(self, rules: Sequence[Rule] = ()) -> None:
         self._rules = tuple(rules)
         self._seen: set[int] = set()
+        self.stops_after: int | None = None
+        """Chunks of a stream after which it stands still; None for no such limit."""
 
     async def script(self, upstream: Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         is_chat = request.path.endswith("chat/completions")
@@ -44,7 +46,9 @@ class ScriptedModel:
         if not body.get("stream"):
             return web.json_response(answer.whole())
         response = await begin(request)
-        for one in (*answer.chunks(), DONE):
+        for number, one in enumerate((*answer.chunks(), DONE)):
+            if number == self.stops_after:
+                await asyncio.Event().wait()
             await response.write(one)
         await response.write_eof()
         return response
@@ -169,7 +173,8 @@ class ScriptedModelServer:
     and what it received."""
 
     def __init__(self, rules: Sequence[Rule] = ()) -> None:
-        self.upstream = Upstream(ScriptedModel(rules).script)
+        self.model = ScriptedModel(rules)
+        self.upstream = Upstream(self.model.script)
         self.upstream.context_tokens = CONTEXT_TOKENS
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
