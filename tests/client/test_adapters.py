@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,9 +45,15 @@ def without_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jobs_of(run: Run) -> tuple[int, set[str]]:
-    """The number of calls that the gateway counts for the run, and their lanes."""
-    status = run.status()
-    return status["jobs"]["ended"], {step["lane"] for step in status["latest_steps"]}
+    """The number of calls that the gateway counts for the run, and their lanes, once they are in the ledger."""
+    end = time.monotonic() + 120
+    while True:
+        status = run.status()
+        ended, steps = status["jobs"]["ended"], status["latest_steps"]
+        if len(steps) == ended:
+            return ended, {step["lane"] for step in steps}
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_the_sdks_of_openai_and_anthropic(client: Client) -> None:
