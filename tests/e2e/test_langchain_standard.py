@@ -1,6 +1,6 @@
 """LangChain's standard tests of chat models, for `ChatOpenAI` and `ChatAnthropic` before a gateway.
 
-The worker is a scripted model. The images, sound and PDF that the suite downloads are a few bytes here. The suite skips
+The worker is a scripted model. The images and sound that the suite downloads are a few bytes here. The suite skips
 its test of speed.
 """
 
@@ -21,10 +21,9 @@ from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModelGateway
 
 pytestmark = [
-    # Of the clients: a parsed answer that pydantic did not expect, schemas of pydantic 1, a file without a name.
+    # Of the clients: a parsed answer that pydantic did not expect, and schemas of pydantic 1.
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
     pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema"),
-    pytest.mark.filterwarnings("ignore:OpenAI may require a filename"),
 ]
 
 
@@ -112,10 +111,6 @@ class TestChatOpenAI(Suite):
         return True
 
     @property
-    def supports_pdf_inputs(self) -> bool:
-        return True
-
-    @property
     def supported_usage_metadata_details(self) -> Any:
         return {"invoke": ["cache_read_input", "reasoning_output"], "stream": ["cache_read_input", "reasoning_output"]}
 
@@ -133,6 +128,10 @@ class TestChatAnthropic(Suite):
 
     @property
     def supports_anthropic_inputs(self) -> bool:
+        return True
+
+    @property
+    def supports_image_inputs(self) -> bool:
         return True
 
     @property
