@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "workers/http_client": {"httptools"},
     "workers/in_process": {"inferry.engine", "vllm"},
     "report": {"msgspec"},
+    "client": {"msgspec", "httptools"},
+    "client/adapters": {"agents", "anthropic", "langchain_anthropic", "langchain_core", "langchain_openai", "openai"},
     "sim": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.report"},
     "loadgen": DOMAIN | {"msgspec", "inferry._version", "inferry.report", "inferry.sim", "inferry.workers"},
 }

@@ -1,5 +1,7 @@
 """Fixtures of the end-to-end tests."""
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,3 +18,21 @@ def env(tmp_path: Path) -> Iterator[House]:
         yield gateway
         if gateway.is_alive:
             gateway.hold(back=False)
+
+
+@pytest.fixture(scope="session")
+def client_loop() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs coroutine tests, which are those of LangChain's standard suite. They share a loop because LangChain's models
+    share their connections."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("client_loop")
+    runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

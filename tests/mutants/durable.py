@@ -4,7 +4,7 @@ from mutants.mutant import Mutant, MutantGroup
 
 _RUNNER = ("tests/durable/test_batch_store.py", "tests/durable/test_batch_runner.py")
 _DOCUMENTS = ("tests/durable/test_documents.py",)
-_RETRIES = ("tests/durable/test_retries.py",)
+_RETRIES = ("tests/durable/test_call_retries.py",)
 _FILES = ("tests/ingress/batches/test_files.py",)
 
 GROUP = MutantGroup(

@@ -3,6 +3,7 @@
 from mutants import (
     admission,
     capacity,
+    client,
     dispatch,
     durable,
     engine,
@@ -36,4 +37,5 @@ GROUPS = {
     "ledger": ledger.GROUP,
     "durable": durable.GROUP,
     "engine": engine.GROUP,
+    "client": client.GROUP,
 }

@@ -60,6 +60,7 @@ class Upstream:
         self.release = asyncio.Event()
         self.port = 0
         self.adapters: tuple[str, ...] = ()
+        self.context_tokens = 4096
         self.detokenize: Callable[[list[int]], str] | None = None
         self.tokenize: Callable[[dict[str, Any]], int] | None = None
         self._runner: web.AppRunner | None = None
@@ -94,7 +95,7 @@ class Upstream:
         return web.json_response({"object": "list", "data": [self._model("m"), *adapters]})
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": 7, "owned_by": "up", "max_model_len": 4096}
+        return {"id": name, "object": "model", "created": 7, "owned_by": "up", "max_model_len": self.context_tokens}
 
     async def _call(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
