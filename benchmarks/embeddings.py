@@ -41,7 +41,7 @@ from inferry.sim.rng import named_rng
 CONCURRENT = 500
 CALLS_PER_CONNECTION = 6
 ONE_BY_ONE = 100
-ROUNDS = 5
+ROUNDS = 3
 PASS_S = 0.005
 INPUT_S = 0.00002
 WINDOW_MS = DEFAULT_LANES[Lane.P1].coalesce_ms

@@ -108,10 +108,10 @@ def test_short_inputs_are_computed_in_one_step(tiny_dir: Path) -> None:
 def test_a_preempted_input_starts_again(tiny_dir: Path) -> None:
     inputs = prompts([700, 700])
     expected = pooled(a_core(tiny_dir), inputs)
-    core = a_core(tiny_dir, kv_tokens=1024, chunk_tokens=64)
-    core.add(Request(0, inputs[0], Sampling(), Lane.P2, pooled=True))
+    core = a_core(tiny_dir, kv_tokens=1024, chunk_tokens=4)
+    core.add(Request(0, inputs[0], Sampling(), Lane.P1, pooled=True))
     core.step()
-    core.add(Request(7, prompts([400])[0], greedy(200), Lane.P0))
+    core.add(Request(7, prompts([200])[0], greedy(200), Lane.P0))
     found: dict[int, bytes] = {}
     while core.has_work:
         found |= dict(core.step().pooled)
