@@ -136,9 +136,11 @@ class PooledCalls:
         self.further_ended = 0
 
     def open(self, jobs: Iterable[InferenceJob], emit: Emit, completion: PlanCompletion) -> None:
-        """Send these jobs in as few requests as their batch keys and the limit of inputs allow."""
+        """Send the pooled ones of these jobs in as few requests as their batch keys and the limit of inputs allow."""
         groups: dict[object, list[Part]] = {}
         for job in jobs:
+            if job.payload.pooled is None:
+                continue
             member = Member(job, emit, completion)
             count = member.missing
             key = job.job_id if is_one_to_many(job) else job.batch_key

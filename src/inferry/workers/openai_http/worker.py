@@ -112,8 +112,7 @@ class OpenAIHttpWorker:
 
     @property
     def open_calls(self) -> int:
-        """Calls that generate, and inputs of the others: what the engine counts as requests."""
-        return len(self._calls) + self._pooled.further_open
+        return len(self._calls) + self._pooled.further_open  # engines count inputs
 
     @property
     def ended_calls(self) -> int:
@@ -258,7 +257,7 @@ class OpenAIHttpWorker:
             for call in calls:
                 self.send(call)
             if len(calls) != len(plan.jobs):
-                self._pooled.open([job for job in plan.jobs if job.payload.pooled is not None], emit, completion)
+                self._pooled.open(plan.jobs, emit, completion)
             await completion.finished
         finally:
             for call in (*calls, *self._pooled.take(completion)):
