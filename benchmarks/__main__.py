@@ -12,6 +12,7 @@ BENCHES = {
     "batches": "a batch of 50,000 requests: memory, time, live calls beside it, time until a cancel has effect",
     "bound": "the fewest misses that any schedule can have: lower bounds for the Harbor burst in the simulator",
     "scheduler": "the scheduler: microseconds per job, tick time with a blocked backlog",
+    "embeddings": "500 concurrent embeddings against one by one, with and without batching windows",
     "engine": "the embedded engine: batched against one by one, one call against transformers",
     "fairness": "shares of tenants and bounds of lanes under overload, in virtual time",
     "controller": "the capacity controller in the simulator: steps of load on three engines",

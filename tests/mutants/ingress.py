@@ -9,8 +9,10 @@ _PARSE = ("tests/ingress/openai/test_parameter_bounds.py", "tests/ingress/test_b
 _ROUTES = ("tests/ingress/openai/test_route_keys.py",)
 _ANSWERS = ("tests/ingress/test_response.py", "tests/ingress/openai/test_continuation_writer.py")
 
+_POOLING = ("tests/ingress/test_pooling.py",)
+
 GROUP = MutantGroup(
-    tests=(*_PROBLEMS, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ROUTES, *_ANSWERS),
+    tests=(*_PROBLEMS, *_POOLING, *_RATES, "tests/ingress/test_auth.py", *_HEADERS, *_PARSE, *_ROUTES, *_ANSWERS),
     mutants=(
         Mutant(
             "the required precision is forgotten",
@@ -284,6 +286,13 @@ GROUP = MutantGroup(
             'choice | {"index": index} for index',
             "choice for index",
             _ANSWERS,
+        ),
+        Mutant(
+            "tenants with salted caches share a request",
+            "ingress/pooling/parse.py",
+            " if is_salted else request.options",
+            " if False else request.options",
+            _POOLING,
         ),
     ),
 )

@@ -306,5 +306,23 @@ GROUP = MutantGroup(
             "now >= last_live_at + LEND_AFTER_S",
             "now > last_live_at",
         ),
+        Mutant(
+            "jobs that embed are held for the whole window",
+            "scheduling/scheduler.py",
+            " or (entry.is_pooled and not worker.pooled_sequences):",
+            ":",
+        ),
+        Mutant(
+            "jobs that embed are never held",
+            "scheduling/batching/batching_window.py",
+            " and not queue.route.is_pooled:",
+            ":",
+        ),
+        Mutant(
+            "a pass of jobs that embed begins on an idle worker only",
+            "scheduling/placement/route_filter.py",
+            "if not self.is_pooled or self.any_pads:",
+            "if True:",
+        ),
     ),
 )

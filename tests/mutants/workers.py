@@ -20,8 +20,10 @@ _HTTP = (
 )
 _ENGINE = ("tests/workers/test_engine_worker.py",)
 
+_POOLED = ("tests/workers/test_pooled_calls.py",)
+
 GROUP = MutantGroup(
-    tests=(*_HOSTED, *_BODIES, *_SSE, *_HTTP, *_METRICS, *_ENGINE),
+    tests=(*_HOSTED, *_BODIES, *_SSE, *_HTTP, *_METRICS, *_ENGINE, *_POOLED),
     mutants=(
         Mutant(
             "a usage event shows an earlier usage than the one billed",
@@ -372,6 +374,27 @@ GROUP = MutantGroup(
             "                await live.added.wait()\n",
             "                pass\n",
             ("tests/workers/test_vllm_server.py",),
+        ),
+        Mutant(
+            "one refused input fails its whole request",
+            "workers/openai_http/pooled_calls.py",
+            "if len(members) > 1 and end.error.status == 400:",
+            "if False:",
+            _POOLED,
+        ),
+        Mutant(
+            "jobs of all groups share a request",
+            "workers/openai_http/pooled_calls.py",
+            "key = job.job_id if is_one_to_many(job) else job.batch_key",
+            "key = job.payload.api",
+            _POOLED,
+        ),
+        Mutant(
+            "a cancelled job ends the request of others",
+            "workers/openai_http/pooled_calls.py",
+            "if all(m.is_ended for m in call.members())]",
+            "if True]",
+            _POOLED,
         ),
     ),
 )

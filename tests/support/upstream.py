@@ -63,6 +63,8 @@ class Upstream:
         self.context_tokens = 4096
         self.detokenize: Callable[[list[int]], str] | None = None
         self.tokenize: Callable[[dict[str, Any]], int] | None = None
+        self.pools: Script | None = None
+        self.generates = True
         self._runner: web.AppRunner | None = None
 
     @property
@@ -78,6 +80,8 @@ class Upstream:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._call)
         app.router.add_post("/v1/completions", self._call)
+        app.router.add_post("/v1/embeddings", self._pool)
+        app.router.add_post("/v1/score", self._pool)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -97,7 +101,24 @@ class Upstream:
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 7, "owned_by": "up", "max_model_len": self.context_tokens}
 
+    async def _pool(self, request: web.Request) -> web.StreamResponse:
+        """A server that does not pool has no such paths."""
+        if self.pools is None:
+            return web.Response(status=404)
+        body = await request.json()
+        if "ping" not in json.dumps(body):
+            self.bodies.append(body)
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        try:
+            return await self.pools(self, request, body)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.disconnects += 1
+            self.gone.set()
+            raise
+
     async def _call(self, request: web.Request) -> web.StreamResponse:
+        if not self.generates:
+            return web.Response(status=404)
         body = await request.json()
         if body.get("priority") and not self.accepts_priorities:
             error = {"message": "priority scheduling is not enabled", "type": "BadRequestError", "code": 400}

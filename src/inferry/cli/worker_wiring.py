@@ -19,6 +19,7 @@ from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ports import Tokenizer, Worker
+from inferry.domain.routes import Task
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.workers.openai_http.advice import EngineFacts, advice
@@ -74,6 +75,8 @@ def http_worker(
         salt_secret=None if vllm is None else _secret(config, "salt_secret", vllm.salt_secret),
         controlled=config.capacity == "adaptive",
         chunk_tokens=config.chunk_tokens,
+        tasks=None if config.tasks is None else frozenset(Task(name) for name in config.tasks),
+        max_inputs=config.max_inputs_per_request,
         connect_timeout_s=config.connect_timeout_s,
         first_token_timeout_s=config.first_token_timeout_s,
         inter_token_timeout_s=config.inter_token_timeout_s,

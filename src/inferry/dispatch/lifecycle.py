@@ -160,6 +160,8 @@ class JobLifecycle:
 
     def attempt_ended(self, stream: JobStream, end: End, now: float) -> None:
         """The worker has ended its attempt. The job ends too, unless another attempt may continue it."""
+        if type(end) is Done and stream.attempt.job.payload.pooled is not None:
+            self._answered(stream.attempt, now)
         end = self._usage_validator.corrected(stream.attempt, end)
         if self._cancel_reasons:
             reason = self._cancel_reasons.pop(end.job_id, None)
@@ -174,6 +176,14 @@ class JobLifecycle:
                 return
             end = retry or end
         self.end(stream, end, now)
+
+    def _answered(self, attempt: Attempt, now: float) -> None:
+        """A pooled job has no tokens: its whole answer counts as its first token."""
+        attempt.first_token(now)
+        self._events.first_token(attempt, now)
+        slo_target = self._slo_targets.get(attempt.job.lane)
+        if slo_target is not None and now - attempt.slo_start_at > slo_target[0]:
+            attempt.slo_attained = False
 
     def _may_retry(self, error: GatewayError) -> bool:
         return (error.retry_after_s or 0.0) <= self._pool.policy.no_worker_timeout_s

@@ -294,6 +294,7 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         default_output_tokens=a.default_output_tokens or b.default_output_tokens,
         features=a.features & b.features,
         media_tokens=max(a.media_tokens, b.media_tokens),
+        tasks=a.tasks & b.tasks,
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
     )

@@ -1,25 +1,31 @@
-"""Probes a worker with a real generation of one token, in the highest lane."""
+"""Probes a worker with a real generation of one token, or with a result of a pooling model, in the highest lane."""
 
 import asyncio
+from typing import Literal
+
+import msgspec
 
 from inferry.domain.errors import WorkerLost, WorkerTimeout
-from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
+from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload, PooledInputs
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Worker
-from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.ports import ModelCard, Worker
+from inferry.domain.routes import BatchKey, RouteKey, Task
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Item
+from inferry.domain.values import replace
 
 PROBE_TIMEOUT_S = 60.0
 
 
 async def probe(worker: Worker, number: int, now: float) -> None:
-    """Generate one token with the worker's first model, or raise."""
+    """Generate one token with the worker's first model, or one result where it does not generate; or raise."""
     cards = worker.cards()
     if not cards:
         raise WorkerLost("it serves no model")
     job = _probe_job(f"probe-{worker.name}-{number}", cards[0].name, now)
+    if Task.GENERATE not in cards[0].tasks:
+        job = _pooled_probe(job, cards[0])
     ends: list[Done | Failed] = []
 
     def emit(item: Item) -> None:
@@ -57,3 +63,12 @@ def _probe_job(job_id: str, model: str, now: float) -> InferenceJob:
         max_wait_s=0.0,
         payload=Payload(api="chat", body=body, sampling=Sampling(max_tokens=1, temperature=0.0), prompt_ids=(0,)),
     )
+
+
+def _pooled_probe(job: InferenceJob, card: ModelCard) -> InferenceJob:
+    api: Literal["embeddings", "score"] = "embeddings" if Task.EMBED in card.tasks else "score"
+    inputs = b'"input":["ping"]' if api == "embeddings" else b'"text_1":["ping"],"text_2":["ping"]'
+    body = b'{"model":%s,%s}' % (msgspec.json.encode(card.name), inputs)
+    pooled = PooledInputs(1, ((0,),))
+    payload = Payload(api=api, body=body, sampling=job.payload.sampling, non_streaming=True, pooled=pooled)
+    return replace(job, payload=payload)

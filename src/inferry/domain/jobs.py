@@ -68,6 +68,32 @@ class Footprint(Value):
         return self.prompt.expected + self.output.expected
 
 
+class PooledInputs(Value):
+    """The inputs of a job that embeds or scores: user data, never printed.
+
+    `count`: results in the answer. `ids`: token ids of every sequence; None where the worker tokenises. `pairs`: for a
+    score by similarity, the two sequences of each result. `dimensions`: length of the vectors; None: the model's own.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        ids: tuple[tuple[int, ...], ...] | None = None,
+        pairs: tuple[tuple[int, int], ...] | None = None,
+        dimensions: int | None = None,
+    ) -> None:
+        self.count: Final = count
+        self.ids: Final = ids
+        self.pairs: Final = pairs
+        self.dimensions: Final = dimensions
+
+    def __repr__(self) -> str:
+        return f"PooledInputs({self.count} results)"
+
+    def __rich_repr__(self) -> Any:
+        yield "count", self.count
+
+
 class Payload(Value):
     """The user's data: read by workers only, never printed or logged.
 
@@ -78,12 +104,13 @@ class Payload(Value):
     to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
+    `pooled`: the inputs of a job that embeds or scores.
     """
 
     def __init__(
         self,
         *,
-        api: Literal["chat", "completions"],
+        api: Literal["chat", "completions", "embeddings", "score"],
         body: bytes,
         sampling: Sampling,
         prompt_ids: tuple[int, ...] | None = None,
@@ -97,6 +124,7 @@ class Payload(Value):
         non_streaming: bool = False,
         echo: str = "",
         media_bytes: int = 0,
+        pooled: PooledInputs | None = None,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -112,6 +140,7 @@ class Payload(Value):
         self.non_streaming: Final = non_streaming
         self.echo: Final = echo
         self.media_bytes: Final = media_bytes
+        self.pooled: Final = pooled
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

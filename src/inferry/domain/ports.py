@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.plans import BatchPlan
+from inferry.domain.routes import GENERATES, Task
 from inferry.domain.streams import Item
 from inferry.domain.workers import WorkerView
 
@@ -19,7 +20,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     `default_output_tokens` is the output limit of a call that sets none; None leaves it to the engine. `can_resume`:
     the worker continues a job from token ids and reports the ids of a job that it loses. `can_resume_seeded`: a
     continued job with a seed samples the same tokens as an uninterrupted one. `parent`: the base model of a LoRA
-    adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file.
+    adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file. `tasks`: what
+    the model does.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     can_resume: bool = False
     can_resume_seeded: bool = False
     features: frozenset[str] = frozenset()
+    tasks: frozenset[Task] = GENERATES
     created: int = 0
     parent: str | None = None
     media_tokens: int = 0
@@ -44,6 +47,8 @@ class Worker(Protocol):
     limit is reduced by the latter, its deltas carry only new text and token ids and no raw events, and its usage is
     that of this attempt. If a job with `resume` CONTINUE is lost or cancelled, its end carries `Failed.resume_point`
     with all output delivered so far, earlier attempts included, provided that is exact.
+
+    A pooled job has one delta without tokens, whose `raw` is its answer (`domain.pooling`), and then its end.
     """
 
     @property
@@ -88,6 +93,13 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens omitted."""
+
+
+@runtime_checkable
+class PairTokenizer(Protocol):
+    """A tokenizer that joins two texts to one sequence, for models that score pairs. Thread-safe."""
+
+    def encode_pair(self, text: str, other: str) -> list[int]: ...
 
 
 class TextAssembler(Protocol):

@@ -7,7 +7,15 @@ from msgspec import Struct
 
 
 class Task(enum.Enum):
+    """What a model does with a call. EMBED and SCORE are pooled: each input has one result, and no token is written."""
+
     GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+
+
+ALL_TASKS = frozenset(Task)
+GENERATES = frozenset({Task.GENERATE})
 
 
 OutputLength = Literal["short", "long"]
@@ -19,7 +27,8 @@ class RouteKey(Struct, frozen=True, gc=False):
     `model`: the name that the caller used. `precision`: the one that the tenant requires; None accepts any. `adapter`:
     the same name where it is a LoRA adapter. `isolation`: the tenant pool the job is bound to, if any. `avoid`: workers
     that lost the job; they get it again only if no other worker is up. `length`: whether the predicted output is short
-    or long; None where the lane does not separate them.
+    or long; None where the lane does not separate them. `pooled`: the job embeds or scores. It has a queue of its own
+    beside jobs that generate.
     """
 
     model: str
@@ -28,12 +37,18 @@ class RouteKey(Struct, frozen=True, gc=False):
     isolation: str | None = None
     avoid: tuple[str, ...] = ()
     length: OutputLength | None = None
+    pooled: bool = False
 
 
 class BatchKey(Struct, frozen=True, gc=False):
-    """Which jobs may share one padded pass. Used only for workers that pad."""
+    """Which jobs may share one pass: a padded pass, or one request for several pooled jobs.
+
+    `group`: pooled jobs with different groups never share a request. It holds the tenant where prefix caches are
+    salted, and a digest of the options that apply to a whole request.
+    """
 
     route: RouteKey
     task: Task = Task.GENERATE
     streaming: bool = False
     attention: str | None = None
+    group: str | None = None

@@ -55,6 +55,8 @@ def _max_plausible_prompt(job: InferenceJob, reported: int) -> int:
         return payload.context_tokens
     resume_point = job.resume_point
     highest = len(payload.body) + TEMPLATE_TOKENS
+    if payload.pooled is not None:
+        highest *= payload.pooled.count  # a text may be part of every pair
     if resume_point is not None:
         highest = max(highest, len(resume_point.prompt_ids) + len(resume_point.output_ids))
     if reported <= highest or not any(kind in payload.body for kind in _MEDIA):

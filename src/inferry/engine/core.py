@@ -27,7 +27,9 @@ class Runner(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
     def execute(self, work: Ordered[Work]) -> list[int]:
-        """Compute the work; return one sampled token for each item that reaches its sequence's end, in order."""
+        """Compute the work; return one sampled token for each item that reaches its sequence's end, in order. A pooled
+        sequence has no token: at its end its `result` is set.
+        """
 
 
 class EngineCore:
@@ -74,6 +76,7 @@ class EngineCore:
         if rejection is not None:
             return rejection
         prompt, sampling = request.prompt_ids, request.sampling
+        new_tokens = 0 if request.pooled else sampling.max_tokens
         eos = frozenset() if sampling.ignore_eos else self._runner.eos_ids
         self._arrivals += 1
         sequence = Sequence(
@@ -82,9 +85,10 @@ class EngineCore:
             sampling=sampling,
             lane=request.lane,
             arrival=self._arrivals,
-            limit=min(len(prompt) + sampling.max_tokens, self.context_tokens, self.kv_tokens),
+            limit=min(len(prompt) + new_tokens, self.context_tokens, self.kv_tokens),
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
+            is_pooled=request.pooled,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -128,6 +132,15 @@ class EngineCore:
             return Rejected(request.key, False, "the key is already in use")
         if tokens == 0:
             return Rejected(request.key, False, "the prompt is empty")
+        wrong = self._pooled_rejection(request) if request.pooled else self._length_rejection(request)
+        if wrong is not None:
+            return wrong
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
+            return Rejected(request.key, False, f"the prompt has token ids outside 0 to {self._runner.vocab_size - 1}")
+        return None
+
+    def _length_rejection(self, request: Request) -> Rejected | None:
+        tokens = len(request.prompt_ids)
         if request.sampling.max_tokens < 1:
             return Rejected(request.key, False, "max_tokens must be at least 1")
         if tokens >= self.context_tokens:
@@ -138,9 +151,14 @@ class EngineCore:
             )
         if tokens >= self.kv_tokens:
             return Rejected(request.key, True, f"the prompt has {tokens} tokens; the KV cache holds {self.kv_tokens}")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
-            return Rejected(request.key, False, f"the prompt has token ids outside 0 to {self._runner.vocab_size - 1}")
         return None
+
+    def _pooled_rejection(self, request: Request) -> Rejected | None:
+        """A pooled sequence has no output and may fill the context."""
+        tokens, limit = len(request.prompt_ids), min(self.context_tokens, self.kv_tokens)
+        if tokens <= limit:
+            return None
+        return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
     def _schedule(self) -> tuple[Work, ...]:
         plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
@@ -163,6 +181,7 @@ class EngineCore:
 
     def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
         tokens: list[tuple[int, int]] = []
+        pooled: list[tuple[int, bytes]] = []
         ended: list[tuple[Sequence, bool]] = []
         fresh = iter(sampled)
         computed = 0
@@ -171,6 +190,10 @@ class EngineCore:
             sequence.computed += piece.tokens
             computed += piece.tokens
             if sequence.computed < len(sequence.tokens):
+                continue
+            if sequence.is_pooled:
+                pooled.append((sequence.key, sequence.result))
+                ended.append((sequence, True))
                 continue
             token = next(fresh)
             sequence.tokens.append(token)
@@ -187,7 +210,7 @@ class EngineCore:
         for sequence, _ in ended:
             self._remove(sequence)
         ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
-        return StepDone(tokens, ends, self.stats())
+        return StepDone(tokens, ends, self.stats(), pooled)
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]

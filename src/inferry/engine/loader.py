@@ -4,15 +4,24 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from inferry.domain.routes import ALL_TASKS, Task
 from inferry.engine.model import LayerWeights, ModelConfig, Weights
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_POOLED = frozenset({Task.EMBED, Task.SCORE})
+_TASKS = {
+    "ForCausalLM": ALL_TASKS,
+    "Model": _POOLED,
+    "ForSequenceClassification": frozenset({Task.SCORE}),
+}
+"""What a model does, by the end of its architecture's name. Embeddings are scored by their cosine."""
+ARCHITECTURES = tuple(family + kind for kind in _TASKS for family in FAMILIES)
 
 
 class UnsupportedModel(ValueError):
@@ -47,13 +56,40 @@ def read_config(directory: Path, *, context_tokens: int | None = None) -> ModelC
         context_tokens=context,
         rope_inverse_frequencies=_inverse_frequencies(raw, head_dim),
         eos_ids=_eos_ids(directory, raw),
+        tasks=_tasks(raw),
+        pooling=_pooling(directory, raw),
+        has_dimensions=bool(raw.get("is_matryoshka") or raw.get("matryoshka_dimensions")),
     )
+
+
+def _tasks(raw: dict[str, Any]) -> frozenset[Task]:
+    architecture: str = raw["architectures"][0]
+    return next(tasks for kind, tasks in _TASKS.items() if architecture in [family + kind for family in FAMILIES])
+
+
+def _pooling(directory: Path, raw: dict[str, Any]) -> Literal["mean", "last"]:
+    """How hidden states become a result: the last one for a classification head, else as Sentence Transformers' files
+    say, else their mean.
+    """
+    if Task.EMBED not in _tasks(raw):
+        return "last"
+    path = directory / "1_Pooling" / "config.json"
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"pooling_mode_mean_tokens": True}
+    modes = [name for name, is_on in stored.items() if name.startswith("pooling_mode_") and is_on is True]
+    if modes == ["pooling_mode_mean_tokens"]:
+        return "mean"
+    if modes == ["pooling_mode_lasttoken"]:
+        return "last"
+    raise UnsupportedModel(f"1_Pooling: {', '.join(modes) or 'no pooling mode'}")
 
 
 def _refuse_unsupported(raw: dict[str, Any], context: int) -> None:
     architectures = raw.get("architectures") or ["(none named)"]
     if architectures[0] not in ARCHITECTURES:
         raise UnsupportedModel(f"architecture {architectures[0]} (supported: {', '.join(ARCHITECTURES)})")
+    labels = raw.get("num_labels") or len(raw.get("id2label") or ()) or 2
+    if architectures[0].endswith("ForSequenceClassification") and labels != 1:
+        raise UnsupportedModel(f"{labels} labels: a score needs a classification head with one")
     if raw.get("quantization_config"):
         raise UnsupportedModel("quantization_config: quantized weights")
     experts = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if raw.get(key)]
@@ -130,15 +166,19 @@ def _build(config: ModelConfig, tensors: dict[str, Tensor]) -> Weights:
     def maybe(name: str) -> Tensor | None:
         return tensors.pop(name, None)
 
-    embedding = take("model.embed_tokens.weight")
-    layers = tuple(_layer(config, f"model.layers.{index}.", take, maybe) for index in range(config.layers))
-    final_norm = take("model.norm.weight") * config.hidden**0.5
+    # A checkpoint of the base model alone may omit the prefix.
+    prefix = "model." if "model.embed_tokens.weight" in tensors or Task.EMBED not in config.tasks else ""
+    embedding = take(f"{prefix}embed_tokens.weight")
+    layers = tuple(_layer(config, f"{prefix}layers.{index}.", take, maybe) for index in range(config.layers))
+    final_norm = take(f"{prefix}norm.weight") * config.hidden**0.5
     head = maybe("lm_head.weight")
+    score = None if Task.EMBED in config.tasks else take("score.weight").t().contiguous()
     unused = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
     if unused:
         raise UnsupportedModel(f"unknown tensors, for example {unused[0]}")
-    head = embedding if head is None else head
-    return Weights(embedding=embedding, layers=layers, head=_transposed(head * final_norm))
+    if Task.GENERATE in config.tasks:
+        head = _transposed((embedding if head is None else head) * final_norm)
+    return Weights(embedding=embedding, layers=layers, final_norm=final_norm, head=head, score=score)
 
 
 def _layer(

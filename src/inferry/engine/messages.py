@@ -30,6 +30,8 @@ class Request(Struct, frozen=True, array_like=True):
     lane: int
     salt: str | None = None
     """Isolates the prefix cache; an engine without one ignores it."""
+    pooled: bool = False
+    """The prompt is embedded or scored; no token is sampled."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -71,6 +73,10 @@ class Ready(Struct, frozen=True, tag=10, array_like=True):
     vocab_size: int
     eos_ids: list[int]
     threads: int
+    tasks: tuple[str, ...] = ("generate",)
+    """What the model does, by the names of `domain.routes.Task`."""
+    features: tuple[str, ...] = ()
+    """Features of calls that the model supports."""
 
 
 class Account(Struct, frozen=True, array_like=True, gc=False):
@@ -91,11 +97,15 @@ class End(Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepDone(Struct, frozen=True, tag=11, array_like=True):
-    """One step: its new tokens as (key, token id), the sequences that ended, and the state."""
+    """One step: its new tokens as (key, token id), the sequences that ended, and the state.
+
+    `pooled`: the results of pooled sequences that ended, as float32 values: a vector, or one score.
+    """
 
     tokens: list[tuple[int, int]]
     ends: list[End]
     stats: Stats
+    pooled: list[tuple[int, bytes]] = []
 
 
 class Aborted(Struct, frozen=True, tag=12, array_like=True):

@@ -10,15 +10,22 @@ one block are one tile, and so are its values: attention reads whole tiles.
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferry.domain.routes import GENERATES, Task
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The dimensions of a decoder. `rope_inverse_frequencies` include scaling."""
+    """The dimensions of a decoder. `rope_inverse_frequencies` include scaling.
+
+    `pooling`: which hidden states a result is made of. `has_dimensions`: the first values of a vector are a vector of
+    their own (Matryoshka).
+    """
 
     vocab_size: int
     hidden: int
@@ -31,6 +38,9 @@ class ModelConfig:
     context_tokens: int
     rope_inverse_frequencies: Tensor
     eos_ids: frozenset[int]
+    tasks: frozenset[Task] = GENERATES
+    pooling: Literal["mean", "last"] = "mean"
+    has_dimensions: bool = False
 
     @property
     def tiles(self) -> int:
@@ -53,9 +63,16 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
+    """`head`: logits of tokens; `score`: one logit of the whole sequence. A model has one of them, or neither.
+
+    `final_norm` is the weight of the last norm, with the root of the width. It is part of `head` already.
+    """
+
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    head: Tensor
+    final_norm: Tensor
+    head: Tensor | None = None
+    score: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,18 @@ class PromptChunk:
 
 
 @dataclass(frozen=True)
+class PaddedPrompts:
+    """The last rows of a batch: whole prompts of several sequences, padded to the longest.
+
+    `rows` [prompts, longest] are the rows of each prompt, the last one repeated; `places` are the places of the real
+    tokens among them.
+    """
+
+    rows: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
 class StepBatch:
     """All tokens of one step, one row each. Built once per step and used by every layer.
 
@@ -113,10 +142,11 @@ class StepBatch:
     decodes: FewDecodes | ManyDecodes | None
     chunks: Ordered[PromptChunk]
     last_rows: Tensor | None
+    padded: PaddedPrompts | None = None
 
 
 class Decoder:
-    """Token ids in, logits out. Owns the KV cache; the batch says which slots each token uses."""
+    """Token ids in, logits or hidden states out. Owns the KV cache; the batch says which slots each token uses."""
 
     def __init__(self, config: ModelConfig, weights: Weights, *, blocks: int, block_tokens: int) -> None:
         self.config = config
@@ -133,9 +163,31 @@ class Decoder:
         angles = torch.outer(positions, config.rope_inverse_frequencies)
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
-        """Logits of the batch's last rows. Writes the KV of all its tokens to the cache."""
+        """Logits of the batch's last rows."""
+        return self.logits(self.hidden(batch), batch.last_rows)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, last_rows: Tensor | None) -> Tensor:
+        assert self._weights.head is not None
+        if last_rows is not None:
+            hidden = hidden.index_select(0, last_rows)
+        return torch.mm(self._normed(hidden), self._weights.head)
+
+    @torch.inference_mode()
+    def last_states(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """The last hidden states of these rows, after the final norm."""
+        return self._normed(hidden.index_select(0, rows)).mul_(self._weights.final_norm)
+
+    @torch.inference_mode()
+    def scores(self, states: Tensor) -> Tensor | None:
+        """The probability that the model's classification head gives each state; None without such a head."""
+        head = self._weights.score
+        return None if head is None else torch.sigmoid(torch.mm(states, head))
+
+    @torch.inference_mode()
+    def hidden(self, batch: StepBatch) -> Tensor:
+        """Hidden states of all rows before the final norm. Writes the KV of all tokens to the cache."""
         config, weights = self.config, self._weights
         rows = batch.ids.shape[0]
         rotated_heads = config.heads + config.kv_heads
@@ -159,9 +211,7 @@ class Decoder:
             normed = self._normed(hidden)
             gate, up = torch.mm(normed, layer.gate_up).chunk(2, 1)
             hidden.addmm_(F.silu(gate).mul_(up), layer.down)
-        if batch.last_rows is not None:
-            hidden = hidden.index_select(0, batch.last_rows)
-        return torch.mm(self._normed(hidden), weights.head)
+        return hidden
 
     def _normed(self, hidden: Tensor) -> Tensor:
         return hidden / torch.hypot(torch.linalg.vector_norm(hidden, dim=1, keepdim=True), self._floor)
@@ -173,7 +223,23 @@ class Decoder:
                 pieces.insert(0, self._attend_few(index, qkv, few))
             case ManyDecodes() as many:
                 pieces.insert(0, self._attend_many(index, qkv, many))
+        if batch.padded is not None:
+            pieces.append(self._attend_padded(qkv, batch.padded))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _attend_padded(self, qkv: Tensor, padded: PaddedPrompts) -> Tensor:
+        """Causal attention of whole prompts in one call: what follows a real token is never seen by it."""
+        config = self.config
+        prompts, length = padded.rows.shape
+        read = qkv.index_select(0, padded.rows.view(-1))
+        query = read[:, : self._q_width].view(prompts, length, config.kv_heads, self._group, config.head_dim)
+        query = query.permute(0, 2, 3, 1, 4).reshape(-1, self._group, length, config.head_dim)
+        fresh = read[:, self._q_width :].view(prompts, length, 2, config.kv_heads, config.head_dim)
+        shape = (prompts * config.kv_heads, 1, length, config.head_dim)
+        keys, values = (one.reshape(shape).expand_as(query) for one in fresh.permute(2, 0, 3, 1, 4).unbind(0))
+        seen = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=1.0)
+        seen = seen.view(prompts, config.kv_heads, self._group, length, config.head_dim).permute(0, 3, 1, 2, 4)
+        return seen.reshape(prompts * length, self._q_width).index_select(0, padded.places)
 
     def _attend_few(self, index: int, qkv: Tensor, few: FewDecodes) -> Tensor:
         config = self.config

@@ -148,6 +148,8 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
         vocab_size=runner.vocab_size,
         eos_ids=sorted(runner.eos_ids),
         threads=threads,
+        tasks=runner.tasks,
+        features=runner.features,
     )
     return core, ready
 

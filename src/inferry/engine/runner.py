@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
+from inferry.domain.routes import Task
 from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.loader import load_model
-from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PromptChunk, StepBatch
+from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch
 from inferry.engine.planner import Work
+from inferry.engine.pooling import pool
 from inferry.engine.sampling import sample
 from inferry.engine.sequences import Sequence
 
@@ -18,6 +20,8 @@ from inferry.engine.sequences import Sequence
 _MAX_FEW_BLOCKS = 48
 # Minimum share of needed blocks for reading a whole range.
 _MIN_BLOCK_DENSITY = 0.5
+# Longer prompts are not padded to a common length: most of the work would be padding.
+_MAX_PADDED_TOKENS = 64
 
 
 class TorchRunner:
@@ -30,6 +34,8 @@ class TorchRunner:
         self.context_tokens = decoder.config.context_tokens
         self.vocab_size = decoder.config.vocab_size
         self.eos_ids = decoder.config.eos_ids
+        self.tasks = tuple(sorted(task.value for task in decoder.config.tasks))
+        self.features = ("dimensions",) if decoder.config.has_dimensions else ()
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> "TorchRunner":
@@ -44,9 +50,12 @@ class TorchRunner:
         sampling = Sampling(temperature=0.0)
         if length < 1:
             return
-        sequence = Sequence(0, [0] * length, sampling=sampling, lane=0, arrival=0, limit=length + 2)
+        is_pooled = Task.GENERATE not in self._decoder.config.tasks
+        sequence = Sequence(
+            0, [0] * length, sampling=sampling, lane=0, arrival=0, limit=length + 2, is_pooled=is_pooled
+        )
         sequence.blocks = [0] * (length // size + 1)
-        for tokens in (length, 1):
+        for tokens in (length,) if is_pooled else (length, 1):
             self.execute([Work(sequence, tokens)])
             sequence.computed += tokens
             sequence.tokens.append(0)
@@ -54,18 +63,23 @@ class TorchRunner:
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Compute all of `work` in one pass; return tokens in the order of `work`."""
         singles = [piece for piece in work if piece.tokens == 1]
-        rows = [*singles, *(piece for piece in work if piece.tokens > 1)]
-        done = [piece for piece in rows if piece.tokens == piece.sequence.pending]
-        batch = self._lay_out(rows, len(singles))
-        logits = self._decoder.forward(batch)
+        padded = [piece for piece in work if _can_pad(piece)]
+        chunks = [piece for piece in work if piece.tokens > 1 and not _can_pad(piece)]
+        rows = [*singles, *chunks, *padded]
+        done = [p for p in rows if p.tokens == p.sequence.pending and not p.sequence.is_pooled]
+        batch = self._lay_out(rows, len(singles), len(padded))
+        hidden = self._decoder.hidden(batch)
+        if any(piece.sequence.is_pooled for piece in rows):
+            pool(self._decoder, hidden, rows)
         if not done:
             return []
-        tokens = sample(logits, [piece.sequence for piece in done])
+        tokens = sample(self._decoder.logits(hidden, batch.last_rows), [piece.sequence for piece in done])
         by_key = {piece.sequence.key: token for piece, token in zip(done, tokens, strict=True)}
         return [by_key[piece.sequence.key] for piece in work if piece.sequence.key in by_key]
 
-    def _lay_out(self, rows: Ordered[Work], singles: int) -> StepBatch:
+    def _lay_out(self, rows: Ordered[Work], singles: int, padded: int) -> StepBatch:
         size = self._block_tokens
+        whole = rows[len(rows) - padded :]
         ids: list[int] = []
         positions: list[int] = []
         slots: list[tuple[int, int]] = []
@@ -80,11 +94,12 @@ class TorchRunner:
                 slots.append((blocks[first // size], first % size))
             else:
                 end = first + piece.tokens
-                chunks.append(self._chunk(len(ids), first, end, blocks))
+                if not _can_pad(piece):
+                    chunks.append(self._chunk(len(ids), first, end, blocks))
                 ids.extend(sequence.tokens[first:end])
                 positions.extend(range(first, end))
                 slots.extend((blocks[at // size], at % size) for at in range(first, end))
-            if piece.tokens == sequence.pending:
+            if piece.tokens == sequence.pending and not sequence.is_pooled:
                 last_rows.append(len(ids) - 1)
         return StepBatch(
             ids=torch.tensor(ids),
@@ -93,6 +108,7 @@ class TorchRunner:
             decodes=self._decodes(rows[:singles]),
             chunks=chunks,
             last_rows=None if len(last_rows) == len(ids) else torch.tensor(last_rows, dtype=torch.long),
+            padded=_padded(whole, len(ids)) if whole else None,
         )
 
     def _chunk(self, row: int, first: int, end: int, blocks: list[int]) -> PromptChunk:
@@ -128,6 +144,22 @@ class TorchRunner:
         """Tiles of equally many blocks per sequence, ordered by sequence, then tile, then block."""
         first = torch.tensor(blocks).unsqueeze(1) * self._tiles
         return (first + torch.arange(self._tiles).unsqueeze(1)).view(-1)
+
+
+def _can_pad(piece: Work) -> bool:
+    """Whether the piece is a short prompt, whole, of a pooled sequence: such prompts attend in one call."""
+    sequence = piece.sequence
+    return sequence.is_pooled and 1 < piece.tokens <= _MAX_PADDED_TOKENS and piece.tokens == len(sequence.tokens)
+
+
+def _padded(whole: Ordered[Work], rows: int) -> PaddedPrompts:
+    """The last prompts of a batch with `rows` rows."""
+    lengths = torch.tensor([piece.tokens for piece in whole])
+    firsts = rows - int(lengths.sum()) + lengths.cumsum(0) - lengths
+    columns = torch.arange(int(lengths.max()))
+    index = firsts.unsqueeze(1) + torch.minimum(columns, lengths.unsqueeze(1) - 1)
+    places = (columns < lengths.unsqueeze(1)).view(-1).nonzero().view(-1)
+    return PaddedPrompts(index, places)
 
 
 def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> ManyDecodes:

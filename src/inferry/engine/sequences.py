@@ -1,5 +1,7 @@
 """A sequence: one generation inside the engine."""
 
+from typing import Any
+
 from inferry.domain.sampling import Sampling
 
 
@@ -7,7 +9,8 @@ class Sequence:
     """Prompt and output in one list. The first `computed` tokens are in the KV cache; the others are pending.
 
     Rule: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
-    phase: pending tokens are computed in order, and after the last one the next token is sampled.
+    phase: pending tokens are computed in order, and after the last one the next token is sampled. A sequence that
+    `is_pooled` ends there instead, with its `result`; `hidden_sum` is the runner's, over the tokens computed so far.
     """
 
     __slots__ = (
@@ -15,11 +18,14 @@ class Sequence:
         "blocks",
         "computed",
         "gpu_seconds",
+        "hidden_sum",
+        "is_pooled",
         "key",
         "lane",
         "limit",
         "preemptions",
         "prompt_tokens",
+        "result",
         "sampling",
         "seed",
         "stop_ids",
@@ -37,6 +43,7 @@ class Sequence:
         limit: int,
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
+        is_pooled: bool = False,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -51,6 +58,9 @@ class Sequence:
         self.blocks: list[int] = []
         self.gpu_seconds = 0.0
         self.preemptions = 0
+        self.is_pooled = is_pooled
+        self.hidden_sum: Any = None
+        self.result = b""
 
     @property
     def pending(self) -> int:

@@ -48,6 +48,10 @@ class HfTokenizer:
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        ids: list[int] = self._fast.encode_batch_fast([(text, other)], add_special_tokens=True)[0].ids
+        return ids
+
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         if self._template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")

@@ -1,4 +1,4 @@
-"""Routes requests: the two inference endpoints, and the rest. Nothing here blocks or awaits."""
+"""Routes requests: the inference endpoints, and the rest. Nothing here blocks or awaits."""
 
 import asyncio
 import logging
@@ -34,13 +34,15 @@ from inferry.ingress.openai.parse import LongPrompt, parse
 from inferry.ingress.openai.prompt_calls import CompletionsEndpoint
 from inferry.ingress.openai.rate_limit_headers import has_rate_limits, rate_limit_headers
 from inferry.ingress.openapi import document
+from inferry.ingress.pooling.decode import EmbeddingsEndpoint, PooledEndpoint, RerankEndpoint, ScoreEndpoint
+from inferry.ingress.pooling.parse import parse_pooled
 from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.responses.endpoint import RESPONSES, ResponsesEndpoint
 from inferry.ingress.router import Fail, Refuse, Router
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
-from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint, WireFormat
+from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,9 @@ class App:
             b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse),
             MESSAGES: MessagesEndpoint(),
             RESPONSES: self.responses,
+            b"/v1/embeddings": EmbeddingsEndpoint(),
+            b"/v1/rerank": RerankEndpoint(),
+            b"/v1/score": ScoreEndpoint(),
         }
         self._routers: list[Router] = [
             TokenCountsRouter(self._refuse, self._internal_error, gateway),
@@ -155,24 +160,31 @@ class App:
         caller = ANONYMOUS
         try:
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
-            decoded = endpoint.decode(request.body)
-            if isinstance(decoded, DeferredRequest):
-                self._start_task(self._prepare(decoded, caller, request, reply))
-                return
-            job = parse(decoded, request.headers, self._gateway.models, caller)
+            models = self._gateway.models
+            if isinstance(endpoint, PooledEndpoint):
+                pooled = endpoint.decode_pooled(request.body)
+                wire_format = pooled.format
+                job = parse_pooled(pooled, request.headers, models, caller)
+            else:
+                decoded = endpoint.decode(request.body)
+                if isinstance(decoded, DeferredRequest):
+                    self._start_task(self._prepare(decoded, caller, request, reply))
+                    return
+                wire_format = decoded.format
+                job = parse(decoded, request.headers, models, caller)
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._refuse(error, request, reply, caller)
             return
-        self._continue(job, decoded, caller, request, reply)
+        self._continue(job, wire_format, caller, request, reply)
 
     def _continue(
-        self, job: InferenceJob | LongPrompt, decoded: ClientRequest, caller: Caller, request: Request, reply: Reply
+        self, job: InferenceJob | LongPrompt, wire_format: WireFormat, caller: Caller, request: Request, reply: Reply
     ) -> None:
         if isinstance(job, LongPrompt):
-            self._start_task(self._tokenize(job, caller, request, reply, decoded.format))
+            self._start_task(self._tokenize(job, caller, request, reply, wire_format))
         else:
-            self._submit(job, caller, request, reply, decoded.format)
+            self._submit(job, caller, request, reply, wire_format)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -189,7 +201,7 @@ class App:
             except GatewayError as error:
                 self._metrics.refused(error.code)
                 raise
-            self._continue(job, decoded, caller, request, reply)
+            self._continue(job, decoded.format, caller, request, reply)
         except GatewayError as error:
             self._refuse(error, request, reply, caller)
         except Exception:

@@ -75,6 +75,7 @@ def _openai_model(card: ModelCard, ready: set[str]) -> dict[str, Any]:
         "max_model_len": card.context_tokens,
         "parent": card.parent,
         "ready": card.name in ready,
+        "tasks": sorted(task.value for task in card.tasks),
     }
 
 

@@ -193,7 +193,7 @@ class Scheduler:
                     service_history.prefilled(entry, step.prompt_tokens)
         elif type(step) is Ended:
             worker.free(entry)
-            if worker.pads:
+            if worker.pads or entry.is_pooled:
                 self._pass_durations.job_left(worker, now)
             if step.prompt_tokens is not None or step.output_tokens is not None:
                 service_history.ended(entry, step)
@@ -201,9 +201,9 @@ class Scheduler:
                 entry.sibling_window.ended(entry.job, entry.charged_tokens)
             entry.run.ended()
             del self._entries[job_id]
-            if not worker.sequences:
+            if not worker.sequences or (entry.is_pooled and not worker.pooled_sequences):
                 self._hold_check_needed = True
-                if worker.view is None:
+                if worker.view is None and not worker.sequences:
                     del self._workers[worker.name]
 
     # What it decides.
@@ -358,7 +358,7 @@ class Scheduler:
         for draft in drafts:
             self._plan_count += 1
             plans.append(draft.plan(self._plan_count, now))
-            if draft.pads:
+            if draft.pads or self._workers[draft.worker].pooled_sequences:
                 self._pass_durations.record_start(self._workers[draft.worker], len(draft.jobs), now)
         return tuple(plans), tuple([entry.job for entry in evicted]) if evicted else ()
 

@@ -47,7 +47,8 @@ class WorkerState:
     here (`live_decoding` counts sequences by lane); the rate binds the lanes below it. In walk `closed_in_walk` the
     worker is reserved: lanes from `closed_from_lane` on may not use it. `preemption_candidates` are the running jobs of
     preemptible lanes, latest last; `borrowers` are those of lanes that borrow the worker. Jobs that are `evicting` stay
-    counted until they have ended. `nominated` jobs wait for that and are counted as well.
+    counted until they have ended. `nominated` jobs wait for that and are counted as well. `pooled_sequences` are the
+    jobs in flight that embed or score: together they are a pass.
 
     `kv_peaks` exists where the view asks for `timed` packing and names a KV limit. Then `kv_limit` is no limit: what
     fits is no sum, and only `fits_timed` knows it.
@@ -74,6 +75,7 @@ class WorkerState:
         "nominated",
         "output_length",
         "pads",
+        "pooled_sequences",
         "preemption_candidates",
         "prefill_ahead",
         "prefill_bucket",
@@ -93,6 +95,7 @@ class WorkerState:
         self.live_decoding = [0] * len(Lane)
         self.best_decoding_lane: int | None = None
         self.live_sequences = 0
+        self.pooled_sequences = 0
         self.preemption_candidates: dict[QueuedJob, None] = {}
         self.borrowers: dict[QueuedJob, None] = {}
         self.evicting: dict[QueuedJob, None] = {}
@@ -292,6 +295,8 @@ class WorkerState:
 
     def admit(self, entry: QueuedJob) -> None:
         self.sequences += 1
+        if entry.is_pooled:
+            self.pooled_sequences += 1
         if entry.rules.is_live:
             self.live_sequences += 1
         self.kv_tokens += entry.kv_tokens
@@ -310,6 +315,8 @@ class WorkerState:
         """Undo `admit` for a job that was never sent."""
         del self.nominated[entry]
         self.sequences -= 1
+        if entry.is_pooled:
+            self.pooled_sequences -= 1
         if entry.rules.is_live:
             self.live_sequences -= 1
         self.kv_tokens -= entry.kv_tokens
@@ -354,6 +361,8 @@ class WorkerState:
     def free(self, entry: QueuedJob) -> None:
         """The job has ended."""
         self.sequences -= 1
+        if entry.is_pooled:
+            self.pooled_sequences -= 1
         if entry.rules.is_live:
             self.live_sequences -= 1
         self.kv_tokens -= entry.kv_tokens

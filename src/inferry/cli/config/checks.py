@@ -141,7 +141,15 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             yield f"{where}.pool must be a tenant's name"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
-        counts = ("max_sequences", "kv_tokens", "prefill_tokens", "chunk_tokens", "threads", "context_tokens")
+        counts = (
+            "max_sequences",
+            "kv_tokens",
+            "prefill_tokens",
+            "chunk_tokens",
+            "threads",
+            "context_tokens",
+            "max_inputs_per_request",
+        )
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
         yield from check_range(where, worker, 0, math.inf, "media_tokens")
@@ -151,6 +159,8 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from (f"{where}.{problem}" for problem in check_literal_secrets(worker))
         if isinstance(worker, HttpWorkerConfig) and (problem := check_url(worker.url)) is not None:
             yield f"{where}.url {problem}"
+        if isinstance(worker, HttpWorkerConfig) and worker.tasks == ():
+            yield f"{where}.tasks is empty: remove it to detect the tasks"
         if not all(worker.models):
             yield f"{where}.models contains an empty name"
         if isinstance(worker, HttpWorkerConfig) and not all(worker.adapters):

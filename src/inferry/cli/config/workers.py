@@ -95,6 +95,11 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits above; `fixed` always uses these limits."""
     chunk_tokens: int | None = None
     """Maximum tokens per step (vLLM's `--max-num-batched-tokens`); null if unknown."""
+    tasks: tuple[Literal["generate", "embed", "score"], ...] | None = None
+    """What the models do. null asks a `vllm` or `sglang` server for an embedding and a score of its first model at
+    startup; a hosted API may generate and embed; other kinds generate."""
+    max_inputs_per_request: int = 2048
+    """Maximum inputs to embed or score in one request, of one call or of several calls together."""
     connect_timeout_s: float = 5.0
     """Time to connect, in seconds."""
     first_token_timeout_s: float = 120.0

@@ -1,9 +1,10 @@
 """A request's body and headers to an InferenceJob, or to the GatewayError that names what is wrong."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -18,7 +19,7 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import Estimate, InferenceJob, Payload, ResumeMode
 from inferry.domain.lanes import Lane
 from inferry.domain.ports import ModelCard
-from inferry.domain.routes import BatchKey, RouteKey
+from inferry.domain.routes import BatchKey, RouteKey, Task
 from inferry.domain.sampling import Sampling
 from inferry.ingress.errors import printable
 from inferry.ingress.harness import identity
@@ -76,18 +77,25 @@ def parse(
         return _job(call, None, size)
     if isinstance(prompt, PromptText):
         if prompt.size > INLINE_TOKENIZE_BYTES:
-            return LongPrompt(call, prompt)
+            return LongPrompt(prompt.encode, partial(_job_from_ids, call))
         prompt = prompt.encode()
     return _job_from_ids(call, prompt)
 
 
-def find_card(model: str, models: ModelCatalog, caller: Caller) -> ModelCard:
-    """The card of the model that the caller names. Raises ModelNotFound or ModelNotAllowed."""
+def find_card(model: str, models: ModelCatalog, caller: Caller, task: Task = Task.GENERATE) -> ModelCard:
+    """The card of the model that the caller names. Raises ModelNotFound, ModelNotAllowed, or UnsupportedFeature where
+    the model does not do the task.
+    """
     card = models.card(model, caller.pool)
     if card is None:
         raise ModelNotFound(f"unknown model `{printable(model)}`", param="model")
     if not caller.allows_model(card.name):
         raise ModelNotAllowed(f"this key may not use the model `{card.name}`", param="model")
+    if task not in card.tasks:
+        tasks = ", ".join(sorted(one.value for one in card.tasks))
+        raise UnsupportedFeature(
+            f"the model `{card.name}` does not support the task `{task.value}`, only {tasks}", param="model"
+        )
     return card
 
 
@@ -106,7 +114,13 @@ def check_features(request: ClientRequest, card: ModelCard, media: Media = NO_ME
 
 async def tokenize_long(prompt: PromptText) -> list[int]:
     """Token ids of a prompt, computed off the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_tokenizer_pool, prompt.encode)
+    ids: list[int] = await run_tokenizer(prompt.encode)
+    return ids
+
+
+async def run_tokenizer(encode: Callable[[], Any]) -> Any:
+    """The result of `encode`, computed off the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_tokenizer_pool, encode)
 
 
 class _ParsedCall(NamedTuple):
@@ -126,14 +140,14 @@ class _ParsedCall(NamedTuple):
 
 
 class LongPrompt:
-    """A call whose prompt is tokenised off the event loop."""
+    """A call whose prompt is tokenised off the event loop: `encode` runs there, `make_job` gets its result."""
 
-    def __init__(self, call: _ParsedCall, text: PromptText) -> None:
-        self._call = call
-        self._text = text
+    def __init__(self, encode: Callable[[], Any], make_job: Callable[[Any], InferenceJob]) -> None:
+        self._encode = encode
+        self._make_job = make_job
 
     async def job(self) -> InferenceJob:
-        return _job_from_ids(self._call, await tokenize_long(self._text))
+        return self._make_job(await run_tokenizer(self._encode))
 
 
 def _job_from_ids(call: _ParsedCall, ids: list[int]) -> InferenceJob:

@@ -70,6 +70,19 @@ def call_operation(summary: str, body: type[Struct], full: type[Struct], event: 
     )
 
 
+def pooled_operation(summary: str, body: type[Struct], full: type[Struct]) -> Operation:
+    content = {"application/json": {"schema": ref(full)}}
+    return Operation(
+        summary=summary,
+        description="Fields that are not named here are forwarded to the worker.",
+        tag="calls",
+        body=body,
+        parameters=CALL_PARAMETERS,
+        responses={200: {"description": "The response.", "content": content, "headers": headers(*CALL_HEADERS)}},
+        errors=call_errors(),
+    )
+
+
 def json_response(kind: type[Struct], description: str, *others: type[Struct]) -> Json:
     """A response with a body of one of these kinds."""
     schema: Json = {"oneOf": [ref(one) for one in (kind, *others)]} if others else ref(kind)

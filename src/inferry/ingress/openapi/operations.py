@@ -6,11 +6,11 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.settings import TenantSettings
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
-from inferry.ingress.openapi import responses
+from inferry.ingress.openapi import pooled, responses
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
-from inferry.ingress.openapi.operation import Operation, call_operation, json_response
+from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.openapi.storage import storage_operations
@@ -40,6 +40,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         **message_operations(),
         **response_operations(),
         **storage_operations(),
+        **{path: {"post": pooled_operation(*call)} for path, call in pooled.CALLS.items()},
         **_models(),
         **_runs(),
         **_workers(),

@@ -55,7 +55,8 @@ class Error(Struct, forbid_unknown_fields=True):
 
 class Model(Struct, forbid_unknown_fields=True):
     """A model or LoRA adapter. `ready`: a worker that serves it is ready. `max_model_len` is null where it is unknown,
-    `parent` is the base model of an adapter."""
+    `parent` is the base model of an adapter. `tasks`: what the model does.
+    """
 
     id: str
     object: Literal["model"]
@@ -64,6 +65,7 @@ class Model(Struct, forbid_unknown_fields=True):
     max_model_len: int | None
     parent: str | None
     ready: bool
+    tasks: list[Literal["embed", "generate", "score"]]
 
 
 class ModelList(Struct, forbid_unknown_fields=True):

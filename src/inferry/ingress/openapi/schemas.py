@@ -14,7 +14,8 @@ from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
 from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
-from inferry.ingress.openapi import message_responses, response_objects, responses, storage_responses
+from inferry.ingress.openapi import message_responses, pooled, response_objects, responses, storage_responses
+from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
 
@@ -51,6 +52,12 @@ _RANGES: dict[str, Json] = {
     "service_tier": {"enum": ["auto", "default", "priority", "flex"]},
 }
 """Bounds that parsing checks, by field."""
+_POOLED_RANGES: dict[str, Json] = {
+    "dimensions": {"minimum": 1, "maximum": MAX_TOKEN_ID},
+    "truncate_prompt_tokens": {"anyOf": [{"const": -1}, {"minimum": 1, "maximum": MAX_TOKEN_ID}]},
+    "top_n": {"minimum": 0},
+    "service_tier": _RANGES["service_tier"],
+}
 _POSITIVE: Json = {"exclusiveMinimum": 0, "exclusiveMaximum": 2**63}
 _ADMIN_RANGES: dict[str, Json] = {
     **dict.fromkeys(NUMERIC_LIMITS, _POSITIVE),
@@ -96,6 +103,7 @@ def schemas() -> Json:
         ResponsesRequest,
         CreateBatchBody,
         CreateMessageBatchBody,
+        *(*pooled.REQUESTS, *pooled.RESPONSES),
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
@@ -108,6 +116,11 @@ def schemas() -> Json:
         for name in fields:
             fields[name] = _with_range(_FIELD_SCHEMAS.get(name, fields[name]), _RANGES.get(name, {}))
     found[request_schema.ChatCompletionRequest.__name__]["properties"]["messages"]["minItems"] = 1
+    for request in pooled.REQUESTS:
+        fields = found[request.__name__]["properties"]
+        for name, schema in (*pooled.field_schemas(MAX_INPUTS).items(), *_POOLED_RANGES.items()):
+            if name in fields:
+                fields[name] = schema if name not in _POOLED_RANGES else _with_range(fields[name], schema)
     for settings in (LimitSettings, TenantSettings, CreateKeyBody, RotateKeyBody):
         fields = found[settings.__name__]["properties"]
         for name in fields:

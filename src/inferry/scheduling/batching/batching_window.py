@@ -1,6 +1,7 @@
 """When a job that arrives is held, and when a held job is released.
 
-`adaptive` holds only where that pays: a later job joins the running batch of a worker that batches continuously.
+`adaptive` holds only where that pays: a later job joins the running batch of a worker that batches continuously. Jobs
+that embed or score are small and cheaper as one request, so they are held while a pass of such jobs runs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from inferry.scheduling.queues.queued_job import QueuedJob
 def hold_limit(entry: QueuedJob, queue: RouteQueue, hold_rules: Sequence[HoldRule], now: float) -> float | None:
     """The latest time until which a job that arrives now is held; None where it is not."""
     rules = queue.rules
-    if rules.window != "fixed" and not entry.job.prefix and not queue.route.any_pads:
+    if rules.window != "fixed" and not entry.job.prefix and not queue.route.any_pads and not queue.route.is_pooled:
         return None  # the common case: it has no siblings and joins the running batch
     if rules.window == "off" or rules.coalesce_s <= 0:
         return None
@@ -29,9 +30,9 @@ def hold_limit(entry: QueuedJob, queue: RouteQueue, hold_rules: Sequence[HoldRul
 
 
 def should_keep_holding(queue: RouteQueue) -> bool:
-    """Whether held jobs stay held after a change of workers. An idle worker releases them."""
+    """Whether held jobs stay held after a change of workers. A worker without a pass releases them."""
     route = queue.route
-    return queue.rules.window == "fixed" or (route.all_pad is route.any_pads and not route.has_idle())
+    return queue.rules.window == "fixed" or (route.all_pad is route.any_pads and not route.has_free_pass())
 
 
 def hold_expiry(job: InferenceJob, rules: LaneRules, latest_at: float = inf) -> tuple[float, ReleaseReason]:

@@ -1,7 +1,8 @@
-"""Hold jobs for a padded pass, which cannot be joined once it runs.
+"""Hold jobs for a pass, which cannot be joined once it runs: a padded pass, or one request for several pooled jobs.
 
 While every worker is in a pass, holding costs nothing. Before an idle worker it costs the wait of the held jobs, and
-saves almost a pass for every job that arrives in time.
+saves almost a pass for every job that arrives in time. Where workers batch continuously, a second pass may run beside
+the first, so pooled jobs wait for the window at most.
 """
 
 from math import inf
@@ -22,13 +23,14 @@ class PassHold(HoldRule):
         self._pass_durations = pass_durations
 
     def hold_until(self, entry: QueuedJob, queue: RouteQueue, now: float) -> float | None:
-        if not queue.route.all_pad:
+        route = queue.route
+        if not route.all_pad and not (route.is_pooled and not route.any_pads):
             return None
         followers, coalesce_s = queue.followers, queue.rules.coalesce_s
         is_follower = followers.arrived(now)
-        if not queue.route.has_idle():
+        if not route.has_free_pass():
             return inf
         if not is_follower:
-            pass_s = self._pass_durations.shortest_s(queue.route.workers)
+            pass_s = self._pass_durations.shortest_s(route.workers)
             followers.open_window(now + (coalesce_s if pass_s is None else min(coalesce_s, PASS_FRACTION * pass_s)))
         return followers.window_ends_at if followers.expected_followers >= MIN_EXPECTED_FOLLOWERS else None

@@ -1,4 +1,4 @@
-"""What is learned for batching windows: how long a padded pass takes, and how many jobs follow a first one."""
+"""What is learned for batching windows: how long a pass takes, and how many jobs follow a first one."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ EWMA_ALPHA = 0.2
 
 
 class PassDurations:
-    """Seconds of a padded pass, by worker.
+    """Seconds of a pass, by worker.
 
-    Only a pass that began on an empty worker is timed, up to the first job that leaves it. Too short a time makes holds
+    Only a pass that began where no other ran is timed, up to the first job that leaves it. Too short a time makes holds
     shorter, never longer.
     """
 
@@ -23,8 +23,8 @@ class PassDurations:
 
     def record_start(self, worker: WorkerState, jobs: int, now: float) -> None:
         """`jobs` jobs were just sent there as one pass."""
-        if worker.sequences == jobs:
-            self._started_at[worker.name] = now
+        if jobs in (worker.sequences, worker.pooled_sequences):
+            self._started_at.setdefault(worker.name, now)
 
     def job_left(self, worker: WorkerState, now: float) -> None:
         """A job there has ended."""

@@ -25,7 +25,8 @@ class RouteFilter:
 
     `tiers` are the same workers by group, best first: a worker of a later tier is used when no earlier one accepts the
     job. There is mostly one, which is asked directly. `borrowable` are the workers of other groups, by group; those
-    lent now are the last tiers. Workers that pad are not lent, since batch keys would split the queue.
+    lent now are the last tiers. Workers that pad are not lent, since batch keys would split the queue. `is_pooled`: the
+    jobs of the route embed or score.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class RouteFilter:
         "all_pad",
         "any_pads",
         "borrowable",
+        "is_pooled",
         "key",
         "tiers",
         "workers",
@@ -52,6 +54,7 @@ class RouteFilter:
         worker_groups: WorkerGroupIndex,
     ) -> None:
         self.key = key
+        self.is_pooled = key.pooled
         self._rules = rules
         self._filters = filters
         self._lent: frozenset[str] = frozenset()
@@ -115,6 +118,14 @@ class RouteFilter:
             if single_tier is not None
             else any(tier.has_idle() for tier in self.tiers) or not self.tiers
         )
+
+    def has_free_pass(self) -> bool:
+        """Whether one of its workers runs no pass, or there is none. A worker that batches continuously runs a pass
+        while it has pooled jobs, a worker that pads while it has any.
+        """
+        if not self.is_pooled or self.any_pads:
+            return self.has_idle()
+        return not self.workers or any(not worker.pooled_sequences for worker in self.workers)
 
     def is_closed(self, walk: int) -> bool:
         """Whether all its workers are reserved in this walk."""

@@ -297,6 +297,7 @@ class LaneQueue:
         """Enter a job that is queued."""
         run = self.accounts.open_run(job.tenant, job.run_id)
         entry = QueuedJob(job, number, self.rules, queue.key, run)
+        entry.is_pooled = queue.route.is_pooled
         self.depth += 1
         self.prompt_tokens += entry.cold_tokens
         self.output_tokens += job.footprint.output.expected

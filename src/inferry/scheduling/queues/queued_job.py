@@ -64,7 +64,8 @@ class QueuedJob:
     changes by itself: the end of its hold, then its deadline. `prefill_tokens` falls to zero at the first token;
     `cold_tokens` is its value on arrival. `charged_tokens` and `produced` are the prompt and output tokens charged to
     its accounts so far. `prefix_group` are the ready jobs of its queue that share its prefix, `sibling_window` those
-    that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers.
+    that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers. `is_pooled`: it embeds or
+    scores.
     """
 
     __slots__ = (
@@ -72,6 +73,7 @@ class QueuedJob:
         "charged_tokens",
         "cold_tokens",
         "due",
+        "is_pooled",
         "job",
         "kv_tokens",
         "lane",
@@ -103,6 +105,7 @@ class QueuedJob:
         uncached = prompt - footprint.cached.expected
         self.prefill_tokens = self.cold_tokens = uncached if uncached > 0 else 1
         self.kv_tokens = prompt + footprint.output.expected
+        self.is_pooled = False
         self.stays_in_groups = rules.borrow_groups and not _can_be_stopped(job)
         self.state: QueueState = HELD
         self.reason: ReleaseReason = _IMMEDIATE

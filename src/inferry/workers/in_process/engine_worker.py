@@ -5,6 +5,7 @@ process holds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 
 from msgspec import Struct
 
@@ -13,14 +14,15 @@ from inferry.domain.errors import GatewayError, InvalidRequest, UpstreamRefused,
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
-from inferry.domain.routes import OutputLength
+from inferry.domain.routes import GENERATES, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, WorkerView
-from inferry.engine.messages import Add, Request, Stats, ToEngine
+from inferry.engine.messages import Aborted, Add, Rejected, Request, Stats, StepDone, ToEngine
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
+from inferry.workers.in_process.pooled_jobs import PooledJobs
 from inferry.workers.plan_completion import PlanCompletion
 
 _FEATURES = frozenset({"echo"})
@@ -82,15 +84,16 @@ class EngineWorker:
         self._can_resume_seeded = can_resume_seeded
         clock = clock or SystemClock()
         self._created = int(clock.wall())
-        self._keys = 0
+        self._keys = count(1)
         self._jobs = LiveJobs(make_assembler, self._send)
+        self._pooled = PooledJobs(self._keys, self._jobs.abort)
         self._engine = EngineSupervisor(
             name,
             program,
             clock,
-            on_message=self._jobs.on_message,
-            on_lost=self._jobs.fail_all,
-            has_work=lambda: self._jobs.is_busy,
+            on_message=self._on_message,
+            on_lost=self._fail_all,
+            has_work=lambda: self._jobs.is_busy or self._pooled.is_busy,
             restart_backoff_s=restart_backoff_s,
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
@@ -115,7 +118,7 @@ class EngineWorker:
 
     async def close(self) -> None:
         await self._engine.close()
-        self._jobs.fail_all("the worker was closed")
+        self._fail_all("the worker was closed")
 
     def view(self) -> WorkerView:
         engine, limits = self._engine, self._limits
@@ -149,8 +152,9 @@ class EngineWorker:
                 default_output_tokens=self._default_output_tokens,
                 can_resume=True,
                 can_resume_seeded=self._can_resume_seeded,
-                features=_FEATURES,
+                features=_FEATURES if ready is None else _FEATURES.union(ready.features),
                 created=self._created,
+                tasks=GENERATES if ready is None else frozenset(Task(name) for name in ready.tasks),
             )
             for model in self._models
         ]
@@ -159,11 +163,13 @@ class EngineWorker:
         completion = PlanCompletion(len(plan.jobs))
         requests: list[Request] = []
         for job in plan.jobs:
-            self._keys += 1
-            live = LiveJob(self._keys, job, emit, completion)
+            live = LiveJob(next(self._keys), job, emit, completion)
             refusal = self._refusal(job)
             if refusal is not None:
                 live.end(Failed(job.job_id, refusal))
+                continue
+            if job.payload.pooled is not None:
+                requests += self._pooled.add(job, emit, completion)
                 continue
             live.assembler = self._make_assembler(job.payload.sampling.stop)
             if live.earlier_ids:
@@ -182,17 +188,35 @@ class EngineWorker:
         except BaseException:
             # Cancelled, or a message that cannot be encoded: the ends of these jobs are not awaited any more.
             self._jobs.drop_plan(completion)
+            self._pooled.drop_plan(completion)
             raise
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         """Abort these jobs; return them once the engine has confirmed that they are freed, or is lost."""
-        found = [live for job_id in job_ids if (live := self._jobs.find(job_id)) is not None]
-        if not found:
-            return frozenset()
-        for live in found:
-            live.cancelled = True
-        await self._jobs.abort([live.key for live in found])
-        return frozenset(live.job.job_id for live in found)
+        keys: list[int] = []
+        found: set[str] = set()
+        for job_id in job_ids:
+            live = self._jobs.find(job_id)
+            pooled_keys = self._pooled.keys_of(job_id)
+            if live is not None:
+                live.cancelled = True
+                keys.append(live.key)
+                found.add(job_id)
+            elif pooled_keys:
+                self._pooled.cancelled(job_id)
+                keys += pooled_keys
+                found.add(job_id)
+        if keys:
+            await self._jobs.abort(keys)
+        return frozenset(found)
+
+    def _on_message(self, message: StepDone | Aborted | Rejected) -> None:
+        self._pooled.on_message(message)  # before an abort is confirmed
+        self._jobs.on_message(message)
+
+    def _fail_all(self, reason: str) -> None:
+        self._pooled.fail_all(reason)
+        self._jobs.fail_all(reason)
 
     def _send(self, message: ToEngine) -> bool:
         return self._engine.send(message)
@@ -202,6 +226,12 @@ class EngineWorker:
             return WorkerLost(f"the engine of worker {self._name} is not ready")
         if self._jobs.find(job.job_id) is not None:
             return InvalidRequest("the job is already running on this worker")
+        if job.payload.pooled is not None:
+            if self._pooled.keys_of(job.job_id):
+                return InvalidRequest("the job is already running on this worker")
+            return (
+                None if job.payload.pooled.ids else UpstreamRefused("the engine needs token ids, and the job has none")
+            )
         if job.payload.prompt_ids is None and job.resume_point is None:
             return UpstreamRefused("the engine needs token ids, and the job has none")
         return None

@@ -14,6 +14,7 @@ from inferry.domain.errors import ClientClosed, WorkerLost
 from inferry.workers.http_client import Connection
 from inferry.workers.openai_http.calls import Call
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
+from inferry.workers.openai_http.pooled_calls import PooledCalls
 from inferry.workers.openai_http.request_bodies import engine_id
 
 ABORT_WAITS_S = (0.1, 0.3, 0.6)
@@ -56,6 +57,28 @@ class StreamEndListener:
     def _set_finished(self, confirmed: bool) -> None:
         if not self.finished.done():
             self.finished.set_result(confirmed)
+
+
+async def cancel_jobs(
+    job_ids: Iterable[str],
+    pooled: PooledCalls,
+    calls: Mapping[str, Call],
+    abort: Abort | None,
+    poller: MetricsPoller | None,
+    clock: Clock,
+) -> tuple[frozenset[str], int]:
+    """`cancel_calls` for jobs of which some are pooled. The request of several pooled jobs ends with the last of them:
+    until then the server computes the others, and none is freed.
+    """
+    others, emptied, continuing = pooled.leave(job_ids)
+    freed: frozenset[str] = frozenset()
+    unconfirmed = continuing
+    if emptied:
+        closed, _ = await cancel_calls(emptied, calls, None, poller, clock)
+        freed = frozenset(job_id for name in closed for job_id in emptied[name])
+        unconfirmed += sum(len(members) for name, members in emptied.items() if name not in closed)
+    freed_others, unconfirmed_others = await cancel_calls(others, calls, abort, poller, clock)
+    return freed | freed_others, unconfirmed + unconfirmed_others
 
 
 async def cancel_calls(

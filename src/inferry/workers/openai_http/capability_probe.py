@@ -10,12 +10,23 @@ from msgspec import Struct
 
 from inferry.domain.errors import WorkerLost
 from inferry.domain.response_shapes import shape_of
+from inferry.domain.routes import GENERATES, Task
 from inferry.domain.values import replace
 from inferry.workers.openai_http.metrics_parser import read_metrics
 from inferry.workers.openai_http.profiles import DetectedCapabilities, Profile
 from inferry.workers.openai_http.server_client import ServerClient
 
-PATHS = {"chat": b"/v1/chat/completions", "completions": b"/v1/completions"}
+PATHS = {
+    "chat": b"/v1/chat/completions",
+    "completions": b"/v1/completions",
+    "embeddings": b"/v1/embeddings",
+    "score": b"/v1/score",
+}
+_TASK_PROBES: dict[Task, tuple[bytes, dict[str, object]]] = {
+    Task.EMBED: (PATHS["embeddings"], {"input": "ping"}),
+    Task.SCORE: (PATHS["score"], {"text_1": "ping", "text_2": "ping"}),
+    Task.GENERATE: (PATHS["completions"], {"prompt": "ping", "max_tokens": 1}),
+}
 REQUEST_TIMEOUT_S = 5.0
 """Timeout of cheap requests: metrics, an abort."""
 MAX_PROBE_S = 60.0
@@ -85,6 +96,25 @@ class CapabilityProbe:
             return {one.id: one for one in msgspec.json.decode(body, type=_ModelList).data}
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise WorkerLost("GET /v1/models returned no list of models") from None
+
+    async def tasks(self, models: Sequence[str]) -> frozenset[Task]:
+        """What the server does with its models. The first one is asked for an embedding and a score, because a server
+        mostly has one model and adapters of it. A server that does neither generates. A hosted API is not asked.
+        """
+        possible = self._profile.tasks
+        if len(possible) == 1 or self._profile.is_hosted or not models:
+            return possible
+        pooled = sorted(possible - GENERATES, key=lambda task: task.value)
+        found = frozenset([task for task in pooled if await self._does(task, models[0])])
+        return found | GENERATES if not found or await self._does(Task.GENERATE, models[0]) else found
+
+    async def _does(self, task: Task, model: str) -> bool:
+        path, fields = _TASK_PROBES[task]
+        try:
+            status, _ = await self._post(path, {"model": model, **fields})
+        except WorkerLost:
+            return False
+        return status == 200
 
     async def metrics_page(self, timeout_s: float = REQUEST_TIMEOUT_S) -> tuple[int, bytes]:
         assert self._profile.metrics is not None

@@ -12,12 +12,13 @@ from inferry.workers.plan_completion import PlanCompletion
 class NonStreamingCall(Call):
     """A job with a non-streaming response. Its only delta is the response body, unchanged."""
 
-    __slots__ = ("_parts", "_size")
+    __slots__ = ("_max_bytes", "_parts", "_size")
 
     def __init__(self, job: InferenceJob, emit: Emit, completion: PlanCompletion, worker: CallOwner) -> None:
         super().__init__(job, emit, completion, worker)
         self._parts: list[bytes] = []
         self._size = 0
+        self._max_bytes = MAX_EVENT_BYTES
 
     def reset(self) -> None:
         super().reset()
@@ -31,8 +32,8 @@ class NonStreamingCall(Call):
         self.last_activity_at = self._now()
         self._size += len(body)
         self._parts.append(body)
-        if self._size > MAX_EVENT_BYTES:
-            self.fail(WorkerLost(f"worker {self._worker.name} sent a response of more than {MAX_EVENT_BYTES} bytes"))
+        if self._size > self._max_bytes:
+            self.fail(WorkerLost(f"worker {self._worker.name} sent a response of more than {self._max_bytes} bytes"))
 
     def on_end(self) -> None:
         if self._status == 200 and self.end is None:

@@ -5,6 +5,7 @@ A profile is the upper bound of a kind's capabilities. The capability probe at s
 
 from msgspec import Struct
 
+from inferry.domain.routes import ALL_TASKS, GENERATES, Task
 from inferry.domain.values import replace
 
 ALL_FEATURES = frozenset(
@@ -45,7 +46,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     `usage_in_stream`: supports `stream_options.include_usage`. `is_hosted`: a hosted API with rate limit headers.
     `unsupported_fields`: fields of other kinds that must not be sent. `features`: request features; those for media are
     what the kind can take, and the model may take fewer. `probes_images`: ask the server at start whether its model
-    takes images.
+    takes images. `tasks`: what a model of such a server may do. Which of several tasks it does is
+    detected, except for a hosted API.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     unsupported_fields: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()
     probes_images: bool = False
+    tasks: frozenset[Task] = GENERATES
 
 
 VLLM = Profile(
@@ -82,7 +85,8 @@ VLLM = Profile(
         step_tokens=b"vllm:iteration_tokens_total",
         output_tokens=b"vllm:generation_tokens_total",
     ),
-    features=ALL_FEATURES | {"prompt_logprobs", "beam_search"},
+    features=ALL_FEATURES | {"prompt_logprobs", "beam_search", "dimensions"},
+    tasks=ALL_TASKS,
     probes_images=True,
 )
 
@@ -94,7 +98,8 @@ SGLANG = Profile(
         kv_usage=b"sglang:token_usage",
         kv_capacity=b"sglang:max_total_num_tokens",
     ),
-    features=ALL_FEATURES - {"audio", "suffix"},
+    features=(ALL_FEATURES - {"audio", "suffix"}) | {"dimensions"},
+    tasks=GENERATES | {Task.EMBED},
 )
 
 TGI = Profile(
@@ -117,8 +122,9 @@ HOSTED = Profile(
     unsupported_fields=frozenset({"cache_salt", "priority", "return_token_ids"}),
     features=frozenset(
         {"n", "logit_bias", "penalties", "structured_outputs", "logprobs", "tools", "audio"}
-        | {"images", "audio_input", "files"}
+        | {"images", "audio_input", "files", "dimensions"}
     ),
+    tasks=GENERATES | {Task.EMBED},
 )
 
 PROFILES = {profile.kind: profile for profile in (VLLM, SGLANG, TGI, TRTLLM, HOSTED)}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from inferry.domain.ports import ModelCard
+from inferry.domain.routes import Task
 from inferry.workers.openai_http.capability_probe import ServedModel
 from inferry.workers.openai_http.profiles import Profile
 from inferry.workers.openai_http.settings import HttpWorkerSettings
@@ -27,7 +28,11 @@ def model_parents(settings: HttpWorkerSettings, listed: Mapping[str, ServedModel
 
 
 def model_cards(
-    parents: Mapping[str, str | None], listed: Mapping[str, ServedModel], profile: Profile, media_tokens: int
+    parents: Mapping[str, str | None],
+    listed: Mapping[str, ServedModel],
+    profile: Profile,
+    media_tokens: int,
+    tasks: frozenset[Task],
 ) -> tuple[ModelCard, ...]:
     """The cards of a server that has started. What it does not list has no known context."""
     return tuple(
@@ -36,6 +41,7 @@ def model_cards(
             context_tokens=listed.get(name, _UNLISTED).max_model_len,
             can_resume=profile.can_resume,
             features=profile.features,
+            tasks=tasks,
             created=listed.get(name, _UNLISTED).created,
             parent=parent,
             media_tokens=media_tokens,

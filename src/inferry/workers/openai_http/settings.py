@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from inferry.domain.routes import OutputLength
+from inferry.domain.routes import OutputLength, Task
 from inferry.domain.workers import Capacity, KvPacking
 from inferry.workers.openai_http.profiles import VLLM, Profile
 
@@ -13,7 +13,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     An idle server is probed every `liveness_interval_s` and is down when it does not respond for `liveness_timeout_s`;
     a hosted API is not probed. `cache_salts` isolates the prefix caches of tenants where the server supports it, with
     hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
-    used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file.
+    used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file. `tasks`: what the models
+    do; None detects it. A request holds `max_inputs` inputs to embed or score at most.
     """
 
     url: str
@@ -32,6 +33,8 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     cache_salts: bool = True
     salt_secret: str | None = None
     media_tokens: int = 0
+    tasks: frozenset[Task] | None = None
+    max_inputs: int = 2048
     controlled: bool = False
     chunk_tokens: int | None = None
     connect_timeout_s: float = 5.0

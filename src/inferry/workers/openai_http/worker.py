@@ -17,6 +17,7 @@ from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
+from inferry.domain.routes import Task
 from inferry.domain.streams import Done, Failed
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, Load, Phase, WorkerView
@@ -24,11 +25,12 @@ from inferry.workers.http_client import Client
 from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.call_timeouts import CallTimeouts
 from inferry.workers.openai_http.calls import Call
-from inferry.workers.openai_http.cancellation import cancel_calls
+from inferry.workers.openai_http.cancellation import cancel_jobs
 from inferry.workers.openai_http.capability_probe import CapabilityProbe
 from inferry.workers.openai_http.continuation_call import ContinuationCall
 from inferry.workers.openai_http.metrics_poller import MetricsPoller
 from inferry.workers.openai_http.non_streaming_calls import NonStreamingCall
+from inferry.workers.openai_http.pooled_calls import PooledCalls
 from inferry.workers.openai_http.profiles import Profile, restrict_profile
 from inferry.workers.openai_http.request_bodies import PRIORITIES, CacheSalts
 from inferry.workers.openai_http.request_builder import RequestBuilder
@@ -88,12 +90,11 @@ class OpenAIHttpWorker:
         self._monitor = ServerMonitor(
             self._server, self._calls, clock, settings.liveness_timeout_s, self._on_unresponsive
         )
+        self._pooled = PooledCalls(self, self._calls, settings.max_inputs)
         self._connecting: set[asyncio.Task[None]] = set()
         self._reports_cached: bool | None = None
         self._logged_advice: set[str] = set()
-        self.ended_calls = 0
-        self.cancelled_confirmed = 0
-        self.cancelled_unconfirmed = 0
+        self._ended_calls = self.cancelled_confirmed = self.cancelled_unconfirmed = 0
 
     @property
     def name(self) -> str:
@@ -111,18 +112,22 @@ class OpenAIHttpWorker:
 
     @property
     def open_calls(self) -> int:
-        return len(self._calls)
+        return len(self._calls) + self._pooled.further_open  # engines count inputs
+
+    @property
+    def ended_calls(self) -> int:
+        return self._ended_calls + self._pooled.further_ended
 
     def cards(self) -> Sequence[ModelCard]:
         return self._cards
 
     def view(self) -> WorkerView:
         now = self.clock.now()
-        load, foreign = Load(running=len(self._calls)), Load()
+        load, foreign = Load(running=self.open_calls), Load()
         kv_capacity, prefix_hits, counts, counted_at = None, None, None, None
         if self._poller is not None:
             estimate = self._poller.estimate
-            load, foreign = estimate.load(len(self._calls), now), estimate.foreign(now)
+            load, foreign = estimate.load(self.open_calls, now), estimate.foreign(now)
             if estimate.snapshot is not None:
                 kv_capacity, prefix_hits = estimate.snapshot.kv_capacity, int(estimate.snapshot.prefix_hits)
                 counts, counted_at = estimate.counts, estimate.read_at
@@ -194,8 +199,9 @@ class OpenAIHttpWorker:
         missing = [name for name in parents if name not in listed]
         if missing:
             log.warning("worker %s does not list the models %s", self._name, ", ".join(missing))
-        await self._detect_capabilities(next(iter(parents), None))
-        self._set_cards(model_cards(parents, listed, self._profile, settings.media_tokens))
+        tasks = settings.tasks or await self._server.tasks(list(parents))
+        await self._detect_capabilities(next(iter(parents), None) if Task.GENERATE in tasks else None)
+        self._set_cards(model_cards(parents, listed, self._profile, settings.media_tokens, tasks))
         contexts = {card.name: card.context_tokens for card in self._cards}
         self._requests = RequestBuilder(self._http, self._keys, self._profile, self._salts, self._priorities, contexts)
         self._is_started = True
@@ -241,7 +247,7 @@ class OpenAIHttpWorker:
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
         completion = PlanCompletion(len(plan.jobs))
-        calls = [self._call(job, emit, completion) for job in plan.jobs]
+        calls: list[Call] = [self._call(job, emit, completion) for job in plan.jobs if job.payload.pooled is None]
         # Registered before anything is sent, so that a cancel finds them.
         for call in calls:
             self._calls[call.job.job_id] = call
@@ -250,9 +256,11 @@ class OpenAIHttpWorker:
         try:
             for call in calls:
                 self.send(call)
+            if len(calls) != len(plan.jobs):
+                self._pooled.open(plan.jobs, emit, completion)
             await completion.finished
         finally:
-            for call in calls:
+            for call in (*calls, *self._pooled.take(completion)):
                 if call.end is None:
                     call.abandon()
                     self._remove_call(call)
@@ -260,7 +268,7 @@ class OpenAIHttpWorker:
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
         """End these jobs at once; return those that the engine is known to have freed."""
         abort = None if self._profile.abort_path is None else self._monitor.abort
-        freed, unconfirmed = await cancel_calls(job_ids, self._calls, abort, self._poller, self.clock)
+        freed, unconfirmed = await cancel_jobs(job_ids, self._pooled, self._calls, abort, self._poller, self.clock)
         self.cancelled_confirmed += len(freed)
         self.cancelled_unconfirmed += unconfirmed
         return freed
@@ -387,6 +395,6 @@ class OpenAIHttpWorker:
 
     def _remove_call(self, call: Call) -> None:
         if self._calls.pop(call.job.job_id, None) is not None:
-            self.ended_calls += 1
+            self._ended_calls += 1
             self._monitor.ended(call)
         self._keys.release(call)

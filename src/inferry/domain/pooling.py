@@ -1,0 +1,69 @@
+"""The answer of a pooled job, as workers emit it and ingress reads it: one result per input, and the tokens used.
+
+A vector is written as OpenAI's `base64` encoding: float32 values, little-endian. A score is a number.
+"""
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+
+class PooledUsage(Struct, frozen=True):
+    prompt_tokens: int = 0
+
+
+class PooledAnswer(Struct):
+    """`data` has vectors or scores, in the order of the inputs."""
+
+    data: list[str | float]
+    usage: PooledUsage = PooledUsage()
+
+
+_answer_decoder = msgspec.json.Decoder(PooledAnswer)
+
+
+def encode_answer(data: Sequence[str | float], prompt_tokens: int) -> bytes:
+    return msgspec.json.encode({"data": data, "usage": {"prompt_tokens": prompt_tokens}})
+
+
+def decode_answer(body: bytes) -> PooledAnswer:
+    return _answer_decoder.decode(body)
+
+
+def encode_vector(values: Sequence[float]) -> str:
+    """Raises OverflowError or TypeError for values that are no float32 numbers."""
+    return _to_text(array("f", values))
+
+
+def encode_result(values: bytes, dimensions: int | None) -> str:
+    """A vector of native float32 values; of `dimensions`, the first ones, normalised again."""
+    vector = array("f", values)
+    if dimensions is not None and dimensions < len(vector):
+        vector = vector[:dimensions]
+        length = math.sqrt(math.fsum(value * value for value in vector))
+        vector = array("f", [value / length for value in vector]) if length else vector
+    return _to_text(vector)
+
+
+def decode_vector(text: str) -> list[float]:
+    """Raises ValueError."""
+    vector = array("f", base64.b64decode(text, validate=True))
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector.tolist()
+
+
+def cosine(a: bytes, b: bytes) -> float:
+    """The cosine of two normalised vectors of native float32 values."""
+    return math.fsum(x * y for x, y in zip(array("f", a), array("f", b), strict=True))
+
+
+def _to_text(vector: "array[float]") -> str:
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()

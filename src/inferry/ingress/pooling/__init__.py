@@ -1,0 +1,1 @@
+"""The APIs whose answers are one result per input: embeddings, scores and reranking."""
