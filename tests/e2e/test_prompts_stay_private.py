@@ -110,3 +110,19 @@ def test_a_job_does_not_print_its_payload(tmp_path: Path) -> None:
     assert CANARY not in repr(job)
     assert CANARY not in str(job)
     assert CANARY not in f"{job.payload}"
+
+
+def test_a_response_that_is_not_stored_leaves_no_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    call = {"model": "m", "input": [{"role": "user", "content": CANARY}], "store": False}
+    with ScriptedGateway(tmp_path) as gateway:
+        assert post(gateway.url, "/v1/responses", call)[0] == 200
+        for wrong in ({"temperature": CANARY}, {"truncation": CANARY}, {"input": [{"role": CANARY, "content": "a"}]}):
+            status, _, error = post(gateway.url, "/v1/responses", call | wrong)
+            assert status == 400
+            assert CANARY not in json.dumps(error)
+        metrics = get(gateway.url, "/metrics")[2]
+    assert CANARY not in caplog.text
+    assert CANARY not in metrics
+    for path in tmp_path.iterdir():
+        assert CANARY.encode() not in path.read_bytes(), path

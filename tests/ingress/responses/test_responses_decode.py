@@ -207,15 +207,18 @@ def test_formats_of_text() -> None:
 def test_media_are_features_that_a_model_may_lack() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "low"}
     file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AA"}
-    request = decode(input=[{"role": "user", "content": [image, file]}])
+    audio = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+    request = decode(input=[{"role": "user", "content": [image, file, audio]}])
     assert request.features == [
         ("images", "input[0].content[0].image_url"),
         ("files", "input[0].content[1].file_data"),
+        ("audio_input", "input[0].content[2].input_audio"),
     ]
     (found,) = msgspec.json.decode(request.body)["messages"]
     assert found["content"] == [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}},
         {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AA"}},
+        audio,
     ]
 
 

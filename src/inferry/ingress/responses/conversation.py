@@ -115,7 +115,7 @@ class Conversation:
             name = _encode(part.filename or "file")
             self.messages.add_user_part(b'{"type":"file","file":{"filename":%b,"file_data":%b}}' % (name, data))
         elif part.type == "input_audio" and part.input_audio is not UNSET:
-            self.features.append(("audio", f"{path}.input_audio"))
+            self.features.append(("audio_input", f"{path}.input_audio"))
             audio = bytes(part.input_audio)
             self.messages.add_user_part(b'{"type":"input_audio","input_audio":%b}' % audio)
         else:

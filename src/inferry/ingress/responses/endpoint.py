@@ -33,14 +33,13 @@ _KEPT_HEADERS = frozenset({b"session-id", b"session_id", b"thread-id", b"x-codex
 class ResponsesEndpoint(Endpoint):
     """`responses` and `background` are None until the gateway has storage; nothing is stored then."""
 
-    format = OPENAI
-
     def __init__(
         self,
         wall: Callable[[], float],
         models: ModelCatalog | None = None,
         reserved_bytes: Callable[[int], AbstractContextManager[None]] = lambda size: nullcontext(),
     ) -> None:
+        self.format = OPENAI
         self.wall = wall
         self.models = models
         self.reserved_bytes = reserved_bytes
