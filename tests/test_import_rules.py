@@ -42,7 +42,7 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 TORCH_MODULES = {"engine/model", "engine/loader", "engine/sampling", "engine/runner", "engine/tiny", "engine/kernels"}
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
-COMPOSITION_ROOT = {"cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
+COMPOSITION_ROOT = {"cli/job_wiring", "cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/keys",
     "cli/ledger",
