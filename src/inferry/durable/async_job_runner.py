@@ -7,6 +7,7 @@ under the same job id where its try had not ended, so that the ledger charges it
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from math import ceil
 from typing import Any, Protocol
 
 import msgspec
@@ -188,18 +189,23 @@ class AsyncJobRunner:
             if is_refusal(answer):
                 return delay_s
             await asyncio.sleep(delay_s)
-        if answer.code == RunCancelled.code:
-            await self._recorder.record(self.end_of(job.id, "cancelled"))
+        if 200 <= answer.status < 300:
+            end = self.end_of(job.id, "completed", answer)
+        elif answer.code == RunCancelled.code:
+            end = self.end_of(job.id, "cancelled")
+        elif self._clock.wall() >= job.deadline:
+            end = self.end_of(job.id, "expired")
         else:
-            status: AsyncJobStatus = "completed" if 200 <= answer.status < 300 else "failed"
-            await self._recorder.record(self.end_of(job.id, status, answer))
+            end = self.end_of(job.id, "failed", answer)
+        await self._recorder.record(end)
         return None
 
     def _stored_call(self, job: AsyncJob, body: bytes) -> StoredCall:
         detail = job.detail
         headers = {name.encode(): value.encode() for name, value in detail.headers.items()}
         if detail.has_deadline:
-            left_ms = max(0, int(1000 * (job.deadline - self._clock.wall())))
+            # Rounded up: the job expires, rather than that its call fails just before.
+            left_ms = max(0, ceil(1000 * (job.deadline - self._clock.wall())))
             headers[b"x-inferry-deadline-ms"] = b"%d" % left_ms
         return StoredCall(
             tenant=job.tenant,
