@@ -7,6 +7,7 @@ from mutants import (
     durable,
     engine,
     ingress,
+    jobs,
     ledger,
     messages,
     packing,
@@ -35,5 +36,6 @@ GROUPS = {
     "workers": workers.GROUP,
     "ledger": ledger.GROUP,
     "durable": durable.GROUP,
+    "jobs": jobs.GROUP,
     "engine": engine.GROUP,
 }
