@@ -350,7 +350,8 @@ def test_a_rotated_secret_signs_beside_the_earlier_one_until_its_grace_ends(tmp_
             assert base64.b64encode(key) not in listed.body
         assert gateway.call("POST", "/admin/tenants/acme/callback-secrets", {}, bearer(gateway.acme)).status == 403
         assert gateway.as_admin("POST", "/admin/tenants/acme/callback-secrets", {"grace_s": -1}).status == 400
-        assert gateway.as_admin("POST", "/admin/tenants/a%20b/callback-secrets", {}).status == 400
+        for method in ("GET", "POST"):
+            assert gateway.as_admin(method, "/admin/tenants/a%20b/callback-secrets").status == 400
 
 
 def test_secrets_prompts_and_addresses_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

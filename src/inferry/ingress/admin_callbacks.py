@@ -44,6 +44,8 @@ class AdminCallbacks:
             return False
         if request.method not in (b"GET", b"HEAD", b"POST"):
             raise WrongMethod(_TEMPLATE, "GET, HEAD, POST")
+        if not is_valid_tenant_name(found[1]):
+            raise InvalidRequest("invalid name of a tenant", param="name")
         task = asyncio.get_running_loop().create_task(self._answer(found[1], request, reply))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
@@ -65,8 +67,6 @@ class AdminCallbacks:
 
     async def _rotate(self, tenant: str, request: Request) -> dict[str, Any]:
         body: RotateKeyBody = decode_body(_decoder, request.body) if request.body.strip() else RotateKeyBody()
-        if not is_valid_tenant_name(tenant):
-            raise InvalidRequest("invalid name of a tenant", param="name")
         if not 0 <= body.grace_s <= MAX_DURATION_S:
             raise InvalidRequest(f"grace_s must be between 0 and {MAX_DURATION_S} seconds", param="grace_s")
         secret = await self._secrets.rotate(tenant, body.grace_s)

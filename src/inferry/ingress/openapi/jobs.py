@@ -93,7 +93,7 @@ def webhooks() -> Json:
 
 def callback_secret_operations() -> dict[str, dict[str, Operation]]:
     name = parameter("path", "name", {"type": "string", "pattern": TENANT_NAME}, "The tenant's name.")
-    wrong = (errors.AdminOnly, errors.InternalError, errors.LedgerUnavailable)
+    wrong = (errors.AdminOnly, errors.InvalidRequest, errors.InternalError, errors.LedgerUnavailable)
     created = json_response(job_responses.CreatedCallbackSecret, "The new secret. Only this response has its text.")
     return {
         "/admin/tenants/{name}/callback-secrets": {
@@ -112,7 +112,7 @@ def callback_secret_operations() -> dict[str, dict[str, Operation]]:
                 body=RotateKeyBody,
                 needs_body=False,
                 responses={201: created},
-                errors=(*wrong, errors.InvalidRequest, errors.BodyTooLarge),
+                errors=(*wrong, errors.BodyTooLarge),
             ),
         }
     }
