@@ -111,7 +111,7 @@ def a_runner(
     )
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 200_000.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 20_000.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(5.0)

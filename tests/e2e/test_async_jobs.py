@@ -265,6 +265,20 @@ def test_a_job_expires_at_its_deadline_and_is_deleted_after_its_life(tmp_path: P
         hold(gateway, back=False)
 
 
+def test_a_job_that_an_orderly_stop_cuts_off_completes_in_the_next_gateway(tmp_path: Path) -> None:
+    with CallbackReceiver() as receiver:
+        with Jobs(tmp_path, {"server": {"drain_timeout_s": 0.1}}) as gateway:
+            gateway.secret()
+            hold(gateway, back=True)
+            id = gateway.create(callback_url=receiver.url).json["id"]
+            until(lambda: gateway.service.gateway.in_flight == 1)
+        assert receiver.received == []
+        with Jobs(tmp_path) as gateway:
+            assert delivered(gateway, id)["status"] == "delivered"
+            job = gateway.get(id)
+            assert (job["status"], job["response"]["status_code"]) == ("completed", 200)
+
+
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
