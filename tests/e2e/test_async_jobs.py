@@ -122,6 +122,12 @@ def test_an_error_of_the_request_is_the_answer_of_a_failed_job(gateway: Jobs) ->
         ({"endpoint": CHAT, "body": BODY, "more": 1}, {}, "invalid_request", None),
         ({"endpoint": CHAT, "body": BODY}, {"x-inferry-lane": "P7"}, "unknown_lane", "x-inferry-lane"),
         ({"endpoint": CHAT, "body": BODY}, {"x-inferry-deadline-ms": "x"}, "invalid_request", "x-inferry-deadline-ms"),
+        (
+            {"endpoint": CHAT, "body": BODY},
+            {"x-inferry-template-id": "a b"},
+            "invalid_request",
+            "x-inferry-template-id",
+        ),
         ({"endpoint": CHAT, "body": BODY}, {"x-inferry-max-wait-ms": "x"}, "invalid_request", "x-inferry-max-wait-ms"),
         (
             {"endpoint": CHAT, "body": BODY, "callback_url": "https://a b/"},

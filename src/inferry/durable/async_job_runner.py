@@ -202,7 +202,7 @@ class AsyncJobRunner:
 
     def _stored_call(self, job: AsyncJob, body: bytes) -> StoredCall:
         detail = job.detail
-        headers = {name.encode(): value.encode() for name, value in detail.headers.items()}
+        headers = {name.encode(): value.encode("latin-1") for name, value in detail.headers.items()}
         if detail.has_deadline:
             # Rounded up: the job expires, rather than that its call fails just before.
             left_ms = max(0, ceil(1000 * (job.deadline - self._clock.wall())))

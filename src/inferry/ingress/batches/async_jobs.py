@@ -105,6 +105,7 @@ class AsyncJobsRouter(Router):
         run_id, step_id, parent, _ = identity(headers, id)
         for name in _COUNTS:
             int_header(headers, name)
+        identifier(headers, b"x-inferry-template-id")
         kept = {name.decode(): headers[name].decode("latin-1") for name in _KEPT_HEADERS if name in headers}
         if parent is not None:
             kept["x-inferry-parent-run-id"] = parent
