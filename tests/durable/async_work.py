@@ -49,8 +49,8 @@ def a_job_with_callback(id: str = "job_1", **changes: Any) -> AsyncJob:
 
 
 @asynccontextmanager
-async def stores() -> AsyncIterator[Stores]:
-    database = SqliteDatabase("sqlite:///:memory:")
+async def stores(url: str = "sqlite:///:memory:") -> AsyncIterator[Stores]:
+    database = SqliteDatabase(url)
     executor = StoreExecutor()
     try:
         yield Stores(AsyncJobStore(database), CallbackSecretStore(database), executor)

@@ -1,6 +1,7 @@
 """Async jobs in virtual time: every job ends once, whatever is refused, lost, cancelled or stopped."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from durable.async_work import OK, ScriptedExecute, a_job, a_runner, stores, unt
 from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail
 from inferry.domain.errors import LedgerUnavailable
 from inferry.durable.execute import CallAnswer, StoredCall
+from inferry.ledger.stores.sqlite import SqliteLedger
+from ledger.builders import an_entry
 from support.virtual_time import run_virtual
 
 ERROR = CallAnswer(status=404, body=b'{"error":{}}')
@@ -185,6 +188,26 @@ def test_what_a_stopped_gateway_left_runs_again_under_the_same_job_id_and_ends_o
             await second.close()
 
     run_virtual(run())
+
+
+def test_a_try_that_a_killed_process_charged_keeps_its_job_id_whatever_refuses_it_later(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    ledger = SqliteLedger(url)
+    ledger.append([an_entry(job_id="job_1-3")])
+    ledger.close()
+    answers = [CallAnswer(status=429, body=b"", retry_after_s=1.0), CallAnswer(status=502, body=b""), OK]
+    execute = ScriptedExecute(lambda _: answers.pop(0))
+
+    async def run() -> None:
+        async with stores(url) as found:
+            found.jobs.create(a_job(tries=3), b"{}", None, None)
+            runner = a_runner(found, execute)
+            runner.start()
+            await until(lambda: not found.jobs.unfinished())
+            await runner.close()
+
+    run_virtual(run())
+    assert execute.job_ids == ["job_1-3"] * 3
 
 
 def test_a_failure_of_the_database_delays_a_job_and_does_not_lose_it() -> None:

@@ -105,8 +105,15 @@ GROUP = MutantGroup(
         Mutant(
             "the next try of a job begins before it is recorded",
             "durable/async_job_runner.py",
-            "            await self._recorder.record(JobTry(job.id, tries))\n",
+            "                await self._recorder.record(JobTry(job.id, tries))\n",
             "",
+            _RUNNER,
+        ),
+        Mutant(
+            "a try that was charged gets another job id",
+            "durable/async_job_runner.py",
+            "            if not is_charged:",
+            "            if True:",
             _RUNNER,
         ),
         Mutant(

@@ -34,7 +34,7 @@ class RunnerStore(Protocol):
     """Where jobs are kept. Its methods block."""
 
     def unfinished(self) -> list[AsyncJob]: ...
-    def load(self, id: str) -> tuple[AsyncJob, bytes] | None: ...
+    def load(self, id: str) -> tuple[AsyncJob, bytes, bool] | None: ...
     def record(self, records: list[JobEnd | JobTry]) -> None: ...
 
 
@@ -175,8 +175,11 @@ class AsyncJobRunner:
             entry.task = None  # this task itself, which must not be cancelled here
             self.stop(waiting.id)
 
-    async def _call(self, job: AsyncJob, body: bytes) -> float | None:
-        """Execute a job and record its end. Seconds until it may begin again where it was refused."""
+    async def _call(self, job: AsyncJob, body: bytes, is_charged: bool) -> float | None:
+        """Execute a job and record its end. Seconds until it may begin again where it was refused.
+
+        `is_charged`: the ledger has charged the current try, for a process that ended before it had written the answer.
+        """
         call, tries, failures = self._stored_call(job, body), job.tries, 0
         while True:
             answer = await call_once(self._execute, call, tries)
@@ -184,8 +187,9 @@ class AsyncJobRunner:
             delay_s = retry_delay_s(answer, failures)
             if delay_s is None:
                 break
-            tries += 1
-            await self._recorder.record(JobTry(job.id, tries))
+            if not is_charged:  # else every further try has the job id that was charged
+                tries += 1
+                await self._recorder.record(JobTry(job.id, tries))
             if is_refusal(answer):
                 return delay_s
             await asyncio.sleep(delay_s)

@@ -12,8 +12,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, CallbackStatus, Delivery, JobEnd, JobTry
 from inferry.domain.errors import Conflict, QueueFull, StorageQuotaExceeded
-from inferry.domain.storage import Database, Page
+from inferry.domain.storage import Database, Page, try_id
 from inferry.ledger.storage_schema import async_jobs, deliveries
+from inferry.ledger.stores.charges import charged_jobs
 from inferry.ledger.stores.files import used_bytes
 from inferry.ledger.stores.listing import page_rows
 
@@ -102,12 +103,15 @@ class AsyncJobStore:
             query = select(*_COLUMNS).where(_IS_UNFINISHED).order_by(_c.created_at)
             return [_job(row) for row in connection.execute(query).mappings()]
 
-    def load(self, id: str) -> tuple[AsyncJob, bytes] | None:
-        """A job that has not ended, and its body."""
+    def load(self, id: str) -> tuple[AsyncJob, bytes, bool] | None:
+        """A job that has not ended, its body, and whether the ledger has charged its current try."""
         with self._database.reading() as connection:
             query = select(*_COLUMNS, _c.body).where(_c.id == id, _IS_UNFINISHED)
             row = connection.execute(query).mappings().first()
-            return None if row is None else (_job(row), row["body"])
+            if row is None:
+                return None
+            is_charged = bool(charged_jobs(connection, [try_id(id, row["tries"])]))
+            return _job(row), row["body"], is_charged
 
     def record(self, records: Sequence[JobEnd | JobTry]) -> None:
         """Write ends and tries in one transaction. A job that has ended stays as it is."""
