@@ -28,7 +28,7 @@ help:
 	@echo "make before-after  the benchmarks of two compiled trees side by side (BEFORE and AFTER, each [COMMIT=]PATH; BENCH, EFFORT)"
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
-	@echo "make chaos   kill -9 of the gateway during batches, 100 seeds (SEEDS, FIRST_SEED)"
+	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
 	@echo "make docs    regenerate the generated reference pages"
 	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
@@ -125,6 +125,7 @@ fuzz: $(VENV)/.installed-dev
 # A new gateway process for each kill; a failure names its seed.
 chaos: $(VENV)/.installed-dev
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs

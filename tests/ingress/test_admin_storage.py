@@ -30,7 +30,10 @@ def test_the_stored_content_of_a_tenant_is_deleted_and_its_batches_stop(tmp_path
         ]
         batch = gateway.call("POST", "/v1/messages/batches", {"requests": requests}, bearer(keys["acme"])).json
         answer = gateway.as_admin("DELETE", "/admin/tenants/acme/data")
-        assert (answer.status, answer.json) == (200, {"name": "acme", "documents": 0, "files": 1, "batches": 1})
+        assert (answer.status, answer.json) == (
+            200,
+            {"name": "acme", "documents": 0, "files": 1, "batches": 1, "jobs": 0},
+        )
         assert gateway.call("GET", "/v1/files", None, bearer(keys["acme"])).json["data"] == []
         assert len(gateway.call("GET", "/v1/files", None, bearer(keys["other"])).json["data"]) == 1
         path = f"/v1/messages/batches/{batch['id']}"

@@ -8,6 +8,7 @@ from mutants import (
     durable,
     engine,
     ingress,
+    jobs,
     ledger,
     messages,
     packing,
@@ -36,6 +37,7 @@ GROUPS = {
     "workers": workers.GROUP,
     "ledger": ledger.GROUP,
     "durable": durable.GROUP,
+    "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
 }

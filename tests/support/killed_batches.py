@@ -62,9 +62,9 @@ class Engine:
 class Gateway:
     """`inferry serve` in a directory that outlives it."""
 
-    def __init__(self, directory: Path, engine_url: str) -> None:
+    def __init__(self, directory: Path, engine_url: str, **more: Any) -> None:
         worker = {"kind": "openai", "name": "echo", "url": engine_url, "models": ["m"], "max_sequences": 16}
-        config = {"workers": [worker], "prices": {"m": {"input": 1.0, "output": 2.0}}}
+        config = {"workers": [worker], "prices": {"m": {"input": 1.0, "output": 2.0}}, **more}
         (directory / "inferry.yaml").write_text(json.dumps(config))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"

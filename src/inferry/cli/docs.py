@@ -20,7 +20,8 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import schema, single_flight, storage, tenants, workers
+from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
 from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerConfig
@@ -72,7 +73,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    docs |= attribute_docs(single_flight) | attribute_docs(storage)
+    docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
@@ -90,6 +91,7 @@ def config_page() -> str:
         *_section("`health`", "health.", HealthConfig, docs),
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
+        *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),

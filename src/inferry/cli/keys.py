@@ -106,7 +106,7 @@ def list_keys(
     with _tenant_manager(config_file, ledger) as (manager, _):
         found = manager.keys(time.time())
     found = [key for key in found if tenant in (None, key["tenant"]) and status in (None, key["status"])]
-    _show(found, ("id", "tenant", "label", "status", "created_at", "expires_at", "limits"), "key", as_json=as_json)
+    show(found, ("id", "tenant", "label", "status", "created_at", "expires_at", "limits"), "key", as_json=as_json)
 
 
 @keys_app.command("revoke")
@@ -135,7 +135,7 @@ def rotate_key(
     """Create a key with the limits of an old one, which ends after a grace period."""
     with _tenant_manager(config_file, ledger) as (manager, _):
         new_key = manager.rotate_key(key_id, time.time(), grace)
-    note = f"The old key, {key_id}, ends at {_format_time(time.time() + grace)} at the latest."
+    note = f"The old key, {key_id}, ends at {format_time(time.time() + grace)} at the latest."
     _show_new(new_key, [note], as_json=as_json, quiet=quiet)
 
 
@@ -148,7 +148,7 @@ def list_tenants(config_file: ConfigFile = None, ledger: Ledger = None, as_json:
         typer.echo(msgspec.json.encode(found))
         return
     rows = [{**one, "settings": _only_settings(one), "keys": one["valid_keys"]} for one in found]
-    _show(rows, ("name", "source", "keys", "settings"), "tenant", as_json=False)
+    show(rows, ("name", "source", "keys", "settings"), "tenant", as_json=False)
 
 
 @tenants_app.command("show")
@@ -274,7 +274,7 @@ def _show_new(new_key: NewKey, notes: Sequence[str], *, as_json: bool, quiet: bo
         typer.echo(msgspec.json.encode({**key_as_dict(new_key.key, new_key.key.created_at), "key": new_key.text}))
         return
     typer.echo(new_key.text)
-    ends = "" if new_key.key.expires_at is None else f", valid until {_format_time(new_key.key.expires_at)}"
+    ends = "" if new_key.key.expires_at is None else f", valid until {format_time(new_key.key.expires_at)}"
     # On standard error, so that redirected output is the key alone.
     _note(f"Key {new_key.key.key_id} of {new_key.key.tenant}{ends}. It is shown only once.")
     for note in notes:
@@ -285,7 +285,7 @@ def _note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _show(rows: list[dict[str, Any]], columns: Sequence[str], what: str, *, as_json: bool) -> None:
+def show(rows: list[dict[str, Any]], columns: Sequence[str], what: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(rows))
         return
@@ -303,7 +303,7 @@ def _show(rows: list[dict[str, Any]], columns: Sequence[str], what: str, *, as_j
 
 def _cell(value: Any, *, is_time: bool) -> str:
     if is_time:
-        return "never" if value is None else _format_time(value)
+        return "never" if value is None else format_time(value)
     if isinstance(value, dict):
         return ", ".join(f"{name}={_cell(one, is_time=False)}" for name, one in value.items()) or "none"
     if isinstance(value, list | tuple):
@@ -311,5 +311,5 @@ def _cell(value: Any, *, is_time: bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _format_time(wall: float) -> str:
+def format_time(wall: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))

@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 from inferry._version import __version__
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
+from inferry.cli.callback_secrets import callback_secrets_app
 from inferry.cli.checkout import is_compiled
 from inferry.cli.config.checks import check_host
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
@@ -50,6 +51,7 @@ def _ledger_url(path: Path | None) -> str:
 app.add_typer(ledger_app(_ledger_url), name="ledger")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
+app.add_typer(callback_secrets_app, name="callback-secrets")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
 app.command()(simulate)

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import NamedTuple
 
+from inferry.cli.config.callbacks import CallbacksConfig
+from inferry.cli.job_wiring import AsyncWork, make_async_work
 from inferry.domain.clock import Clock
 from inferry.domain.storage import StorageLimits
 from inferry.durable.background import BackgroundResponses
@@ -34,6 +36,7 @@ class Storage(NamedTuple):
     runner: BatchRunner
     responses: StoredResponses
     background: BackgroundResponses
+    async_work: AsyncWork
     tenant_data: TenantData
     sweeper: Sweeper
 
@@ -42,10 +45,12 @@ class Storage(NamedTuple):
         if self.limits.store == "always":
             self.runner.start()
             self.background.start()
+            self.async_work.start()
 
     async def close(self) -> None:
         await self.runner.close()
         await self.background.close()
+        await self.async_work.close()
         await self.sweeper.close()
         await self.executor.close()
         self.database.close()
@@ -58,6 +63,7 @@ LEDGER_TIMEOUT_S = 5.0
 def make_storage(
     ledger: str,
     limits: StorageLimits,
+    callbacks: CallbacksConfig,
     clock: Clock,
     execute: Execute,
     recorder: Recorder,
@@ -80,7 +86,8 @@ def make_storage(
         max_line_bytes=max_line_bytes,
         write_ledger=write_ledger,
     )
-    sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep)
+    async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
+    sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep, async_work.store.sweep)
     documents = Documents(document_store, executor, clock)
     responses = StoredResponses(documents, limits)
     return Storage(
@@ -93,6 +100,7 @@ def make_storage(
         runner,
         responses,
         BackgroundResponses(responses, documents, execute, clock.wall, write_ledger=lambda: executor.run(write_ledger)),
-        TenantData(document_store, file_store, batch_store, executor, runner),
+        async_work,
+        TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
         Sweeper(sweeps, executor, clock),
     )

@@ -34,6 +34,7 @@ from inferry.domain.spending import Spending
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
 from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
+from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
 from inferry.ingress.http.limits import HttpLimits
@@ -162,7 +163,9 @@ def assemble(
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     limit = config.server.max_body_bytes
-    storage = make_storage(config.ledger, config.storage.limits(), clock, calls, recorder, max_line_bytes=limit)
+    storage = make_storage(
+        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
+    )
     _mount_storage(app, storage)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage)
     _follow_tenants(config, service, watermarks)
@@ -180,13 +183,14 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
 
 
 def _mount_storage(app: App, storage: Storage) -> None:
-    """Serve files and batches."""
+    """Serve files, batches and async jobs."""
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
     app.responses.use_storage(storage.responses, storage.background)
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
-    app.use_storage(storage.tenant_data)
+    app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
+    app.use_storage(storage.tenant_data, storage.async_work.secrets)
 
 
 def _restored_admission(

@@ -38,6 +38,10 @@ class StorageLimits(Struct, frozen=True, kw_only=True):
     max_bytes_per_tenant: int | None = 10 * 1024**3
     max_batch_items: int = 100_000
     batch_concurrency: int = 64
+    job_ttl_s: float | None = 7 * 86_400.0
+    job_timeout_s: float = 86_400.0
+    job_concurrency: int = 64
+    max_jobs_per_tenant: int | None = 10_000
 
 
 class Document(Struct, frozen=True, kw_only=True):

@@ -1,15 +1,14 @@
-"""Writes results of items, many in one transaction: what arrives during a write goes into the next.
+"""Writes results of stored work, many in one transaction: what arrives during a write goes into the next.
 
-The ledger's rows are written first. A process that is killed in between repeats the item under the same job id, and the
+The ledger's rows are written first. A process that is killed in between repeats the call under the same job id, and the
 ledger keeps the row it has: every result is charged once.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from inferry.domain.storage import ItemResult, ItemTry
 from inferry.durable.executor import StoreExecutor
 
 log = logging.getLogger(__name__)
@@ -17,25 +16,30 @@ log = logging.getLogger(__name__)
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 2.0
 
 
-class ResultStore(Protocol):
-    def record(self, records: list[ItemResult | ItemTry]) -> None: ...
+RecordT = TypeVar("RecordT")
 
 
-class ResultRecorder:
+class ResultStore(Protocol[RecordT]):
+    def record(self, records: list[RecordT]) -> None: ...
+
+
+class ResultRecorder(Generic[RecordT]):
     """Belongs to one event loop. A record is in the database when `record` returns.
 
     A write that fails is repeated until it succeeds. Callers wait meanwhile, so memory stays bounded by their number.
     `write_ledger` returns when the ledger has the rows of all calls that have ended. It blocks.
     """
 
-    def __init__(self, store: ResultStore, executor: StoreExecutor, write_ledger: Callable[[], object]) -> None:
+    def __init__(
+        self, store: ResultStore[RecordT], executor: StoreExecutor, write_ledger: Callable[[], object]
+    ) -> None:
         self._store = store
         self._write_ledger = write_ledger
         self._executor = executor
-        self._waiting: list[tuple[ItemResult | ItemTry, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[RecordT, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def record(self, record: ItemResult | ItemTry) -> None:
+    async def record(self, record: RecordT) -> None:
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
         self._waiting.append((record, written))
@@ -66,17 +70,17 @@ class ResultRecorder:
         finally:
             self._task = None
 
-    def _write_all(self, records: list[ItemResult | ItemTry]) -> None:
+    def _write_all(self, records: list[RecordT]) -> None:
         self._write_ledger()
         self._store.record(records)
 
-    async def _write_with_retry(self, records: list[ItemResult | ItemTry]) -> None:
+    async def _write_with_retry(self, records: list[RecordT]) -> None:
         delay_s = INITIAL_RETRY_S
         while True:
             try:
                 await self._executor.run(self._write_all, records)
                 return
             except Exception as error:
-                log.error("cannot write results of batches (retry in %.2f s): %s", delay_s, type(error).__name__)
+                log.error("cannot write results of stored work (retry in %.2f s): %s", delay_s, type(error).__name__)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_RETRY_S)

@@ -13,6 +13,8 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
+from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
@@ -24,6 +26,7 @@ PATHS = (
     *("GET /admin/workers", "POST /admin/workers/{name}/drain", "POST /admin/workers/{name}/readmit"),
     *TENANT_PATHS,
     *STORAGE_PATHS,
+    *CALLBACK_PATHS,
 )
 _WORKERS = "/admin/workers"
 _UNTRUSTED_HEADERS = (
@@ -41,6 +44,7 @@ class Admin:
         self._gateway = gateway
         self._tenants = tenants
         self.storage: AdminStorage | None = None
+        self.callbacks: AdminCallbacks | None = None
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
@@ -51,6 +55,8 @@ class Admin:
         """Answer the request or raise a GatewayError. `path` is decoded and has no query."""
         self.authorize(request, reply.peer)
         if self.storage is not None and self.storage.serve(path, request, reply):
+            return
+        if self.callbacks is not None and self.callbacks.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return

@@ -14,9 +14,11 @@ from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.errors import ClientClosed, GatewayError, InternalError, MethodNotAllowed, NotFound
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.runs import RunQueries
+from inferry.durable.callback_secrets import CallbackSecrets
 from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
+from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
@@ -110,9 +112,10 @@ class App:
         """Serve the endpoints of a router. An earlier router has precedence."""
         self._routers.append(router(self._refuse, self._internal_error))
 
-    def use_storage(self, data: TenantData) -> None:
-        """Let operators delete the stored content of tenants."""
+    def use_storage(self, data: TenantData, secrets: CallbackSecrets) -> None:
+        """Let operators delete the stored content of tenants, and rotate their callback secrets."""
         self._admin.storage = AdminStorage(data, self._refuse)
+        self._admin.callbacks = AdminCallbacks(secrets, self._refuse)
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.

@@ -1,10 +1,20 @@
-"""The tables of stored content: documents, files, batches and their items. `metadata` has these and the ledger's."""
+"""The tables of stored content: documents, files, batches, async jobs. `metadata` has these and the ledger's."""
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
 
 from inferry.ledger.schema import metadata
 
-__all__ = ["batch_items", "batches", "documents", "file_chunks", "files", "metadata"]
+__all__ = [
+    "async_jobs",
+    "batch_items",
+    "batches",
+    "callback_secrets",
+    "deliveries",
+    "documents",
+    "file_chunks",
+    "files",
+    "metadata",
+]
 
 documents = Table(
     "documents",
@@ -85,4 +95,62 @@ batch_items = Table(
     Column("result", LargeBinary),
     UniqueConstraint("batch_id", "custom_id"),
     Index("batch_items_by_outcome", "batch_id", "outcome", "number"),
+)
+
+# `tries` is as in `batch_items`. The answer, the status and the state of the callback change in one transaction.
+async_jobs = Table(
+    "async_jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("endpoint", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("deadline", Float, nullable=False),
+    Column("detail", LargeBinary, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("ended_at", Float),
+    Column("expires_at", Float),
+    Column("answer_status", Integer),
+    Column("request_id", Text),
+    Column("callback", Text),
+    Column("callback_at", Float),
+    Column("callback_attempts", Integer, nullable=False),
+    Column("idempotency_key", Text),
+    Column("request_hash", LargeBinary),
+    Column("body", LargeBinary, nullable=False),
+    Column("answer", LargeBinary),
+    UniqueConstraint("tenant", "idempotency_key"),
+    Index("async_jobs_by_creation", "tenant", "created_at", "id"),
+    Index("async_jobs_by_size", "tenant", "size"),
+    Index("async_jobs_by_status", "status", "tenant"),
+    Index("async_jobs_by_callback", "callback", "callback_at"),
+    Index("async_jobs_by_expiry", "expires_at"),
+)
+
+# The delivery log of callbacks. It has no bodies and no addresses.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("status", Integer),
+    Column("error", Text),
+    Column("latency_ms", Integer, nullable=False),
+)
+
+# Unlike those of API keys these secrets are stored as they are: the gateway signs with them.
+callback_secrets = Table(
+    "callback_secrets",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Index("callback_secrets_by_tenant", "tenant"),
 )

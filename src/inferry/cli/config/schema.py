@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
@@ -156,7 +157,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     single_flight: SingleFlightConfig = SingleFlightConfig()
     """When calls share one execution."""
     storage: StorageConfig = StorageConfig()
-    """Stored content of tenants: responses, files and batches."""
+    """Stored content of tenants: responses, files, batches and async jobs."""
+    callbacks: CallbacksConfig = CallbacksConfig()
+    """Callbacks of async jobs: where they may go, and when they are retried."""
     ledger: str = "sqlite:///inferry.db"
     """Database of attempts, keys and stored content. One gateway at a time writes to it: a second `inferry serve` on
     the same file exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""

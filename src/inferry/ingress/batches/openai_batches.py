@@ -90,7 +90,7 @@ class OpenAIBatchesRouter(Router):
         known = self._batches.endpoints()
         if body.endpoint not in known:
             raise InvalidRequest(f"`endpoint` must be one of {', '.join(known)}", param="endpoint")
-        _check_metadata(body.metadata)
+        check_metadata(body.metadata)
         detail = BatchDetail(
             completion_window=body.completion_window,
             metadata=body.metadata,
@@ -164,7 +164,7 @@ def _output_ttl_s(given: ExpiresAfter | None, default_s: float | None) -> float 
     return float(given.seconds)
 
 
-def _check_metadata(metadata: dict[str, str] | None) -> None:
+def check_metadata(metadata: dict[str, str] | None) -> None:
     if metadata is not None and (
         len(metadata) > MAX_METADATA or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items())
     ):

@@ -12,6 +12,7 @@ from inferry._version import __version__
 from inferry.domain.errors import GatewayError
 from inferry.ingress.openapi import responses
 from inferry.ingress.openapi.headers import HEADERS_IN, HEADERS_OUT, REFUSAL_HEADERS, REFUSALS, headers
+from inferry.ingress.openapi.jobs import webhooks
 from inferry.ingress.openapi.message_responses import MessageError
 from inferry.ingress.openapi.operation import Operation
 from inferry.ingress.openapi.operations import operations
@@ -73,11 +74,12 @@ def document() -> Json:
                 "name": "runs",
                 "description": "Runs of agents. Runs of other tenants are reported as unknown.",
             },
-            {"name": "storage", "description": "Files and batches. Those of other tenants are reported as unknown."},
+            {"name": "storage", "description": "Files, batches and jobs. Those of other tenants are unknown."},
             {"name": "admin", "description": "Workers, tenants and keys. For operators."},
             {"name": "process", "description": "State of the gateway process."},
         ],
         "paths": {path: {m: _operation(m, path, one) for m, one in ops.items()} for path, ops in operations().items()},
+        "webhooks": webhooks(),
         "components": {
             "schemas": schemas(),
             "parameters": HEADERS_IN,

@@ -8,6 +8,7 @@ from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKey
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import pooled, responses
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
+from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
@@ -41,10 +42,12 @@ def operations() -> dict[str, dict[str, Operation]]:
         **response_operations(),
         **storage_operations(),
         **{path: {"post": pooled_operation(*call)} for path, call in pooled.CALLS.items()},
+        **job_operations(),
         **_models(),
         **_runs(),
         **_workers(),
         **_tenants(),
+        **callback_secret_operations(),
         **_keys(),
         **_process(),
     }
@@ -195,7 +198,7 @@ def _tenants() -> dict[str, dict[str, Operation]]:
             "delete": Operation(
                 summary="Delete the stored content of a tenant",
                 tag="admin",
-                description="Running batches stop. The tenant, its keys and the ledger stay.",
+                description="Running batches and jobs stop. The tenant, its keys and the ledger stay.",
                 parameters=(parameter("path", "name", IDENTIFIER, "The tenant's name, percent-encoded."),),
                 responses={200: json_response(DeletedTenantData, "What was deleted.")},
                 errors=(*found, errors.InvalidRequest, errors.LedgerUnavailable),

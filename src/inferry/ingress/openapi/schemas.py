@@ -10,11 +10,19 @@ from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSetting
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
+from inferry.ingress.batches.async_jobs import CreateJobBody
 from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
 from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
-from inferry.ingress.openapi import message_responses, pooled, response_objects, responses, storage_responses
+from inferry.ingress.openapi import (
+    job_responses,
+    message_responses,
+    pooled,
+    response_objects,
+    responses,
+    storage_responses,
+)
 from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
@@ -90,7 +98,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects, storage_responses)
+    modules = (responses, message_responses, response_objects, storage_responses, job_responses)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -104,6 +112,7 @@ def schemas() -> Json:
         CreateBatchBody,
         CreateMessageBatchBody,
         *(*pooled.REQUESTS, *pooled.RESPONSES),
+        CreateJobBody,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]
@@ -129,7 +138,7 @@ def schemas() -> Json:
 
 
 def _storage_fields() -> dict[str, dict[str, Json]]:
-    """Bounds of forms and batches."""
+    """Bounds of forms, batches and jobs."""
     metadata = {
         "type": "object",
         "maxProperties": MAX_METADATA,
@@ -142,6 +151,7 @@ def _storage_fields() -> dict[str, dict[str, Json]]:
             "completion_window": {"type": "string", "pattern": r"^([1-9]|[1-9][0-9]|1[0-5][0-9])h$|^[1-7]d$"},
             "metadata": {"anyOf": [metadata, _OR_NULL]},
         },
+        "CreateJobBody": {"body": _OBJECT, "metadata": {"anyOf": [metadata, _OR_NULL]}},
         "ExpiresAfter": {
             "anchor": {"type": "string", "enum": ["created_at"]},
             "seconds": {"type": "integer", "minimum": MIN_TTL_S, "maximum": MAX_TTL_S},

@@ -147,3 +147,4 @@ class DeletedTenantData(Struct, forbid_unknown_fields=True):
     documents: int
     files: int
     batches: int
+    jobs: int

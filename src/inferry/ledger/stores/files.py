@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from inferry.domain.errors import NotFound, StorageQuotaExceeded
 from inferry.domain.storage import Database, Page, StoredFile
-from inferry.ledger.storage_schema import batches, documents, file_chunks, files
+from inferry.ledger.storage_schema import async_jobs, batches, documents, file_chunks, files
 from inferry.ledger.stores.listing import page_rows
 
 ABANDONED_S = 86_400.0
@@ -151,5 +151,5 @@ def used_bytes(connection: Connection, tenant: str) -> int:
                 select(func.coalesce(func.sum(table.c.size), 0)).where(table.c.tenant == tenant)
             ).scalar_one()
         )
-        for table in (files, documents, batches)
+        for table in (files, documents, batches, async_jobs)
     )

@@ -1,0 +1,89 @@
+"""Makes async jobs and their callbacks. Part of the composition root."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from inferry.cli.config.callbacks import CallbacksConfig
+from inferry.cli.config.schema import ConfigError
+from inferry.domain.clock import Clock
+from inferry.domain.storage import StorageLimits
+from inferry.durable.async_job_runner import AsyncJobRunner
+from inferry.durable.async_jobs import AsyncJobs
+from inferry.durable.callback_client import CallbackClient, SystemResolver
+from inferry.durable.callback_secrets import CallbackSecrets
+from inferry.durable.callbacks import CallbackDeliverer
+from inferry.durable.execute import Execute
+from inferry.durable.executor import StoreExecutor
+from inferry.durable.result_recorder import ResultRecorder
+from inferry.ledger.stores.async_jobs import AsyncJobStore
+from inferry.ledger.stores.callback_secrets import CallbackSecretStore
+from inferry.ledger.stores.sqlite import LedgerUnusable, require_file
+from inferry.ledger.stores.sqlite_database import SqliteDatabase
+
+
+class AsyncWork(NamedTuple):
+    """Async jobs, and what works on them."""
+
+    store: AsyncJobStore
+    jobs: AsyncJobs
+    runner: AsyncJobRunner
+    deliverer: CallbackDeliverer
+    secrets: CallbackSecrets
+    resolver: SystemResolver
+
+    def start(self) -> None:
+        self.runner.start()
+        self.deliverer.start()
+
+    async def close(self) -> None:
+        await self.runner.close()
+        await self.deliverer.close()
+        self.resolver.close()
+
+
+def make_async_work(
+    database: SqliteDatabase,
+    executor: StoreExecutor,
+    limits: StorageLimits,
+    callbacks: CallbacksConfig,
+    clock: Clock,
+    execute: Execute,
+    write_ledger: Callable[[], object],
+) -> AsyncWork:
+    """Nothing is started. `execute` runs the jobs."""
+    store, secrets, policy, resolver = (
+        AsyncJobStore(database),
+        CallbackSecretStore(database),
+        callbacks.policy(),
+        SystemResolver(),
+    )
+    client = CallbackClient(policy, resolver, callbacks.tls())
+    deliverer = CallbackDeliverer(store, secrets, executor, client, policy, clock, random.random)
+    runner = AsyncJobRunner(
+        store,
+        executor,
+        execute,
+        ResultRecorder(store, executor, write_ledger),
+        clock,
+        concurrency=limits.job_concurrency,
+        ttl_s=limits.job_ttl_s,
+        on_end=deliverer.wake,
+    )
+    jobs = AsyncJobs(store, secrets, executor, runner, execute, limits, policy, clock)
+    return AsyncWork(store, jobs, runner, deliverer, CallbackSecrets(secrets, executor, clock), resolver)
+
+
+@contextmanager
+def open_callback_secrets(ledger: str) -> Iterator[CallbackSecretStore]:
+    """The secrets in a database, for a command. Raises ConfigError."""
+    try:
+        require_file(ledger)
+        database = SqliteDatabase(ledger)
+    except LedgerUnusable as error:
+        raise ConfigError(str(error)) from None
+    try:
+        yield CallbackSecretStore(database)
+    finally:
+        database.close()

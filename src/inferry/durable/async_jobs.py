@@ -1,0 +1,165 @@
+"""Async jobs as clients see them: create, read, cancel, delete. The runner does the work."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, CallbackSecret, Delivery, JobEnd
+from inferry.domain.clock import Clock
+from inferry.domain.errors import Conflict, InvalidRequest, NotFound, StorageDisabled
+from inferry.domain.storage import Page, StorageLimits
+from inferry.durable.async_job_runner import AsyncJobRunner
+from inferry.durable.callback_policy import CallbackForbidden, CallbackPolicy, parse_target
+from inferry.durable.execute import Execute
+from inferry.durable.executor import StoreExecutor
+
+
+class ClientStore(Protocol):
+    """Where jobs are kept. Its methods block."""
+
+    def create(self, job: AsyncJob, body: bytes, quota_bytes: int | None, max_unfinished: int | None) -> AsyncJob: ...
+    def get(self, tenant: str, id: str, now: float) -> AsyncJob | None: ...
+    def page(
+        self, tenant: str, now: float, *, after: str | None = None, limit: int = 20, newest_first: bool = True
+    ) -> Page[AsyncJob]: ...
+    def answer(self, id: str) -> bytes | None: ...
+    def deliveries(self, id: str) -> list[Delivery]: ...
+    def end(self, end: JobEnd) -> bool: ...
+    def delete(self, tenant: str, id: str) -> bool: ...
+
+
+class SecretStore(Protocol):
+    def valid(self, tenant: str, now: float) -> list[CallbackSecret]: ...
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """What a client asks for. `deadline_ms` None: the gateway's own limit."""
+
+    id: str
+    tenant: str
+    key_id: str | None
+    endpoint: str
+    lane: str
+    body: bytes
+    detail: AsyncJobDetail
+    deadline_ms: int | None = None
+    idempotency_key: str | None = None
+    request_hash: bytes | None = None
+
+
+class AsyncJobs:
+    """The async jobs of all tenants. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: ClientStore,
+        secrets: SecretStore,
+        executor: StoreExecutor,
+        runner: AsyncJobRunner,
+        execute: Execute,
+        limits: StorageLimits,
+        policy: CallbackPolicy,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._secrets = secrets
+        self._executor = executor
+        self._runner = runner
+        self._execute = execute
+        self._limits = limits
+        self._policy = policy
+        self._clock = clock
+
+    def require_enabled(self) -> None:
+        """Raises StorageDisabled where nothing is stored."""
+        if self._limits.store == "never":
+            raise StorageDisabled("this gateway stores no content: async jobs are disabled")
+
+    def endpoints(self) -> list[str]:
+        """Endpoints whose requests can be jobs."""
+        return sorted(self._execute.paths())
+
+    async def create(self, new: NewJob) -> AsyncJob:
+        """Accept a job. It is in the database when this returns.
+
+        Raises InvalidRequest, StorageQuotaExceeded, QueueFull, Conflict.
+        """
+        self.require_enabled()
+        now = self._clock.wall()
+        url = new.detail.callback_url
+        if url is not None:
+            await self._check_callback(new.tenant, url, now)
+        limit_s = self._limits.job_timeout_s
+        left_s = limit_s if new.deadline_ms is None else min(limit_s, new.deadline_ms / 1000)
+        job = AsyncJob(
+            id=new.id,
+            tenant=new.tenant,
+            key_id=new.key_id,
+            endpoint=new.endpoint,
+            lane=new.lane,
+            status="in_progress",
+            created_at=now,
+            deadline=now + left_s,
+            detail=new.detail,
+            size=len(new.body),
+            callback=None if url is None else "waiting",
+            idempotency_key=new.idempotency_key,
+            request_hash=new.request_hash,
+        )
+        limits = self._limits
+        stored = await self._executor.run(
+            self._store.create, job, new.body, limits.max_bytes_per_tenant, limits.max_jobs_per_tenant
+        )
+        if stored.status == "in_progress":
+            self._runner.add(stored)
+        return stored
+
+    async def _check_callback(self, tenant: str, url: str, now: float) -> None:
+        try:
+            parse_target(url, self._policy)
+        except CallbackForbidden as error:
+            raise InvalidRequest(f"`callback_url` {error}", param="callback_url") from None
+        if not await self._executor.run(self._secrets.valid, tenant, now):
+            message = (
+                "the tenant has no callback secret; the operator creates one with `inferry callback-secrets rotate`"
+            )
+            raise InvalidRequest(message, param="callback_url")
+
+    async def get(self, tenant: str, id: str) -> AsyncJob:
+        """Raises NotFound."""
+        job = await self._executor.run(self._store.get, tenant, id, self._clock.wall())
+        if job is None:
+            raise NotFound("no such job", param="job_id")
+        return job
+
+    async def list(
+        self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True
+    ) -> Page[AsyncJob]:
+        now = self._clock.wall()
+        return await self._executor.run(
+            self._store.page, tenant, now, after=after, limit=limit, newest_first=newest_first
+        )
+
+    async def answer(self, job: AsyncJob) -> bytes | None:
+        """The body of the job's response; None where there is none."""
+        return await self._executor.run(self._store.answer, job.id)
+
+    async def deliveries(self, job: AsyncJob) -> Sequence[Delivery]:
+        """The delivery log of the job's callback."""
+        return await self._executor.run(self._store.deliveries, job.id)
+
+    async def cancel(self, tenant: str, id: str) -> AsyncJob:
+        """End a job; its call ends at once. Raises NotFound, and Conflict where it has ended otherwise."""
+        job = await self.get(tenant, id)
+        if await self._executor.run(self._store.end, self._runner.end_of(id, "cancelled")):
+            self._runner.stop(id)
+        elif (job := await self.get(tenant, id)).status != "cancelled":
+            raise Conflict(f"a job that is {job.status} cannot be cancelled")
+        return await self.get(tenant, id)
+
+    async def delete(self, tenant: str, id: str) -> None:
+        """Delete a job with its answer, its delivery log and its callback; end it if it runs. Raises NotFound."""
+        if not await self._executor.run(self._store.delete, tenant, id):
+            raise NotFound("no such job", param="job_id")
+        self._runner.stop(id)

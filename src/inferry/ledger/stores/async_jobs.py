@@ -1,0 +1,203 @@
+"""Async jobs of tenants, with answers and the delivery log of callbacks, in the ledger's database. Methods block.
+
+A job ends once: an end is written where there is none, with the answer and the callback that is due, in one
+transaction.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+
+from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail, CallbackStatus, Delivery, JobEnd, JobTry
+from inferry.domain.errors import Conflict, QueueFull, StorageQuotaExceeded
+from inferry.domain.storage import Database, Page, try_id
+from inferry.ledger.storage_schema import async_jobs, deliveries
+from inferry.ledger.stores.charges import charged_jobs
+from inferry.ledger.stores.files import used_bytes
+from inferry.ledger.stores.listing import page_rows
+
+RETRY_AFTER_S = 10.0
+"""For a tenant with its maximum of unfinished jobs: the database does not know when one will end."""
+
+_c = async_jobs.c
+_COLUMNS = [_c[name] for name in AsyncJob.__struct_fields__]
+_IS_UNFINISHED = _c.status == "in_progress"
+_detail_decoder = msgspec.json.Decoder(AsyncJobDetail)
+
+
+class AsyncJobStore:
+    """Operations of clients name the tenant; those of the runner name the job."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # -- for clients -------------------------------------------------------------------------------------------------
+
+    def create(self, job: AsyncJob, body: bytes, quota_bytes: int | None, max_unfinished: int | None) -> AsyncJob:
+        """Store a job, or return the one that was created with its idempotency key.
+
+        Raises StorageQuotaExceeded, QueueFull, and Conflict where the key belongs to another request.
+        """
+        with self._database.writing() as connection:
+            if job.idempotency_key is not None:
+                is_same = (_c.tenant == job.tenant) & (_c.idempotency_key == job.idempotency_key)
+                found = _find(connection, is_same)
+                if found is not None and found.request_hash != job.request_hash:
+                    raise Conflict("the idempotency key was used for another request", param="idempotency-key")
+                if found is not None:
+                    return found
+            if quota_bytes is not None and used_bytes(connection, job.tenant) + job.size > quota_bytes:
+                raise StorageQuotaExceeded(f"the tenant may store {quota_bytes} bytes; delete what it does not need")
+            if max_unfinished is not None:
+                query = select(func.count()).select_from(async_jobs).where(_IS_UNFINISHED, _c.tenant == job.tenant)
+                if connection.execute(query).scalar_one() >= max_unfinished:
+                    message = f"the tenant has {max_unfinished} unfinished jobs, which is its maximum"
+                    raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
+            values = {name: getattr(job, name) for name in AsyncJob.__struct_fields__}
+            values["detail"] = msgspec.json.encode(job.detail)
+            connection.execute(insert(async_jobs).values(**values, body=body))
+            return job
+
+    def get(self, tenant: str, id: str, now: float) -> AsyncJob | None:
+        with self._database.reading() as connection:
+            return _find(connection, (_c.tenant == tenant) & (_c.id == id) & _is_visible(now))
+
+    def page(
+        self, tenant: str, now: float, *, after: str | None = None, limit: int = 20, newest_first: bool = True
+    ) -> Page[AsyncJob]:
+        query = select(*_COLUMNS).where(_is_visible(now))
+        with self._database.reading() as connection:
+            rows, has_more = page_rows(
+                connection, async_jobs, query, _c.tenant == tenant, after=after, limit=limit, newest_first=newest_first
+            )
+        return Page([_job(row) for row in rows], has_more)
+
+    def answer(self, id: str) -> bytes | None:
+        with self._database.reading() as connection:
+            found: bytes | None = connection.execute(select(_c.answer).where(_c.id == id)).scalar()
+            return found
+
+    def deliveries(self, id: str) -> list[Delivery]:
+        query = select(*(deliveries.c[name] for name in Delivery.__struct_fields__))
+        query = query.where(deliveries.c.job_id == id).order_by(deliveries.c.number)
+        with self._database.reading() as connection:
+            return [Delivery(**row) for row in connection.execute(query).mappings()]
+
+    def delete(self, tenant: str, id: str) -> bool:
+        """Whether there was such a job."""
+        with self._database.writing() as connection:
+            return bool(_delete(connection, (_c.tenant == tenant) & (_c.id == id)))
+
+    def delete_tenant(self, tenant: str) -> list[str]:
+        """Delete all jobs of a tenant; return their ids."""
+        with self._database.writing() as connection:
+            return _delete(connection, _c.tenant == tenant)
+
+    # -- for the runner ----------------------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[AsyncJob]:
+        """Jobs that have not ended, the oldest first."""
+        with self._database.reading() as connection:
+            query = select(*_COLUMNS).where(_IS_UNFINISHED).order_by(_c.created_at)
+            return [_job(row) for row in connection.execute(query).mappings()]
+
+    def load(self, id: str) -> tuple[AsyncJob, bytes, bool] | None:
+        """A job that has not ended, its body, and whether the ledger has charged its current try."""
+        with self._database.reading() as connection:
+            query = select(*_COLUMNS, _c.body).where(_c.id == id, _IS_UNFINISHED)
+            row = connection.execute(query).mappings().first()
+            if row is None:
+                return None
+            is_charged = bool(charged_jobs(connection, [try_id(id, row["tries"])]))
+            return _job(row), row["body"], is_charged
+
+    def record(self, records: Sequence[JobEnd | JobTry]) -> None:
+        """Write ends and tries in one transaction. A job that has ended stays as it is."""
+        with self._database.writing() as connection:
+            for one in records:
+                if isinstance(one, JobTry):
+                    is_open = (_c.id == one.id) & _IS_UNFINISHED
+                    connection.execute(update(async_jobs).where(is_open).values(tries=one.tries))
+                else:
+                    _end(connection, one)
+
+    def end(self, end: JobEnd) -> bool:
+        """End a job; whether it had not ended before."""
+        with self._database.writing() as connection:
+            return _end(connection, end)
+
+    # -- for callbacks -----------------------------------------------------------------------------------------------
+
+    def due_callbacks(self, now: float, others: Collection[str], per_tenant: int, limit: int) -> list[AsyncJob]:
+        """Jobs whose callback is due, except `others`: the longest due first, up to `per_tenant` of each tenant."""
+        is_due = (_c.callback == "pending") & (_c.callback_at <= now) & _c.id.not_in(others)
+        rank = func.row_number().over(partition_by=_c.tenant, order_by=_c.callback_at).label("rank")
+        ranked = select(_c.id, rank).where(is_due).subquery()
+        ids = select(ranked.c.id).where(ranked.c.rank <= per_tenant)
+        query = select(*_COLUMNS).where(_c.id.in_(ids)).order_by(_c.callback_at).limit(limit)
+        with self._database.reading() as connection:
+            return [_job(row) for row in connection.execute(query).mappings()]
+
+    def next_callback_at(self, after: float) -> float | None:
+        """When the next callback is due that is not due yet."""
+        query = select(func.min(_c.callback_at)).where(_c.callback == "pending", _c.callback_at > after)
+        with self._database.reading() as connection:
+            found: float | None = connection.execute(query).scalar()
+            return found
+
+    def record_delivery(self, id: str, one: Delivery, callback: CallbackStatus, at: float) -> None:
+        """Write an attempt, and the state of the callback after it."""
+        with self._database.writing() as connection:
+            values = {"callback": callback, "callback_at": at, "callback_attempts": one.number}
+            is_pending = (_c.id == id) & (_c.callback == "pending")
+            if connection.execute(update(async_jobs).where(is_pending).values(**values)).rowcount:
+                connection.execute(insert(deliveries).values(job_id=id, **msgspec.structs.asdict(one)))
+
+    def sweep(self, now: float, limit: int) -> int:
+        """Delete up to `limit` expired jobs; return their number."""
+        with self._database.writing() as connection:
+            ids = select(_c.id).where(_c.expires_at <= now).limit(limit)
+            return len(_delete(connection, _c.id.in_([id for (id,) in connection.execute(ids)])))
+
+
+def _delete(connection: Connection, is_wanted: ColumnElement[bool]) -> list[str]:
+    wanted = select(_c.id).where(is_wanted)
+    connection.execute(delete(deliveries).where(deliveries.c.job_id.in_(wanted)))
+    ids = [id for (id,) in connection.execute(wanted)]
+    connection.execute(delete(async_jobs).where(is_wanted))
+    return ids
+
+
+def _end(connection: Connection, end: JobEnd) -> bool:
+    job = _find(connection, (_c.id == end.id) & _IS_UNFINISHED)
+    if job is None:
+        return False
+    values: dict[str, Any] = {
+        "status": end.status,
+        "ended_at": end.at,
+        "expires_at": end.expires_at,
+        "answer_status": end.answer_status,
+        "answer": end.answer,
+        "request_id": end.request_id,
+        "size": job.size + len(end.answer or b""),
+    }
+    if job.callback is not None:
+        values |= {"callback": "pending", "callback_at": end.at}
+    connection.execute(update(async_jobs).where(_c.id == end.id).values(**values))
+    return True
+
+
+def _find(connection: Connection, is_wanted: ColumnElement[bool]) -> AsyncJob | None:
+    row = connection.execute(select(*_COLUMNS).where(is_wanted)).mappings().first()
+    return None if row is None else _job(row)
+
+
+def _job(row: Any) -> AsyncJob:
+    values = {name: row[name] for name in AsyncJob.__struct_fields__}
+    return AsyncJob(**{**values, "detail": _detail_decoder.decode(values["detail"])})
+
+
+def _is_visible(now: float) -> ColumnElement[bool]:
+    return _c.expires_at.is_(None) | (_c.expires_at > now)
