@@ -126,13 +126,15 @@ class AsyncJobRunner:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            while (job := self._queue.next(loop.time())) is not None:
+            # One reading for both: a timer may fire early, and a second reading could be behind the time it waits for.
+            now = loop.time()
+            while (job := self._queue.next(now)) is not None:
                 if (entry := self._entries.get(job.id)) is None:
                     self._queue.ended(job)  # it was stopped while it waited
                 else:
                     entry.task = self._spawn(self._run(job))
             try:
-                async with asyncio.timeout_at(self._queue.wake_at(loop.time())):
+                async with asyncio.timeout_at(self._queue.wake_at(now)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
