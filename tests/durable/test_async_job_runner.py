@@ -1,7 +1,6 @@
 """Async jobs in virtual time: every job ends once, whatever is refused, lost, cancelled or stopped."""
 
 import asyncio
-import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from inferry.domain.errors import LedgerUnavailable
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.ledger.stores.sqlite import SqliteLedger
 from ledger.builders import an_entry
-from support.virtual_time import VirtualTimeLoop, run_virtual
+from support.virtual_time import CreepingLoop, run_virtual
 
 ERROR = CallAnswer(status=404, body=b'{"error":{}}')
 
@@ -99,23 +98,6 @@ def test_refused_jobs_wait_and_run_under_new_job_ids() -> None:
     assert (job.status, job.tries) == ("completed", 2)
     assert execute.job_ids == ["job_1-0", "job_1-1", "job_1-2"]
     assert (job.ended_at or 0.0) - job.created_at >= 60.0
-
-
-class CreepingLoop(VirtualTimeLoop):
-    """Time passes with every reading, and timers fire up to a millisecond early, as those of uvloop do."""
-
-    _rng = random.Random(1)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._clock_resolution = 0.001
-
-    def time(self) -> float:
-        super().jump(self._rng.uniform(0.0, 0.0003))
-        return super().time()
-
-    def jump(self, seconds: float) -> None:
-        super().jump(max(0.0, seconds - 0.0008))
 
 
 def test_a_timer_that_fires_early_does_not_leave_a_refused_job_waiting() -> None:

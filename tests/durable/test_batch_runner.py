@@ -23,7 +23,7 @@ from inferry.ledger.stores.files import FileStore
 from inferry.ledger.stores.sqlite import SqliteLedger
 from inferry.ledger.stores.sqlite_database import SqliteDatabase
 from ledger.builders import an_entry
-from support.virtual_time import LoopClock, run_virtual
+from support.virtual_time import CreepingLoop, LoopClock, run_virtual
 
 OK = CallAnswer(status=200, body=b'{"ok":\n true}', request_id="q")
 
@@ -210,6 +210,21 @@ def test_a_failing_item_is_tried_again_and_given_up(run: Callable[..., None]) ->
         assert tried == [f"{batch.id}-1-{number}" for number in range(5)]
 
     run(work)
+
+
+def test_a_timer_that_fires_early_does_not_leave_a_refused_item_waiting(tmp_path: Path) -> None:
+    refusals = [CallAnswer(status=429, body=b"", retry_after_s=1.0)] * 100
+    engine = Engine()
+    engine.answer = lambda _: refusals.pop() if refusals else OK
+
+    async def scenario() -> None:
+        async with Bench(tmp_path / "db", engine) as bench:
+            batch = await bench.ended(await bench.create(1))
+            assert (batch.status, batch.completed) == ("completed", 1)
+
+    with asyncio.Runner(loop_factory=CreepingLoop) as runner:
+        runner.run(asyncio.wait_for(scenario(), 1000))
+    assert len(engine.calls) == 101
 
 
 def test_a_process_that_stops_leaves_the_rest_to_the_next(tmp_path: Path) -> None:

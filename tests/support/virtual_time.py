@@ -1,6 +1,7 @@
 """An event loop whose clock jumps to the next timer when nothing else is left to do: hours take milliseconds."""
 
 import asyncio
+import random
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -40,6 +41,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float) -> None:
         self._virtual_now += seconds
+
+
+class CreepingLoop(VirtualTimeLoop):
+    """Time passes with every reading, and timers fire up to a millisecond early, as those of uvloop do."""
+
+    _rng = random.Random(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock_resolution = 0.001
+
+    def time(self) -> float:
+        super().jump(self._rng.uniform(0.0, 0.0003))
+        return super().time()
+
+    def jump(self, seconds: float) -> None:
+        super().jump(max(0.0, seconds - 0.0008))
 
 
 class _Jumping(selectors.SelectSelector):

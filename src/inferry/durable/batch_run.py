@@ -90,14 +90,23 @@ class BatchRun:
             self._wake.clear()
             if not self._page and self._has_more:
                 await self._read_page()
-            if self._page and self._window.allows(len(self._tasks), self._share(), loop.time()):
+            now = loop.time()
+            if self._page and self._window.allows(len(self._tasks), self._share(), now):
                 task = loop.create_task(self._run_item(self._page.popleft()))
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
             elif self._page or self._tasks:
-                await self._wake.wait()
+                await self._wait_until(self._window.not_before if self._window.not_before > now else None)
             else:
                 return
+
+    async def _wait_until(self, time: float | None) -> None:
+        """Wait for news, or for a time. The timer may fire early; the caller reads the clock again."""
+        try:
+            async with asyncio.timeout_at(time):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
 
     async def _read_page(self) -> None:
         page = await self._next_page(self._last)
@@ -140,10 +149,8 @@ class BatchRun:
 
     def _put_back(self, item: BatchItem, delay_s: float) -> None:
         """Begin the item again when the refusal says, or when a place becomes free."""
-        loop = asyncio.get_running_loop()
         self._page.appendleft(item)
-        self._window.refused(len(self._tasks) - 1, loop.time() + delay_s)
-        loop.call_at(self._window.not_before, self._wake.set)
+        self._window.refused(len(self._tasks) - 1, asyncio.get_running_loop().time() + delay_s)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
