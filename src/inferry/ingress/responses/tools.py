@@ -9,7 +9,7 @@ and the response says so.
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -129,7 +129,7 @@ class ChatTools:
 class Choice(NamedTuple):
     """A `tool_choice` of a chat request, None: none is sent; and the functions that may be called, None: all."""
 
-    value: object = None
+    value: Any = None
     allowed: frozenset[str] | None = None
 
 
