@@ -9,13 +9,14 @@ VENV := .venv
 VLLM_VENV ?= .venv-vllm
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
+NODE_CLIENTS := tests/clients/node_modules/.installed
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
 # stay together because of shared fixtures; slow ones come first (tests/conftest.py).
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +34,7 @@ help:
 	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
+	@echo "make clients  Claude Code, Codex and the Vercel AI SDK from npm, for their tests (700 MB); make test does this"
 	@echo "make venv    the virtual environment with all development tools"
 
 $(VENV)/bin/python:
@@ -49,6 +51,16 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-serve
 	@touch $@
 
 venv: $(VENV)/.installed-dev
+
+# Versions and checksums are those of package-lock.json. Programs come in packages of their platform, so that no
+# install script is needed.
+$(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
+	@{ command -v node && command -v npm; } >/dev/null || { echo "tests of clients need Node.js 18 or later with npm"; exit 1; }
+	@echo "installing clients from npm into tests/clients/node_modules (700 MB, a minute, once)"
+	@npm ci --prefix tests/clients --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+clients: $(NODE_CLIENTS)
 
 # Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
 # and the build contains plain Python.
@@ -76,7 +88,7 @@ check: $(VENV)/.installed-dev
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(NODE_CLIENTS)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'
@@ -131,4 +143,4 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs
 
 clean:
-	rm -rf build $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build tests/clients/node_modules $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
