@@ -87,6 +87,6 @@ def test_an_abort_signal_cancels_the_call_at_the_engine(api: str, tmp_path: Path
         with sdk(gateway, tmp_path, api, "aborted", key=key) as client:
             assert gateway.left.wait(LIMIT_S)
             assert json.loads(client.output()) == {"aborted": {"last": "abort"}}
-        run = gateway.ended_run(key)
+        [run] = gateway.ended_runs(key)
     assert run["id"] == f"vercel-{api}"
     assert run["jobs"]["cancelled"] == run["jobs"]["ended"] == 1

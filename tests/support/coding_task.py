@@ -9,11 +9,12 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
 from support.http_gateway import HttpGateway
-from support.model_rules import Asked, Call, Reply, text_of
+from support.model_rules import Asked, Call, Reply, Rule, text_of
 from support.node_clients import LIMIT_S
 from support.scripted_model import CONTEXT_TOKENS, ScriptedModel
 from support.tenant_gateway import bearer
@@ -67,8 +68,8 @@ def _arguments(tool: dict[str, Any], command: str) -> dict[str, Any]:
 class CodingGateway(HttpGateway):
     """A gateway before the model that solves the task. With `stalls` no stream ends."""
 
-    def __init__(self, directory: Path) -> None:
-        self._model = ScriptedModel([solve])
+    def __init__(self, directory: Path, *rules: Rule) -> None:
+        self._model = ScriptedModel([*rules, solve])
         self.stalls = False
         self.stalled = threading.Event()
         self.left = threading.Event()
@@ -89,13 +90,15 @@ class CodingGateway(HttpGateway):
             self.left.set()
         return response
 
-    def ended_run(self, key: str) -> dict[str, Any]:
-        """The details of the only run of the key's tenant, once the ledger has all its calls."""
-        [run] = self.call("GET", "/v1/runs", headers=bearer(key)).json["data"]
+    def ended_runs(self, key: str) -> list[dict[str, Any]]:
+        """The details of all runs of the key's tenant, once the ledger has all their calls."""
         until = time.monotonic() + LIMIT_S
-        while time.monotonic() < until:
-            details: dict[str, Any] = self.call("GET", f"/v1/runs/{run['id']}", headers=bearer(key)).json
-            if details["jobs"]["in_flight"] == 0 and len(details["latest_steps"]) == details["jobs"]["ended"]:
-                return details
+        while True:
+            listed = self.call("GET", "/v1/runs", headers=bearer(key)).json["data"]
+            runs = [self.call("GET", f"/v1/runs/{quote(one['id'], '')}", headers=bearer(key)).json for one in listed]
+            if runs and all(
+                len(one["latest_steps"]) == one["jobs"]["ended"] and one["jobs"]["in_flight"] == 0 for one in runs
+            ):
+                return runs
+            assert time.monotonic() < until, runs
             time.sleep(0.02)
-        raise AssertionError(f"calls are in flight: {details}")

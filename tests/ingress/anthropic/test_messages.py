@@ -118,9 +118,9 @@ def test_a_stream_of_text() -> None:
     start = events[0]["message"]
     assert (start["id"], start["model"], start["content"], start["stop_reason"]) == ("msg_j-1", "m", [], None)
     assert start["usage"] == {
-        "input_tokens": 30,
+        "input_tokens": 50,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 20,
+        "cache_read_input_tokens": 0,
         "output_tokens": 0,
         "service_tier": "standard",
     }

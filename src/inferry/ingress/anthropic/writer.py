@@ -73,8 +73,9 @@ class MessageWriter:
     def _start(self) -> bytes:
         """The first event. Its usage is an estimate, since engines report theirs at the end."""
         self._started = True
-        footprint = self._job.footprint
-        counts = usage_object(self._job, footprint.prompt.expected, footprint.cached.expected, 0)
+        # Claude Code replaces a count of this event only by one above 0, so an estimate of cached tokens would remain
+        # beside the reported `input_tokens` where the engine had nothing cached.
+        counts = usage_object(self._job, self._job.footprint.prompt.expected, 0, 0)
         return _event({"type": "message_start", "message": message_object(self._job, [], None, None, counts)})
 
     def _write(self, item: Item, events: list[bytes]) -> None:
