@@ -55,14 +55,30 @@ GROUP = MutantGroup(
         Mutant(
             "results of tools follow the text of their turn",
             "ingress/chat_messages.py",
-            """        self._messages += self._tool_results
+            """        self._messages += [message for _, message in self._tool_results]
         if self._user_parts:
             self._messages.append(ChatMessage("user", _content(self._user_parts)))
 """,
             """        if self._user_parts:
             self._messages.append(ChatMessage("user", _content(self._user_parts)))
-        self._messages += self._tool_results
+        self._messages += [message for _, message in self._tool_results]
 """,
+            _DECODE,
+        ),
+        Mutant(
+            "results of tools keep the order in which they were sent",
+            "ingress/chat_messages.py",
+            "        self._tool_results.sort(key=_place)\n",
+            "",
+            _DECODE,
+        ),
+        Mutant(
+            "a call of an earlier turn decides the place of a result",
+            "ingress/chat_messages.py",
+            """            if role == "assistant":
+                self._call_places.clear()
+""",
+            "",
             _DECODE,
         ),
         Mutant(

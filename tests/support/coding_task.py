@@ -38,9 +38,8 @@ def solve(question: Asked) -> Reply | None:
     messages = question.body["messages"]
     if name is None or not any(PROMPT in text_of(one) for one in messages if one["role"] == "user"):
         return None
-    # Claude Code sends the results of parallel calls in the order in which the calls ended.
-    by_call = {one["tool_call_id"]: text_of(one) for one in messages if one["role"] == "tool"}
-    results = [by_call[call["id"]] for one in messages for call in one.get("tool_calls") or ()]
+    # By their order and not by their ids, as a model reads them whose chat template writes no ids.
+    results = [text_of(one) for one in messages if one["role"] == "tool"]
 
     def shell(*commands: str) -> tuple[Call, ...]:
         return tuple(Call(name, json.dumps(_arguments(question.tools[name], one))) for one in commands)

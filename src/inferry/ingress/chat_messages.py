@@ -1,9 +1,10 @@
 """Chat messages from the turns of a conversation, in a form that all chat templates take.
 
 That form is one leading system message, then user and assistant messages in turn, with the results of tools directly
-after the message that called them. Consecutive turns of one role are one message. System text within the conversation
-becomes part of the user message beside it, in `<system>` tags: merged into the leading message it would change the
-prefix of every later call.
+after the message that called them, in the order of the calls. Many templates write no ids of calls, and Claude Code
+sends the results of parallel calls in the order in which the calls ended. Consecutive turns of one role are one
+message. System text within the conversation becomes part of the user message beside it, in `<system>` tags: merged into
+the leading message it would change the prefix of every later call.
 
 Texts are JSON strings: they are copied from one body into another.
 """
@@ -42,11 +43,12 @@ class ChatMessages:
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
         self._system: list[bytes] = []
-        self._tool_results: list[ChatMessage] = []
+        self._tool_results: list[tuple[int, ChatMessage]] = []
         self._user_parts: list[bytes] = []
         self._assistant_parts: list[bytes] = []
         self._reasoning: list[bytes] = []
         self._tool_calls: list[bytes] = []
+        self._call_places: dict[str, int] = {}
         self.role = ""
 
     @property
@@ -75,7 +77,8 @@ class ChatMessages:
 
     def add_tool_result(self, call_id: str, text: bytes) -> None:
         self.begin_turn("user")
-        self._tool_results.append(ChatMessage("tool", text, b',"tool_call_id":' + _encode(call_id)))
+        message = ChatMessage("tool", text, b',"tool_call_id":' + _encode(call_id))
+        self._tool_results.append((self._call_places.get(call_id, len(self._call_places)), message))
 
     def add_assistant(self, text: bytes) -> None:
         self.begin_turn("assistant")
@@ -89,6 +92,7 @@ class ChatMessages:
     def add_tool_call(self, id: str, name: str, arguments: bytes) -> None:
         """`arguments` is a JSON string with JSON in it."""
         self.begin_turn("assistant")
+        self._call_places[id] = len(self._tool_calls)
         self._tool_calls.append(
             b'{"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}'
             % (_encode(id), _encode(name), arguments)
@@ -105,6 +109,8 @@ class ChatMessages:
         if role != self.role:
             self._end_turn()
             self.role = role
+            if role == "assistant":
+                self._call_places.clear()
 
     def _end_turn(self) -> None:
         """Write the messages of the turn."""
@@ -118,10 +124,15 @@ class ChatMessages:
             self._messages.append(ChatMessage("assistant", content, fields))
             self._assistant_parts, self._reasoning, self._tool_calls = [], [], []
             return
-        self._messages += self._tool_results
+        self._tool_results.sort(key=_place)
+        self._messages += [message for _, message in self._tool_results]
         if self._user_parts:
             self._messages.append(ChatMessage("user", _content(self._user_parts)))
         self._tool_results, self._user_parts = [], []
+
+
+def _place(result: tuple[int, ChatMessage]) -> int:
+    return result[0]
 
 
 def _content(parts: list[bytes]) -> bytes:

@@ -133,6 +133,20 @@ def test_tool_calls_and_results_are_chat_messages() -> None:
     ]
 
 
+def test_results_are_in_the_order_of_the_calls_of_their_turn() -> None:
+    found = messages(
+        USER,
+        assistant(call("a"), call("b"), call("c")),
+        user(result("C", "c"), result("A", "a"), result("B", "b")),
+        assistant(call("b"), call("a")),
+        user(result("A", "a"), result("of no call", "x"), result("B", "b")),
+        assistant(call("d"), call("a")),
+        user(result("of no call", "b"), result("D", "d"), result("A", "a")),
+    )
+    results = [one["content"] for one in found if one["role"] == "tool"]
+    assert results == ["A", "B", "C", "B", "A", "of no call", "D", "A", "of no call"]
+
+
 def test_a_result_may_be_empty() -> None:
     assert messages(USER, assistant(call()), user(result()))[2] == {
         "role": "tool",
