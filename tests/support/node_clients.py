@@ -14,7 +14,8 @@ from typing import Self
 
 import pytest
 
-from inferry.ingress.http import lifecycle
+from inferry.ingress.http.connection import Connection
+from inferry.ingress.http.server import Server
 from support import loopback_launcher
 from support.children import TESTS
 from support.serving import Serving
@@ -57,7 +58,8 @@ class ClientProcess:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         self._environment = {**kept, "HOME": str(home), "NO_COLOR": "1", **(variables or {})}
         self._popen: subprocess.Popen[str]
-        self._serving: asyncio.Task[None] | None = None
+        self._server: Server | None = None
+        self._listener: asyncio.Server
 
     def __enter__(self) -> Self:
         if not has_namespaces():
@@ -69,7 +71,7 @@ class ClientProcess:
             self._start(["unshare", "-rn", *inside, *self._command], theirs.fileno())
             theirs.close()
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-            self._serving = self._gateway.run(self._listen(socket.socket(fileno=descriptors[0])))
+            self._gateway.run(self._listen(socket.socket(fileno=descriptors[0])))
             ours.send(b"g")
         return self
 
@@ -79,8 +81,8 @@ class ClientProcess:
         except ProcessLookupError:
             pass
         self._popen.communicate()
-        if self._serving is not None:
-            self._gateway.run(self._close(self._serving))
+        if self._server is not None:
+            self._gateway.run(self._close(self._server))
 
     def interrupt(self) -> None:
         """What Ctrl-C in a terminal does: every process of the group gets the signal."""
@@ -110,19 +112,18 @@ class ClientProcess:
             start_new_session=True,
         )
 
-    async def _listen(self, sock: socket.socket) -> asyncio.Task[None]:
-        sock.setblocking(False)
-        service, server = self._gateway.service, self._gateway.config.server
-        serving = lifecycle.serve(
-            service.app,
-            service.gateway,
-            sock,
-            lifecycle.StopSignals(),
-            idle_timeout_s=server.idle_timeout_s,
-            drain_timeout_s=server.drain_timeout_s,
+    async def _listen(self, sock: socket.socket) -> None:
+        loop, app = asyncio.get_running_loop(), self._gateway.service.app
+        server = Server(
+            app.serve,
+            max_body_bytes=app.limits.max_body_bytes,
+            body_timeout_s=app.limits.body_timeout_s,
+            idle_timeout_s=self._gateway.config.server.idle_timeout_s,
+            accepts_body=app.accepts_body,
         )
-        return asyncio.get_running_loop().create_task(serving)
+        self._server = server
+        self._listener = await loop.create_server(lambda: Connection(server, loop), sock=sock)
 
-    async def _close(self, serving: asyncio.Task[None]) -> None:
-        serving.cancel()
-        await asyncio.wait([serving])
+    async def _close(self, server: Server) -> None:
+        self._listener.close()
+        server.abort()
