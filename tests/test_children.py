@@ -13,8 +13,13 @@ from inferry.workers.in_process.embedded import EmbeddedWorker
 from support.children import TESTS, environment, import_the_same_tree
 
 WHERE = "import inferry, inferry.scheduling.scheduler as s; print(inferry.__file__, s.__file__)"
-OTHER_INTERPRETERS = {"support/vllm_server.py", "workers/test_vllm_in_process.py", "mutants/run.py"}
-"""These run vLLM's Python, one without any environment, or trees that are changed on purpose."""
+OTHER_INTERPRETERS = {
+    "support/node_clients.py",
+    "support/vllm_server.py",
+    "workers/test_vllm_in_process.py",
+    "mutants/run.py",
+}
+"""These run Node.js, vLLM's Python, one without any environment, or trees that are changed on purpose."""
 
 
 def here() -> str:
