@@ -9,6 +9,8 @@ import pytest
 from inferry.domain.errors import WorkerLost
 from inferry.workers.openai_http.resume_points import ATTEMPTS, ResumePoints
 
+pytestmark = pytest.mark.plain
+
 TEXT = 200, msgspec.json.encode({"prompt": "text"})
 
 
