@@ -105,7 +105,12 @@ def test_the_view_and_the_card_describe_the_engine(env: EngineHost) -> None:
     assert (view.phase, view.models, view.kv_capacity) == (Phase.READY, frozenset(["tiny"]), 16_384)
     assert (view.capacity.sequences, view.capacity.kv_tokens, view.capacity.prefill_tokens) == (64, 16_384, 1_024)
     (card,) = env.worker.cards()
-    assert (card.name, card.context_tokens, card.vocab_size, card.features) == ("tiny", 16_384, 4096, {"echo"})
+    assert (card.name, card.context_tokens, card.vocab_size, card.features) == (
+        "tiny",
+        16_384,
+        4096,
+        frozenset({"echo"}),
+    )
 
 
 def test_sixty_four_jobs_of_many_plans_do_not_mix(env: EngineHost, tiny_dir: Path) -> None:
