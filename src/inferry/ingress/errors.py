@@ -1,4 +1,4 @@
-"""GatewayErrors to HTTP: status, headers and OpenAI-shaped body. The only such mapping."""
+"""GatewayErrors to HTTP: status, headers and OpenAI-shaped body."""
 
 from math import ceil
 from zlib import crc32
