@@ -154,3 +154,15 @@ def test_under_lasting_overload_no_job_starves() -> None:
         (running,) = sent(scheduler.tick(float(second)))
         sent_ids.append(running)
     assert sum(job_id.endswith("-1") for job_id in sent_ids) >= 15
+
+
+def test_no_job_is_passed_over_before_the_prefill_rate_was_observed_for_ten_periods() -> None:
+    def first_sent_at(now: float) -> list[str]:
+        """At the rate seen so far the long prompt takes far longer than its target."""
+        scheduler = a_full_worker()
+        offer(scheduler, a_job("long", run_id="long", tokens=50_000, at=0.0), a_job("short", run_id="short", at=0.01))
+        end(scheduler, "running", now=now)
+        return sent(scheduler.tick(now))
+
+    assert first_sent_at(0.1) == ["long"]
+    assert first_sent_at(0.2) == ["short"]
