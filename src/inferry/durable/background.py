@@ -33,7 +33,7 @@ MAX_UNFINISHED = 1000
 RETRY_AFTER_S = 5.0
 INITIAL_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 MAX_AGE_S = 86_400.0
-"""A response that has not ended by then fails. Until then, calls that are refused are tried again."""
+"""A response that is older than this and has not ended fails. Refused calls are tried again until it ends or fails."""
 _TOO_OLD = b'{"error":{"message":"the response did not end within 24 hours"}}'
 FIRST_EVENTS = (b"response.created", b"response.queued")
 """Events of a streamed response before its call is made."""
