@@ -12,6 +12,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.ledger.stores.sqlite import LedgerUnusable, SqliteLedger
 from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from support.old_schemas import undo_upgrades
 
 LIMITS = Limits(
     models=("tiny*", "big"),
@@ -169,11 +170,9 @@ def test_it_shares_the_file_with_the_ledger_in_either_order(url: str) -> None:
 def test_a_ledger_of_the_first_schema_gets_the_tables(tmp_path: Path, url: str) -> None:
     SqliteLedger(url).close()
     with sqlite3.connect(tmp_path / "ledger.db") as raw:
+        undo_upgrades(raw, 1)
         for name in ("keys", "tenants", "changes"):
             raw.execute(f"DROP TABLE {name}")
-        for column in ("key_id", "cost_nanos", "shared_with"):
-            raw.execute(f"ALTER TABLE attempts DROP COLUMN {column}")
-        raw.execute("PRAGMA user_version = 1")
     raw.close()
     store = SqliteTenantStore(url)
     store.create_key("acme", now=1.0)

@@ -11,6 +11,7 @@ from inferry.domain.spending import Watermark, WatermarkBatch
 from inferry.ledger.schema import SCHEMA_VERSION
 from inferry.ledger.stores.sqlite import SqliteLedger
 from inferry.ledger.stores.sqlite_watermarks import SqliteWatermarkStore
+from support.old_schemas import undo_upgrades
 
 
 @pytest.fixture
@@ -51,9 +52,8 @@ def test_a_ledger_of_the_second_schema_gets_the_table_and_keeps_its_rows(tmp_pat
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("DROP TABLE watermarks")
         raw.execute("INSERT INTO changes VALUES ('tenants', 7)")
-        raw.execute("ALTER TABLE tenants DROP COLUMN weight")
+        undo_upgrades(raw, 2)
         raw.execute("INSERT INTO tenants VALUES ('acme', '{}', 'salt', 0, 0)")
-        raw.execute("PRAGMA user_version = 2")
         raw.commit()
     with closing(SqliteWatermarkStore(url)) as store:
         assert store.read() == []

@@ -18,6 +18,7 @@ from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerC
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
+from inferry.cli.observation_wiring import Observation
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
@@ -62,6 +63,7 @@ class Service(NamedTuple):
     accounts: SpendingSync
     gate: QuotaGate
     storage: Storage
+    observation: Observation
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -69,12 +71,14 @@ class Service(NamedTuple):
         self.gateway.start()
         self.tenants.start()
         self.storage.start()
+        self.observation.start()
         if self.watch is not None:
             self.watch.start()
 
     async def close(self) -> None:
         if self.watch is not None:
             await self.watch.close()
+        await self.observation.close()
         await self.app.close()
         await self.storage.close()
         await self.accounts.close()
@@ -167,7 +171,7 @@ def assemble(
         config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
     )
     _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
     _follow_tenants(config, service, watermarks)
     return service
 

@@ -191,6 +191,8 @@ class Attempt:
             request_id=job.request_id or None,
             key_id=job.key_id,
             cost_nanos=cost_nanos,
+            template_id=job.template_id,
+            attained=self.slo_attained,
         )
 
 

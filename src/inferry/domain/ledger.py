@@ -21,7 +21,11 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     """One attempt. Appending the same (job_id, attempt) again has no effect.
 
     `cost_nanos`: cost in billionths of the currency, None without a price. `shared_with`: the job whose execution this
-    one shared. Waits are milliseconds, None if the attempt did not get that far. `ended_at`: Unix seconds.
+    one shared. Waits are milliseconds, None if the attempt did not get that far; `batching_ms` is the part of
+    `queue_ms` that the job was held back to share a batch. `engine_batch` and `batch_fill`: mean number of sequences
+    running on the worker while the attempt ran, and the fraction of the worker's limit. `gpu_estimated`: whether
+    `gpu_seconds` is an estimate. `attained`: whether every token met the lane's target, None without one. `ended_at`:
+    Unix seconds.
     """
 
     job_id: str
@@ -50,3 +54,9 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     key_id: str | None = None
     cost_nanos: int | None = None
     shared_with: str | None = None
+    template_id: str | None = None
+    attained: bool | None = None
+    batching_ms: float | None = None
+    engine_batch: float | None = None
+    batch_fill: float | None = None
+    gpu_estimated: bool | None = None

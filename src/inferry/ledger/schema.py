@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = MetaData()
 
@@ -35,6 +35,12 @@ attempts = Table(
     Column("key_id", Text),
     Column("cost_nanos", BigInteger),
     Column("shared_with", Text),
+    Column("template_id", Text),
+    Column("attained", Boolean),
+    Column("batching_ms", Float),
+    Column("engine_batch", Float),
+    Column("batch_fill", Float),
+    Column("gpu_estimated", Boolean),
     Index("attempts_by_run", "tenant", "run_id"),
     Index("attempts_by_end", "ended_at"),
 )
@@ -91,6 +97,19 @@ watermarks = Table(
     Column("at", Float, nullable=False),
 )
 
+# Wall time of workers, times their GPUs: one row per worker, interval and kind (`work`, `cancelled`, `preempted`,
+# `recomputed`, `idle`, `unattributed`). The rows of an interval add up to its length times the number of GPUs.
+gpu_time = Table(
+    "gpu_time",
+    metadata,
+    Column("worker", Text, primary_key=True),
+    Column("started_at", Float, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("ended_at", Float, nullable=False),
+    Column("gpu_seconds", Float, nullable=False),
+    Index("gpu_time_by_end", "ended_at"),
+)
+
 # A partial index: most runs have no parent.
 HAS_PARENT = attempts.c.parent_run.is_not(None)
 Index(
@@ -108,6 +127,14 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
     2: (),
     3: (("tenants", "ALTER TABLE tenants ADD COLUMN weight FLOAT NOT NULL DEFAULT 1"),),
     4: (),
+    5: (
+        ("attempts", "ALTER TABLE attempts ADD COLUMN template_id TEXT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN attained BOOLEAN"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN batching_ms FLOAT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
+    ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
 missing: new tables are created whole."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from inferry.observe.counters import FastCounter, FastHistogram
+from inferry.observe.history import SeriesReading
 from inferry.observe.metric_table import METRIC_TABLE, MetricSpec
 
 _SPECS = {spec.name: spec for spec in METRIC_TABLE}
@@ -22,6 +23,9 @@ class Counters:
 
     def drop(self, *labels: str) -> None:
         self._children.pop(labels, None)
+
+    def readings(self) -> list[SeriesReading]:
+        return row_readings(self.spec, ((labels, child.value) for labels, child in self._children.items()))
 
     def lines(self) -> list[str]:
         return exposition_lines(self.spec, ((labels, child.value) for labels, child in self._children.items()))
@@ -53,6 +57,18 @@ class Histograms:
         self._children.pop(labels, None)
         self._heads.pop(labels, None)
 
+    def readings(self) -> list[SeriesReading]:
+        return [
+            SeriesReading(
+                self.spec.name,
+                tuple(zip(self.spec.labels, labels, strict=True)),
+                child.total,
+                child.bounds,
+                tuple(child.cumulative()),
+            )
+            for labels, child in self._children.items()
+        ]
+
     def lines(self) -> list[str]:
         lines = []
         for labels, child in self._children.items():
@@ -62,6 +78,10 @@ class Histograms:
             lines.append(f"{count}{upto[-1]}")
             lines.append(f"{total}{child.total!r}")
         return lines
+
+
+def row_readings(spec: MetricSpec, rows: Rows) -> list[SeriesReading]:
+    return [SeriesReading(spec.name, tuple(zip(spec.labels, labels, strict=True)), value) for labels, value in rows]
 
 
 def exposition_lines(spec: MetricSpec, rows: Rows) -> list[str]:

@@ -18,10 +18,12 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.workers import Phase, WorkerView
-from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines
+from inferry.observe.history import SeriesReading
+from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines, row_readings
 from inferry.observe.metric_table import METRIC_TABLE
 
 OTHER = "other"
+_SPECS = {spec.name: spec for spec in METRIC_TABLE}
 
 
 LIMITS = (
@@ -282,6 +284,15 @@ class Metrics:
             lines += exposition_lines(spec, pulled.get(spec.name, ())) if family is None else family.lines()
         lines.append("")
         return "\n".join(lines).encode() + generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def readings(self) -> list[SeriesReading]:
+        """Every series of the table with its present value."""
+        found: list[SeriesReading] = []
+        for family in self._families.values():
+            found += family.readings()
+        for name, rows in self._pull().items():
+            found += row_readings(_SPECS[name], rows)
+        return found
 
     def _pull(self) -> dict[str, Rows]:
         rows: dict[str, Rows] = {name: [((), read())] for name, read in self._watched.items()}
