@@ -19,16 +19,16 @@ from inferry.durable.sweeper import Sweeper
 from inferry.durable.tenant_data import TenantData
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 
 
 class Storage(NamedTuple):
     """Stored content, and the work that is stored."""
 
     limits: StorageLimits
-    database: SqliteDatabase
+    database: LedgerDatabase
     executor: StoreExecutor
     documents: Documents
     files: Files
@@ -71,7 +71,7 @@ def make_storage(
     max_line_bytes: int,
 ) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
-    database = SqliteDatabase(ledger)
+    database = LedgerDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
     file_store.discard_uploads()

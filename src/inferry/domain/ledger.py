@@ -13,6 +13,18 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
+class LedgerUnusable(RuntimeError):
+    """The ledger cannot be opened, or does not answer. The message is for the operator."""
+
+
+class LedgerMissing(LedgerUnusable):
+    """The ledger does not exist yet."""
+
+
+class LedgerLocked(LedgerUnusable):
+    """Another gateway uses the database."""
+
+
 class LedgerFileLost(RuntimeError):
     """The database file was deleted or replaced while it was open."""
 

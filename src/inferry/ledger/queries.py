@@ -1,19 +1,23 @@
 """Reads and aggregates the ledger. The database computes the sums."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     ColumnElement,
+    Connection,
     Engine,
+    Float,
     FromClause,
     Select,
     and_,
     case,
+    cast,
     func,
-    literal,
     not_,
     or_,
     select,
@@ -25,6 +29,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.runs import TreeSummary
 from inferry.domain.spending import Spending
+from inferry.ledger.client_errors import as_client_errors
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.schema import attempts
 from inferry.ledger.spending_queries import query_spending
@@ -49,6 +54,11 @@ class LedgerQueries:
     def close(self) -> None:
         self._engine.dispose()
 
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with as_client_errors(), self._engine.connect() as connection:
+            yield connection
+
     def query_spending(self, wall: float) -> list[Spending]:
         """What tenants, keys and unfinished runs have spent, for this UTC day and month."""
         return query_spending(self._engine, wall)
@@ -63,7 +73,7 @@ class LedgerQueries:
             .order_by(attempts.c.ended_at.desc(), attempts.c.job_id, attempts.c.attempt.desc())
             .limit(limit)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [_entry(dict(row)) for row in connection.execute(query).mappings()]
 
     def runs(
@@ -82,13 +92,13 @@ class LedgerQueries:
         """
         conditions = [*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent])]
         query = _run_totals(_ranked(_newest_runs(conditions, before, limit)).c)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [_run(dict(row)) for row in connection.execute(query).mappings()]
 
     def has_run(self, tenant: str, run: str) -> bool:
         """Whether an attempt of the run has ended."""
         query = select(attempts.c.job_id).where(*_matching(tenant, run, None)).limit(1)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return connection.execute(query).first() is not None
 
     def sub_runs(self, tenant: str, run: str, limit: int = 100) -> list[str]:
@@ -100,12 +110,13 @@ class LedgerQueries:
             .order_by(func.max(attempts.c.ended_at).desc(), attempts.c.run_id)
             .limit(limit)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return list(connection.execute(query).scalars())
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
         """Totals of the run and its descendants."""
-        below = select(literal(run).label("run_id")).cte("below", recursive=True)
+        is_top = or_(attempts.c.run_id == run, attempts.c.parent_run == run)
+        below = select(attempts.c.run_id).where(attempts.c.tenant == tenant, is_top).cte("below", recursive=True)
         # UNION removes duplicates, so the recursion ends even where rows form a cycle.
         below = below.union(
             select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
@@ -117,9 +128,9 @@ class LedgerQueries:
                 func.coalesce(func.sum(attempts.c[name]), 0).label(name)
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens")
             ),
-            func.sum(attempts.c.cost_nanos).label("cost_nanos"),
+            total(attempts.c.cost_nanos).label("cost_nanos"),
         ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return TreeSummary(**connection.execute(query).mappings().one())
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
@@ -129,7 +140,7 @@ class LedgerQueries:
             .where(attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled")
             .distinct()
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [(tenant, run_id) for tenant, run_id in connection.execute(query)]
 
     def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
@@ -148,13 +159,18 @@ class LedgerQueries:
                 # NULL instead of a division by zero.
                 (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
                 func.avg(row.queue_ms).label("queue_ms_mean"),
-                func.avg(row.batch_size).label("batch_size_mean"),
+                func.avg(cast(row.batch_size, Float)).label("batch_size_mean"),
             )
             .group_by(row.tenant)
             .order_by((func.sum(row.prompt_tokens) + func.sum(row.output_tokens)).desc(), row.tenant)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [TenantSummary(**row) for row in connection.execute(query).mappings()]
+
+
+def total(column: ColumnElement[Any]) -> ColumnElement[int]:
+    """The sum of a column of integers, as an integer: PostgreSQL sums them to decimals."""
+    return cast(func.sum(column), BigInteger)
 
 
 _JOB_OUTCOMES = {
@@ -226,7 +242,7 @@ def _run_totals(row: Columns) -> Select[Any]:
             func.max(row.queue_ms).label("queue_ms_max"),
             (1000 * func.sum(row.active_s)).label("active_ms"),
             (1000 * func.sum(row.running_s)).label("running_ms"),
-            func.sum(row.cost_nanos).label("cost_nanos"),
+            total(row.cost_nanos).label("cost_nanos"),
             func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
             func.max(row.ended_at).label("ended_at"),
         )

@@ -1,8 +1,12 @@
 """The tables of the ledger's database: attempts, tenants, keys and budget watermarks. `storage_schema` has the rest."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table
+from sqlalchemy import Text as AnyText
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+
+# Ordered by bytes in PostgreSQL too, whatever the database's language.
+Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
 
 metadata = MetaData()
 
@@ -135,6 +139,7 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
     ),
+    6: (),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
-missing: new tables are created whole."""
+missing: new tables are created whole. Ledgers in PostgreSQL exist from version 7 on."""
