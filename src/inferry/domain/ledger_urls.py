@@ -1,6 +1,6 @@
 """Ledger URLs: validation, and the form that is shown."""
 
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 IN_MEMORY = "sqlite:///:memory:"
 """URL of a ledger that is lost with the process."""
@@ -38,7 +38,7 @@ def shown_ledger_url(url: str) -> str:
         return url
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit((parts.scheme, f"{user.partition(':')[0]}{at}{host}", parts.path, "", ""))
+    return f"postgresql://{user.partition(':')[0]}{at}{host}{parts.path}"
 
 
 def _postgresql_url_error(url: str) -> str | None:

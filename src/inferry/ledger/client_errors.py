@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DataError, DBAPIError
 
 from inferry.domain.errors import InvalidRequest, LedgerUnavailable
-from inferry.domain.ledger import LedgerFileLost
+from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 
 RETRY_AFTER_S = 2.0
 
@@ -16,7 +16,7 @@ def as_client_errors() -> Iterator[None]:
     """Raises LedgerUnavailable, and InvalidRequest for a text that the database cannot hold."""
     try:
         yield
-    except LedgerFileLost:
+    except (LedgerFileLost, LedgerUnusable):
         raise LedgerUnavailable("the gateway's database is unavailable", retry_after_s=RETRY_AFTER_S) from None
     except DataError:
         # PostgreSQL stores no NUL character.

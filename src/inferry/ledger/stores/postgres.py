@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 
 from inferry.domain.ledger import LedgerLocked, LedgerUnusable
 from inferry.domain.ledger_urls import ledger_url_error, shown_ledger_url
@@ -64,19 +64,19 @@ class PostgresServer:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
+        with _as_unusable(self._name), self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="REPEATABLE READ")
             connection.rollback()
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        with self._engine.begin() as connection:
+        with _as_unusable(self._name), self._engine.begin() as connection:
             connection.execute(_LOCK_WRITERS)
             yield connection
 
     @contextmanager
     def appending(self) -> Iterator[Connection]:
-        with self._engine.begin() as connection:
+        with _as_unusable(self._name), self._engine.begin() as connection:
             yield connection
 
     def insert(self, table: Table) -> Insert:
@@ -96,6 +96,8 @@ class PostgresServer:
             raw.execute(f"INSERT INTO {table.name} SELECT * FROM {incoming} ON CONFLICT DO NOTHING")  # noqa: S608
         except (driver.DataError, driver.IntegrityError) as error:
             raise ValueError(f"the entry violates a table constraint: {type(error).__name__}") from None
+        except driver.OperationalError as error:
+            raise LedgerUnusable(_message(self._name, error)) from None
         finally:
             raw.close()
 
@@ -196,7 +198,12 @@ def _version(connection: Connection) -> int:
 
 @contextmanager
 def _as_unusable(name: str) -> Iterator[None]:
+    """A server that does not answer, or refuses the connection."""
     try:
         yield
-    except DBAPIError as error:
-        raise LedgerUnusable(f"cannot use the ledger {name}: {str(error.orig).strip()}") from None
+    except OperationalError as error:
+        raise LedgerUnusable(_message(name, error.orig)) from None
+
+
+def _message(name: str, error: BaseException | None) -> str:
+    return f"cannot use the ledger {name}: {' '.join(str(error).split())}"
