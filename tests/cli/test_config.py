@@ -243,6 +243,13 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"workers": [{**VLLM, "prefill_tokens": 0}]}, "workers[0].prefill_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "chunk_tokens": 0}]}, "workers[0].chunk_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "threads": 0}]}, "workers[0].threads must be at least 1"),
+        ({"retention": {"attempts_days": 6.9}}, "retention.attempts_days must be at least 7"),
+        ({"retention": {"gpu_time_days": 0}}, "retention.gpu_time_days must be at least 1"),
+        ({"retention": {"rollup_days": 31}}, "retention.rollup_days must be at least 32"),
+        (
+            {"retention": {"rollup_days": 40}},
+            "retention.rollup_days must not be less than retention.attempts_days and retention.gpu_time_days",
+        ),
         ({"ledger": "mysql://host/db"}, LEDGER_FORMS),
         ({"ledger": "postgresql://host"}, "ledger names no database: postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
         ({"ledger": "postgresql://me:sec/ret@host/db"}, LEDGER_PASSWORD),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.job_wiring import AsyncWork, make_async_work
 from inferry.domain.clock import Clock
+from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits
 from inferry.durable.background import BackgroundResponses
 from inferry.durable.batch_runner import BatchRunner
@@ -22,6 +23,7 @@ from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
+from inferry.ledger.stores.retention import RetentionStore
 
 
 class Storage(NamedTuple):
@@ -63,6 +65,7 @@ LEDGER_TIMEOUT_S = 5.0
 def make_storage(
     ledger: str,
     limits: StorageLimits,
+    retention: RetentionPolicy,
     callbacks: CallbacksConfig,
     clock: Clock,
     execute: Execute,
@@ -87,7 +90,14 @@ def make_storage(
         write_ledger=write_ledger,
     )
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
-    sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep, async_work.store.sweep)
+    retention_store = RetentionStore(database, retention)
+    sweeps = (
+        document_store.sweep,
+        file_store.sweep,
+        batch_store.sweep,
+        async_work.store.sweep,
+        retention_store.sweep,
+    )
     documents = Documents(document_store, executor, clock)
     responses = StoredResponses(documents, limits)
     return Storage(

@@ -166,7 +166,14 @@ def assemble(
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     limit = config.server.max_body_bytes
     storage = make_storage(
-        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
+        config.ledger,
+        config.storage.limits(),
+        config.retention.policy(),
+        config.callbacks,
+        clock,
+        calls,
+        recorder,
+        max_line_bytes=limit,
     )
     _mount_storage(app, storage)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))

@@ -29,6 +29,14 @@ class LedgerFileLost(RuntimeError):
     """The database file was deleted or replaced while it was open."""
 
 
+class RetentionPolicy(Struct, frozen=True, kw_only=True):
+    """How long rows are kept, in seconds. None: for good."""
+
+    attempts_s: float | None = 90 * 86_400.0
+    gpu_time_s: float | None = 90 * 86_400.0
+    rollups_s: float | None = 730 * 86_400.0
+
+
 class LedgerEntry(Struct, frozen=True, kw_only=True):
     """One attempt. Appending the same (job_id, attempt) again has no effect.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import ColumnElement, Connection, Table
 
 
 class Connector(Protocol):
@@ -35,5 +35,8 @@ class Connector(Protocol):
 
         Raises ValueError or OverflowError for a value that can never be stored.
         """
+
+    def floor(self, column: ColumnElement[float]) -> ColumnElement[int]:
+        """The integer below a positive number."""
 
     def close(self) -> None: ...

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    cast,
+    create_engine,
+    event,
+    func,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
@@ -100,6 +112,9 @@ class PostgresServer:
             raise LedgerUnusable(_message(self._name, error)) from None
         finally:
             raw.close()
+
+    def floor(self, column: ColumnElement[float]) -> ColumnElement[int]:
+        return cast(func.floor(column), BigInteger)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, cast
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DataError, IntegrityError
 
@@ -68,6 +68,9 @@ class SqliteFile:
             connection.exec_driver_sql(_insert_text(table), list(rows))
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
+
+    def floor(self, column: ColumnElement[float]) -> ColumnElement[int]:
+        return cast(column, BigInteger)  # truncates; not every build has floor()
 
     def _current(self) -> Engine:
         """The current database, reopened where the file was replaced. Raises LedgerFileLost."""
