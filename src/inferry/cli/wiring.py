@@ -164,17 +164,7 @@ def assemble(
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    limit = config.server.max_body_bytes
-    storage = make_storage(
-        config.ledger,
-        config.storage.limits(),
-        config.retention.policy(),
-        config.callbacks,
-        clock,
-        calls,
-        recorder,
-        max_line_bytes=limit,
-    )
+    storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
     _follow_tenants(config, service, watermarks)
@@ -198,6 +188,19 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
         heartbeat_interval_s=server.heartbeat_interval_s,
         max_unread_bytes=server.max_unread_bytes,
         max_prompts=server.max_prompts,
+    )
+
+
+def _make_storage(config: Config, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
+    return make_storage(
+        config.ledger,
+        config.storage.limits(),
+        config.retention.policy(),
+        config.callbacks,
+        clock,
+        calls,
+        recorder,
+        max_line_bytes=config.server.max_body_bytes,
     )
 
 
