@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from inferry.domain.ledger import LedgerLocked, LedgerUnusable
 from inferry.domain.ledger_urls import ledger_url_error, shown_ledger_url
@@ -58,7 +58,7 @@ class PostgresServer:
 
     def __init__(self, url: str, *, exclusive: bool = False) -> None:
         self._name = shown_ledger_url(url)
-        with _as_unusable(self._name):
+        with _as_unusable(self._name, DBAPIError):
             opened = _engine(url)
             try:
                 _prepare(opened, self._name)
@@ -151,7 +151,7 @@ class PostgresServer:
 def open_for_reading(url: str) -> Engine:
     """An existing ledger, also while a gateway writes to it. Creates and changes nothing."""
     name = shown_ledger_url(url)
-    with _as_unusable(name):
+    with _as_unusable(name, DBAPIError):
         engine = _engine(url, "-c default_transaction_read_only=on")
         try:
             with engine.connect() as connection:
@@ -212,11 +212,11 @@ def _version(connection: Connection) -> int:
 
 
 @contextmanager
-def _as_unusable(name: str) -> Iterator[None]:
-    """A server that does not answer, or refuses the connection."""
+def _as_unusable(name: str, kind: type[DBAPIError] = OperationalError) -> Iterator[None]:
+    """OperationalError: the server does not answer, or refuses the connection."""
     try:
         yield
-    except OperationalError as error:
+    except kind as error:
         raise LedgerUnusable(_message(name, error.orig)) from None
 
 
