@@ -13,8 +13,28 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
+class LedgerUnusable(RuntimeError):
+    """The ledger cannot be opened, or does not answer. The message is for the operator."""
+
+
+class LedgerMissing(LedgerUnusable):
+    """The ledger does not exist yet."""
+
+
+class LedgerLocked(LedgerUnusable):
+    """Another gateway uses the database."""
+
+
 class LedgerFileLost(RuntimeError):
     """The database file was deleted or replaced while it was open."""
+
+
+class RetentionPolicy(Struct, frozen=True, kw_only=True):
+    """How long rows are kept, in seconds. None: for good."""
+
+    attempts_s: float | None = 90 * 86_400.0
+    gpu_time_s: float | None = 90 * 86_400.0
+    rollups_s: float | None = 730 * 86_400.0
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):
