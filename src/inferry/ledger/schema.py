@@ -41,6 +41,7 @@ attempts = Table(
     Column("engine_batch", Float),
     Column("batch_fill", Float),
     Column("gpu_estimated", Boolean),
+    Column("decision", Text),
     Index("attempts_by_run", "tenant", "run_id"),
     Index("attempts_by_end", "ended_at"),
 )
@@ -134,6 +135,7 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
     ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
