@@ -45,7 +45,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     `queue_ms` that the job was held back to share a batch. `engine_batch` and `batch_fill`: mean number of sequences
     running on the worker while the attempt ran, and the fraction of the worker's limit. `gpu_estimated`: whether
     `gpu_seconds` is an estimate. `attained`: whether every token met the lane's target, None without one. `ended_at`:
-    Unix seconds.
+    Unix seconds. `decision`: why the job waited and why its worker was picked, as JSON (`domain.decisions`).
     """
 
     job_id: str
@@ -80,3 +80,4 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     engine_batch: float | None = None
     batch_fill: float | None = None
     gpu_estimated: bool | None = None
+    decision: str | None = None

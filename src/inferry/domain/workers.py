@@ -57,7 +57,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
-    whether predicted KV peaks are added up, or their sum is predicted over time.
+    whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
+    and is treated as down.
     """
 
     worker: str
@@ -81,3 +82,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     counts: EngineCounts | None = None
     counted_at: float | None = None
     last_activity_at: float | None = None
+    breaker_open: bool = False
