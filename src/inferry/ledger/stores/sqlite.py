@@ -7,12 +7,12 @@ acknowledged batch. A power failure may lose the last batches, but never a part 
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DataError, IntegrityError
 
-from inferry.domain.ledger import LedgerEntry
-from inferry.ledger.schema import attempts
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.ledger.schema import attempts, gpu_time
 from inferry.ledger.stores.sqlite_file import SqliteFile
 from inferry.ledger.stores.sqlite_open import (
     LedgerMissing,
@@ -55,6 +55,14 @@ class SqliteLedger:
                 connection.exec_driver_sql(self._insert, [_row(entry) for entry in entries])
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
+
+    def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
+        inserting = insert(gpu_time).on_conflict_do_nothing(index_elements=["worker", "started_at", "kind"])
+        try:
+            with self._file.engine().begin() as connection:
+                connection.execute(inserting, [asdict(row) for row in rows])
+        except (IntegrityError, DataError) as error:
+            raise ValueError(f"the row violates a table constraint: {error.orig}") from error
 
     def close(self) -> None:
         self._file.close()
