@@ -113,6 +113,7 @@ class Metrics:
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
         self._health: Callable[[], Iterable[WorkerHealth]] | None = None
+        self._gpu_time: Callable[[], tuple[Rows, Rows]] = lambda: ((), ())
         self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -257,6 +258,7 @@ class Metrics:
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
+        gpu_time: Callable[[], tuple[Rows, Rows]] | None = None,
     ) -> None:
         """Where to read states at scrape time. Replaces the readers given and leaves the others."""
         self._queue_depths = queue_depths or self._queue_depths
@@ -267,6 +269,7 @@ class Metrics:
         self._fairness = fairness or self._fairness
         self._kv_predicted = kv_predicted or self._kv_predicted
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
+        self._gpu_time = gpu_time or self._gpu_time
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
@@ -318,6 +321,7 @@ class Metrics:
         if self._shadow_refusals is not None:
             by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
             rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
+        rows["inferry_gpu_seconds_total"], rows["inferry_worker_gpu_utilization_ratio"] = self._gpu_time()
         return rows | self._worker_rows()
 
     def _series(self, job: InferenceJob) -> _LaneModelSeries:
