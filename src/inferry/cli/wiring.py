@@ -167,6 +167,7 @@ def assemble(
     storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    service.observation.followers.append(gateway.account_gpu_time)
     _follow_tenants(config, service, watermarks)
     return service
 

@@ -45,6 +45,7 @@ attempts = Table(
     Column("engine_batch", Float),
     Column("batch_fill", Float),
     Column("gpu_estimated", Boolean),
+    Column("decision", Text),
     Index("attempts_by_run", "tenant", "run_id", "ended_at"),
     Index("attempts_by_end", "ended_at"),
 )
@@ -187,6 +188,7 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
     ),
     6: (
         ("attempts", "DROP INDEX IF EXISTS attempts_by_run"),

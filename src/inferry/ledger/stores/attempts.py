@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from inferry.domain.ledger import LedgerEntry
-from inferry.ledger.schema import attempts
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
+from inferry.ledger.schema import attempts, gpu_time
 from inferry.ledger.stores.opening import connect
 
 
@@ -27,6 +27,12 @@ class AttemptStore:
             return
         with self._connector.appending() as connection:
             self._connector.insert_new(connection, attempts, _rows(entries))
+
+    def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
+        """Write all rows or, with an exception, none."""
+        if rows:
+            with self._connector.appending() as connection:
+                self._connector.insert_new(connection, gpu_time, [astuple(row) for row in rows])
 
     def close(self) -> None:
         self._connector.close()
