@@ -18,12 +18,15 @@ from ledger.builders import an_entry
 
 
 def shape(url: str) -> dict[str, Any]:
-    """Tables with their columns and indexes."""
+    """Tables with their columns and indexes. Collations are left out: no ledger in PostgreSQL is older than roll-ups."""
     with closing(connect(url)) as connector, connector.reading() as connection:
         found = inspect(connection)
         return {
             table: (
-                {column["name"]: (str(column["type"]), column["nullable"]) for column in found.get_columns(table)},
+                {
+                    one["name"]: (str(one["type"]).partition(" ")[0], one["nullable"])
+                    for one in found.get_columns(table)
+                },
                 {index["name"]: index["column_names"] for index in found.get_indexes(table)},
             )
             for table in found.get_table_names()
@@ -45,6 +48,7 @@ def to_version_6(connection: Connection) -> None:
     for statement in (
         "DROP TABLE rollups",
         "DROP TABLE gpu_rollups",
+        "ALTER TABLE attempts DROP COLUMN decision",
         "DROP INDEX attempts_by_run",
         "DROP INDEX attempts_by_parent",
         "CREATE INDEX attempts_by_run ON attempts (tenant, run_id)",
