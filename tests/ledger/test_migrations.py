@@ -18,7 +18,10 @@ from ledger.builders import an_entry
 
 
 def shape(url: str) -> dict[str, Any]:
-    """Tables with their columns and indexes. Collations are left out: no ledger in PostgreSQL is older than roll-ups."""
+    """Tables with their columns and indexes.
+
+    Without collations, which an upgrade does not set: no ledger in PostgreSQL is older than roll-ups.
+    """
     with closing(connect(url)) as connector, connector.reading() as connection:
         found = inspect(connection)
         return {
@@ -47,6 +50,9 @@ def change(url: str, version: int, work: Callable[[Connection], None]) -> None:
 def to_version_6(connection: Connection) -> None:
     for statement in (
         "DROP TABLE rollups",
+        # Added again, it is the last column.
+        "ALTER TABLE attempts DROP COLUMN batching_ms",
+        "ALTER TABLE attempts ADD COLUMN batching_ms FLOAT",
         "DROP TABLE gpu_rollups",
         "ALTER TABLE attempts DROP COLUMN decision",
         "DROP INDEX attempts_by_run",
@@ -65,9 +71,12 @@ def test_the_schema_before_roll_ups_becomes_that_of_a_new_ledger(ledger_url: str
     with pytest.raises(LedgerUnusable, match="of an earlier release"):
         open_queries(ledger_url)
     assert shape(ledger_url) == wanted
+    later = an_entry("later", ended_at=2_000.0, batching_ms=1.5, attained=True, decision="why")
+    with closing(AttemptStore(ledger_url)) as ledger:
+        ledger.append([later])
     with open_queries(ledger_url) as queries:
-        assert queries.jobs() == [an_entry()]
-        assert queries.tenants()[0].jobs == 1
+        assert queries.jobs() == [later, an_entry()]
+        assert queries.tenants()[0].jobs == 2
 
 
 def test_a_column_that_a_later_release_adds_is_added_once(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,9 @@ class PostgresServer:
         incoming = f"incoming_{table.name}"
         try:
             raw.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (LIKE {table.name}) ON COMMIT DELETE ROWS")
-            with raw.copy(f"COPY {incoming} FROM STDIN") as copy:
+            # Columns by name: those that were added by an upgrade come last, whatever their place in the table is here.
+            columns = ", ".join(column.name for column in table.columns)
+            with raw.copy(f"COPY {incoming} ({columns}) FROM STDIN") as copy:
                 for row in rows:
                     copy.write_row(row)
             raw.execute(f"INSERT INTO {table.name} SELECT * FROM {incoming} ON CONFLICT DO NOTHING")  # noqa: S608
