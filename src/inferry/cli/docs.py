@@ -20,7 +20,7 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import callbacks, retention, schema, single_flight, storage, tenants, workers
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
@@ -73,7 +73,9 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
+    docs |= (
+        attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks) | attribute_docs(retention)
+    )
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
@@ -92,6 +94,7 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`retention`", "retention.", retention.RetentionConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),
