@@ -87,7 +87,7 @@ def test_old_samples_are_forgotten() -> None:
 
 def test_every_series_of_the_gateway_is_read() -> None:
     metrics = Metrics(["m"], ["w"])
-    metrics.watch(queue_depths=lambda: {Lane.P0: 3})
+    metrics.watch({"inferry_queue_depth": lambda: {Lane.P0: 3}})
     history = MetricHistory(metrics)
     history.sample(0.0)
     assert history.latest("inferry_queue_depth", lane="P0") == 3

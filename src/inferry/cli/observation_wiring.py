@@ -2,32 +2,71 @@
 
 from collections.abc import Callable
 
+from inferry.admission.budget_burn import BudgetBurn
+from inferry.admission.quota_gate import QuotaGate
+from inferry.cli.storage_metrics import StorageMetrics
+from inferry.cli.storage_wiring import Storage
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.clock import Clock
 from inferry.observe.history import INTERVAL_S, MetricHistory
+from inferry.observe.loop_lag import LoopLagProbe
 from inferry.observe.metrics import Metrics
 
 OnSample = Callable[[float], None]
+
+RATIO_WINDOW_S = 300.0
+BURN_INTERVAL_S = 30.0
+"""The accounts of all tenants are looked through this often, in seconds."""
 
 
 class Observation:
     """Owns the task that samples the metrics. `followers` are called with the gateway's time after each sample."""
 
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, gate: QuotaGate, storage: Storage) -> None:
         self.history = MetricHistory(metrics)
         self.followers: list[OnSample] = []
         self._clock = clock
+        self._gate = gate
+        self.burn: dict[str, BudgetBurn] = {}
+        self._burn_at = float("-inf")
         self._sampling = PeriodicTask(self._sample, INTERVAL_S, "metrics")
+        self._lag = LoopLagProbe(metrics.loop_lag, clock.now)
+        self._storage = StorageMetrics(storage, metrics)
+        metrics.watch(
+            {
+                "inferry_prefix_cache_hit_ratio": self._prefix_cache_hit_ratio,
+                "inferry_budget_burn_ratio": lambda: {period: one.ratio for period, one in self.burn.items()},
+            }
+        )
 
     def start(self) -> None:
-        self.history.sample(self._clock.now())
+        self._take_sample()
         self._sampling.start()
+        self._storage.start()
+        self._lag.start()
 
     async def close(self) -> None:
+        self._lag.close()
+        await self._storage.close()
         await self._sampling.close()
 
     async def _sample(self) -> None:
-        now = self._clock.now()
-        self.history.sample(now)
+        now = self._take_sample()
         for follow in self.followers:
             follow(now)
+
+    def _take_sample(self) -> float:
+        now = self._clock.now()
+        if now - self._burn_at >= BURN_INTERVAL_S:
+            self.burn, self._burn_at = self._gate.budget_burn(self._clock.wall()), now
+        self.history.sample(now)
+        return now
+
+    def _prefix_cache_hit_ratio(self) -> dict[str, float]:
+        found = {}
+        for model in self.history.label_values("inferry_tokens_total", "model"):
+            prompt = self.history.increase("inferry_tokens_total", RATIO_WINDOW_S, kind="prompt", model=model)
+            if prompt > 0:
+                cached = self.history.increase("inferry_tokens_total", RATIO_WINDOW_S, kind="cached", model=model)
+                found[model] = cached / prompt
+        return found

@@ -22,6 +22,7 @@ from inferry.ledger.stores.batches import BatchStore
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
 from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from inferry.ledger.stores.storage_statistics import StorageStatisticsStore
 
 
 class Storage(NamedTuple):
@@ -39,6 +40,7 @@ class Storage(NamedTuple):
     async_work: AsyncWork
     tenant_data: TenantData
     sweeper: Sweeper
+    statistics: StorageStatisticsStore
 
     def start(self) -> None:
         self.sweeper.start()
@@ -103,4 +105,5 @@ def make_storage(
         async_work,
         TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
         Sweeper(sweeps, executor, clock),
+        StorageStatisticsStore(database),
     )

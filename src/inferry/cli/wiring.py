@@ -137,7 +137,8 @@ def assemble(
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.ledger_error is None))
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.ledger_error is None)})
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -166,14 +167,18 @@ def assemble(
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    limit = config.server.max_body_bytes
-    storage = make_storage(
-        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
-    )
+    storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock, gate, storage))
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _make_storage(config: Config, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
+    limit = config.server.max_body_bytes
+    return make_storage(
+        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
+    )
 
 
 def _http_limits(server: ServerConfig) -> HttpLimits:

@@ -46,6 +46,7 @@ from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
 from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
+from inferry.observe.request_counts import RequestCounts
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,12 @@ class App:
     @property
     def inference_paths(self) -> list[str]:
         return [path.decode() for path in self._posts]
+
+    def count_requests(self) -> RequestCounts:
+        """The counters of HTTP requests, by the endpoints that are mounted now."""
+        prefixes = [*self.inference_paths, *self._gets, RUNS, *(router.prefix for router in self._routers)]
+        self._metrics.serve_endpoints([*prefixes, _ADMIN_PREFIX.rstrip("/")])
+        return self._metrics.requests
 
     def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
         """Serve the endpoints of a router. An earlier router has precedence."""
