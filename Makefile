@@ -31,7 +31,7 @@ help:
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
-	@echo "make docs    regenerate the generated reference pages"
+	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
@@ -145,6 +145,7 @@ chaos: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs
+	$(BIN)/python -m inferry.cli.deploy_files
 
 clean:
 	rm -rf build tests/clients/node_modules $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -19,7 +19,8 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import alerts, callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config.alerts import AlertRuleConfig, AlertsConfig, AlertWebhookConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
@@ -35,6 +36,7 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.ingress.errors import error_body
 from inferry.ingress.openapi import document
+from inferry.observe.alerts import ALERT_RULES
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -73,6 +75,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
+    docs |= attribute_docs(alerts)
     docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
@@ -92,6 +95,10 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`alerts`", "alerts.", AlertsConfig, docs),
+        *_section("`alerts.rules`", "alerts.rules.<rule>.", AlertRuleConfig, docs),
+        _alert_rules(),
+        *_section("`alerts.webhook`", "alerts.webhook.", AlertWebhookConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),
@@ -135,6 +142,21 @@ def _section(
     ]
     if rows:
         yield table(("key", "type", "default", "meaning"), rows)
+
+
+def _alert_rules() -> str:
+    """The rules with their defaults."""
+    rows = [
+        (
+            f"`{rule.name}`",
+            rule.severity,
+            "" if rule.threshold is None else shown(rule.threshold),
+            rule.unit,
+            shown(rule.for_s),
+        )
+        for rule in ALERT_RULES
+    ]
+    return table(("rule", "severity", "threshold", "unit", "`for_s`"), rows)
 
 
 def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:

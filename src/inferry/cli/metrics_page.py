@@ -40,7 +40,7 @@ def _label_values() -> Iterator[tuple[str, str]]:
     yield "`endpoint`", "a path of the [HTTP API](http.md) that stands for all paths below it, or `other`"
     yield "`status` of requests", codes(STATUS_CLASSES)
     yield "`limit`", codes(LIMITS)
-    yield "`period`", codes(("day", "month", "run"))
+    yield "`period`", codes(("day", "month"))
     yield "`outcome`", codes(outcome.value for outcome in ledger.Outcome)
     yield "`kind`", codes(("prompt", "cached", "output"))
     yield "`attained`", codes(("true", "false"))

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from inferry.admission.budget_burn import BudgetBurn
 from inferry.admission.quota_gate import QuotaGate
+from inferry.cli.alert_wiring import Alerting
+from inferry.cli.config.alerts import AlertsConfig
 from inferry.cli.storage_metrics import StorageMetrics
 from inferry.cli.storage_wiring import Storage
 from inferry.dispatch.periodic_task import PeriodicTask
@@ -22,9 +24,10 @@ BURN_INTERVAL_S = 30.0
 class Observation:
     """Owns the task that samples the metrics. `followers` are called with the gateway's time after each sample."""
 
-    def __init__(self, metrics: Metrics, clock: Clock, gate: QuotaGate, storage: Storage) -> None:
+    def __init__(self, metrics: Metrics, clock: Clock, gate: QuotaGate, storage: Storage, alerts: AlertsConfig) -> None:
         self.history = MetricHistory(metrics)
-        self.followers: list[OnSample] = []
+        self.alerting = Alerting(alerts, self.history, metrics, clock)
+        self.followers: list[OnSample] = [self.alerting.follow]
         self._clock = clock
         self._gate = gate
         self.burn: dict[str, BudgetBurn] = {}
@@ -35,7 +38,8 @@ class Observation:
         metrics.watch(
             {
                 "inferry_prefix_cache_hit_ratio": self._prefix_cache_hit_ratio,
-                "inferry_budget_burn_ratio": lambda: {period: one.ratio for period, one in self.burn.items()},
+                "inferry_budget_burn_ratio": self._burn_ratios,
+                "inferry_run_budget_spent_ratio": lambda: self.burn["run"].ratio if self.burn else 0.0,
             }
         )
 
@@ -43,11 +47,13 @@ class Observation:
         self._take_sample()
         self._sampling.start()
         self._storage.start()
+        self.alerting.start()
         self._lag.start()
 
     async def close(self) -> None:
         self._lag.close()
         await self._storage.close()
+        await self.alerting.close()
         await self._sampling.close()
 
     async def _sample(self) -> None:
@@ -58,9 +64,13 @@ class Observation:
     def _take_sample(self) -> float:
         now = self._clock.now()
         if now - self._burn_at >= BURN_INTERVAL_S:
-            self.burn, self._burn_at = self._gate.budget_burn(self._clock.wall()), now
+            self.burn = self.alerting.burn = self._gate.budget_burn(self._clock.wall())
+            self._burn_at = now
         self.history.sample(now)
         return now
+
+    def _burn_ratios(self) -> dict[str, float]:
+        return {period: one.ratio for period, one in self.burn.items() if period != "run"}
 
     def _prefix_cache_hit_ratio(self) -> dict[str, float]:
         found = {}

@@ -169,7 +169,9 @@ def assemble(
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock, gate, storage))
+    observation = Observation(metrics, clock, gate, storage, config.alerts)
+    app.use_alerts(observation.alerting.report)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
     _follow_tenants(config, service, watermarks)
     return service
 

@@ -18,6 +18,7 @@ from inferry.durable.callback_secrets import CallbackSecrets
 from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
+from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
@@ -123,6 +124,10 @@ class App:
         """Let operators delete the stored content of tenants, and rotate their callback secrets."""
         self._admin.storage = AdminStorage(data, self._refuse)
         self._admin.callbacks = AdminCallbacks(secrets, self._refuse)
+
+    def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
+        """Show alerts to operators."""
+        self._admin.alerts = AdminAlerts(report)
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.

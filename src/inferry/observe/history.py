@@ -33,7 +33,10 @@ class _Sample(NamedTuple):
 
 
 class MetricHistory:
-    """Samples of a metric source. `labels` select the series whose labels include them; several are added up."""
+    """Samples of a metric source. `labels` select the series whose labels include them; several are added up.
+
+    A window ends with the last sample, or `ago_s` seconds before it.
+    """
 
     def __init__(self, source: MetricSource, *, kept_s: float = KEPT_S) -> None:
         self._source = source
@@ -60,6 +63,14 @@ class MetricHistory:
         """The values of one label among the series of a metric in the last sample."""
         found = _selected(self._samples[-1], name, {}) if self._samples else []
         return list(dict.fromkeys(value for one in found for key, value in one.labels if key == label))
+
+    def series(self, name: str) -> list[tuple[tuple[str, str], ...]]:
+        """The labels of each series of a metric in the last sample."""
+        return [one.labels for one in self._samples[-1].series.get(name, ())] if self._samples else []
+
+    def series_count(self, name: str, **labels: str) -> int:
+        """Number of selected series in the last sample."""
+        return len(_selected(self._samples[-1], name, labels)) if self._samples else 0
 
     def values(self, name: str, window_s: float, **labels: str) -> list[tuple[float, float]]:
         """(time, value) of each sample in the window, the oldest first: the course of a gauge."""
@@ -88,14 +99,14 @@ class MetricHistory:
             return 0.0
         return (_total(last, name, labels) - _total(first, name, labels)) / (last.at - first.at)
 
-    def count(self, name: str, window_s: float, **labels: str) -> int:
+    def count(self, name: str, window_s: float, *, ago_s: float = 0.0, **labels: str) -> int:
         """Values that a histogram observed in the window."""
-        buckets = self._bucket_increase(name, window_s, labels)[1]
+        buckets = self._bucket_increase(name, window_s, ago_s, labels)[1]
         return buckets[-1] if buckets else 0
 
-    def quantile(self, q: float, name: str, window_s: float, **labels: str) -> float | None:
+    def quantile(self, q: float, name: str, window_s: float, *, ago_s: float = 0.0, **labels: str) -> float | None:
         """Quantile of what a histogram observed in the window, interpolated within its bucket as Prometheus does."""
-        bounds, buckets = self._bucket_increase(name, window_s, labels)
+        bounds, buckets = self._bucket_increase(name, window_s, ago_s, labels)
         if not buckets or buckets[-1] <= 0:
             return None
         rank = q * buckets[-1]
@@ -107,9 +118,9 @@ class MetricHistory:
         return bounds[-1]
 
     def _bucket_increase(
-        self, name: str, window_s: float, labels: Mapping[str, str]
+        self, name: str, window_s: float, ago_s: float, labels: Mapping[str, str]
     ) -> tuple[tuple[float, ...], list[int]]:
-        first, last = self._ends(window_s)
+        first, last = self._ends(window_s, ago_s)
         found = [] if last is None else _selected(last, name, labels)
         if first is None or not found:
             return (), []
@@ -120,14 +131,14 @@ class MetricHistory:
             totals = [total + now - then for total, now, then in zip(totals, one.buckets, start, strict=True)]
         return found[0].bounds, totals
 
-    def _within(self, window_s: float) -> list[_Sample]:
+    def _within(self, window_s: float, ago_s: float = 0.0) -> list[_Sample]:
         if not self._samples:
             return []
-        start = self._samples[-1].at - window_s
-        return [sample for sample in self._samples if sample.at >= start]
+        end = self._samples[-1].at - ago_s
+        return [sample for sample in self._samples if end - window_s <= sample.at <= end]
 
-    def _ends(self, window_s: float) -> tuple[_Sample | None, _Sample | None]:
-        within = self._within(window_s)
+    def _ends(self, window_s: float, ago_s: float = 0.0) -> tuple[_Sample | None, _Sample | None]:
+        within = self._within(window_s, ago_s)
         return (within[0], within[-1]) if len(within) > 1 else (None, None)
 
 

@@ -130,9 +130,13 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "inferry_budget_burn_ratio",
         "gauge",
         "Highest ratio of spent part of a ceiling to elapsed part of its day or month, over all tenants and keys; "
-        "above 1 the ceiling is reached before the period ends. The elapsed part counts as at least 0.1. For runs: "
-        "highest spent part of a ceiling.",
+        "above 1 the ceiling is reached before the period ends. The elapsed part counts as at least 0.1.",
         ("period",),
+    ),
+    MetricSpec(
+        "inferry_run_budget_spent_ratio",
+        "gauge",
+        "Highest spent part of a run's ceiling, over the 1000 runs used most recently.",
     ),
     MetricSpec("inferry_errors_total", "counter", "Refusals and failures by error code.", ("code",)),
     MetricSpec(
