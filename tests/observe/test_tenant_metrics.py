@@ -39,7 +39,7 @@ def test_service_is_forgotten_after_the_last_minutes() -> None:
     assert service.tokens(30.0 + SLICE_S * 1000) == {}
 
 
-def test_the_number_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tenants_is_bounded() -> None:
     service = TenantService()
     for number in range(MAX_TENANTS + 100):
         service.add(f"t{number}", 1, 0.0)

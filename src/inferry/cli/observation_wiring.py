@@ -37,7 +37,7 @@ class Observation:
         self._storage = StorageMetrics(storage, metrics)
         metrics.watch(
             {
-                "inferry_prefix_cache_hit_ratio": self._prefix_cache_hit_ratio,
+                "inferry_prefix_cache_hit_ratio": lambda: prefix_cache_hit_ratios(self.history),
                 "inferry_budget_burn_ratio": self._burn_ratios,
                 "inferry_run_budget_spent_ratio": lambda: self.burn["run"].ratio if self.burn else 0.0,
             }
@@ -72,11 +72,10 @@ class Observation:
     def _burn_ratios(self) -> dict[str, float]:
         return {period: one.ratio for period, one in self.burn.items() if period != "run"}
 
-    def _prefix_cache_hit_ratio(self) -> dict[str, float]:
-        found = {}
-        for model in self.history.label_values("inferry_tokens_total", "model"):
-            prompt = self.history.increase("inferry_tokens_total", RATIO_WINDOW_S, kind="prompt", model=model)
-            if prompt > 0:
-                cached = self.history.increase("inferry_tokens_total", RATIO_WINDOW_S, kind="cached", model=model)
-                found[model] = cached / prompt
-        return found
+
+def prefix_cache_hit_ratios(history: MetricHistory) -> dict[str, float]:
+    """Cached part of the prompt tokens of the last minutes, by model; models without prompt tokens are left out."""
+    found = history.increase_by("inferry_tokens_total", RATIO_WINDOW_S, ("model", "kind"))
+    prompt = {labels[0][1]: tokens for labels, tokens in found.items() if labels[1][1] == "prompt" and tokens > 0}
+    cached = {labels[0][1]: tokens for labels, tokens in found.items() if labels[1][1] == "cached"}
+    return {model: cached.get(model, 0.0) / tokens for model, tokens in prompt.items()}

@@ -8,9 +8,8 @@ expression over a metric that does not exist is empty: it cannot say anything.
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from inferry.observe.history import MetricHistory
+from inferry.observe.history import Labels, MetricHistory, quantile_of
 
-Labels = tuple[tuple[str, str], ...]
 Vector = dict[Labels, float]
 
 
@@ -20,7 +19,10 @@ class Expression(Protocol):
 
 
 class Gauge(NamedTuple):
-    """A gauge by labels, added up or averaged over its other labels. With a window: its mean over time."""
+    """A gauge by labels, added up or averaged over its other labels. With a window: its mean over time.
+
+    `where` selects series; only a gauge without a window has it.
+    """
 
     name: str
     by: tuple[str, ...] = ()
@@ -32,21 +34,18 @@ class Gauge(NamedTuple):
         matchers = ",".join(f'{label}="{value}"' for label, value in self.where)
         series = f"{self.name}{{{matchers}}}" if matchers else self.name
         if self.window_s is not None:
+            assert not self.where
             series = f"avg_over_time({series}[{duration(self.window_s)}])"
         return f"{self.how}{_by(self.by)} ({series})"
 
     def evaluate(self, history: MetricHistory) -> Vector:
-        found: Vector = {}
-        for labels in _groups(history, self.name, self.by):
-            chosen = dict((*labels, *self.where))
-            if self.window_s is None:
-                value = history.latest(self.name, **chosen)
-            else:
-                value = history.mean(self.name, self.window_s, **chosen)
-            if value is not None:
-                count = history.series_count(self.name, **chosen) if self.how == "avg" else 1
-                found[labels] = value / max(1, count)
-        return found
+        if self.window_s is None:
+            found = history.latest_by(self.name, self.by, self.where)
+        else:
+            found = history.mean_by(self.name, self.window_s, self.by)
+        if self.how == "avg":
+            return {labels: sum(values) / len(values) for labels, values in found.items()}
+        return {labels: sum(values) for labels, values in found.items()}
 
 
 class Increase(NamedTuple):
@@ -62,13 +61,10 @@ class Increase(NamedTuple):
         return f"sum{_by(self.by)} (increase({name}[{duration(self.window_s)}]))"
 
     def evaluate(self, history: MetricHistory) -> Vector:
-        found: Vector = {}
-        for labels in _groups(history, self.name, self.by):
-            if self.of_histogram:
-                found[labels] = float(history.count(self.name, self.window_s, ago_s=0.0, **dict(labels)))
-            else:
-                found[labels] = history.increase(self.name, self.window_s, **dict(labels))
-        return found
+        if not self.of_histogram:
+            return history.increase_by(self.name, self.window_s, self.by)
+        found = history.buckets_by(self.name, self.window_s, self.by)
+        return {labels: float(buckets[-1]) for labels, (_, buckets) in found.items()}
 
 
 class Quantile(NamedTuple):
@@ -87,8 +83,8 @@ class Quantile(NamedTuple):
 
     def evaluate(self, history: MetricHistory) -> Vector:
         found: Vector = {}
-        for labels in _groups(history, self.name, self.by):
-            value = history.quantile(self.q, self.name, self.window_s, ago_s=self.ago_s, **dict(labels))
+        for labels, observed in history.buckets_by(self.name, self.window_s, self.by, ago_s=self.ago_s).items():
+            value = quantile_of(self.q, *observed)
             if value is not None:
                 found[labels] = value
         return found
@@ -183,11 +179,6 @@ def metrics_of(expression: object) -> set[str]:
 
 def _by(labels: tuple[str, ...]) -> str:
     return f" by ({', '.join(('instance', *labels))})"
-
-
-def _groups(history: MetricHistory, name: str, by: tuple[str, ...]) -> list[Labels]:
-    """The values that the labels `by` have together, among the series of a metric."""
-    return list(dict.fromkeys(_only(labels, by) for labels in history.series(name)))
 
 
 def _only(labels: Labels, names: tuple[str, ...]) -> Labels:

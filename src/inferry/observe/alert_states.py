@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from inferry.observe.alert_expressions import Labels
 from inferry.observe.alerts import AlertRule
-from inferry.observe.history import MetricHistory
+from inferry.observe.history import Labels, MetricHistory
 
 State = Literal["pending", "firing", "resolved"]
 Details = Callable[[Mapping[str, str]], Mapping[str, str]]

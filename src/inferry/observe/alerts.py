@@ -9,12 +9,12 @@ from inferry.observe.alert_expressions import (
     Expression,
     Gauge,
     Increase,
-    Labels,
     Quantile,
     Ratio,
     Scaled,
     duration,
 )
+from inferry.observe.history import Labels
 
 Severity = Literal["warning", "critical"]
 

@@ -66,33 +66,31 @@ class Metrics:
     """
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
-        self._queue_wait = Histograms("inferry_queue_wait_seconds")
-        self._batch_size = Histograms("inferry_batch_size")
-        self._releases = Counters("inferry_plans_total")
-        self._jobs = Counters("inferry_jobs_total")
-        self._errors = Counters("inferry_errors_total")
-        self._retries = Counters("inferry_attempt_retries_total")
-        self._wasted = Counters("inferry_wasted_tokens_total")
-        self._tokens = Counters("inferry_tokens_total")
-        self._corrected = Counters("inferry_worker_usage_corrections_total")
-        self._first_token = Histograms("inferry_time_to_first_token_seconds")
-        self._inter_token_latency = Histograms("inferry_inter_token_latency_seconds")
-        self._slo_attainment = Counters("inferry_slo_attainment_total")
-        self._shared = Counters("inferry_shared_jobs_total")
+        self._families: dict[str, Counters | Histograms] = {}
+        self._queue_wait = self._histograms("inferry_queue_wait_seconds")
+        self._batch_size = self._histograms("inferry_batch_size")
+        self._releases = self._counters("inferry_plans_total")
+        self._jobs = self._counters("inferry_jobs_total")
+        self._errors = self._counters("inferry_errors_total")
+        self._retries = self._counters("inferry_attempt_retries_total")
+        self._wasted = self._counters("inferry_wasted_tokens_total")
+        self._tokens = self._counters("inferry_tokens_total")
+        self._corrected = self._counters("inferry_worker_usage_corrections_total")
+        self._first_token = self._histograms("inferry_time_to_first_token_seconds")
+        self._inter_token_latency = self._histograms("inferry_inter_token_latency_seconds")
+        self._slo_attainment = self._counters("inferry_slo_attainment_total")
+        self._shared = self._counters("inferry_shared_jobs_total")
         self._in_flight = 0
-        self._padded = Counters("inferry_padded_prompt_tokens_total")
-        self._padding = Counters("inferry_padding_tokens_total")
-        self._e2e = Histograms("inferry_e2e_latency_seconds")
-        self._first_token_by_batch = Histograms("inferry_time_to_first_token_by_batch_seconds")
-        self._e2e_by_batch = Histograms("inferry_e2e_latency_by_batch_seconds")
-        self._cost = Counters("inferry_cost_total")
-        self._requests = Counters("inferry_http_requests_total")
-        self._tick_seconds = Histograms("inferry_tick_seconds")
-        self._tick_jobs = Histograms("inferry_tick_jobs")
-        self._loop_lag = Histograms("inferry_event_loop_lag_seconds")
-        self._families: dict[str, Counters | Histograms] = {
-            family.spec.name: family for family in vars(self).values() if isinstance(family, Counters | Histograms)
-        }
+        self._padded = self._counters("inferry_padded_prompt_tokens_total")
+        self._padding = self._counters("inferry_padding_tokens_total")
+        self._e2e = self._histograms("inferry_e2e_latency_seconds")
+        self._first_token_by_batch = self._histograms("inferry_time_to_first_token_by_batch_seconds")
+        self._e2e_by_batch = self._histograms("inferry_e2e_latency_by_batch_seconds")
+        self._cost = self._counters("inferry_cost_total")
+        self._requests = self._counters("inferry_http_requests_total")
+        self._tick_seconds = self._histograms("inferry_tick_seconds")
+        self._tick_jobs = self._histograms("inferry_tick_jobs")
+        self._loop_lag = self._histograms("inferry_event_loop_lag_seconds")
         self.tenants = TenantService()
         self._create_series(models, workers)
         self.ticks = TickStatistics(self._tick_seconds.at(), self._tick_jobs.at())
@@ -102,6 +100,14 @@ class Metrics:
         self.watch({"inferry_jobs_in_flight": lambda: self._in_flight})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+
+    def _counters(self, name: str) -> Counters:
+        family = self._families[name] = Counters(name)
+        return family
+
+    def _histograms(self, name: str) -> Histograms:
+        family = self._families[name] = Histograms(name)
+        return family
 
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
