@@ -17,21 +17,15 @@ from support.promtool import ROOT, promtool, write_yaml
 
 DEPLOY = ROOT / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
-AWAITED: dict[str, set[str]] = {
-    "inferry_worker_gpu_utilization_ratio": {"worker"},
-    "inferry_gpu_seconds_total": {"worker", "kind"},
-    "inferry_batching_wait_seconds": {"lane"},
-    "inferry_binding_limit_total": {"worker", "limit"},
-}
 OF_PROMETHEUS = {"instance", "job", "le"}
 
 
 def known_metrics() -> dict[str, set[str]]:
     """Labels by the name of a series."""
     found: dict[str, set[str]] = {}
-    for name, labels in (AWAITED | {spec.name: set(spec.labels) for spec in METRIC_TABLE}).items():
-        for suffix in ("", "_bucket", "_sum", "_count"):
-            found[name + suffix] = labels
+    for spec in METRIC_TABLE:
+        for suffix in ("_bucket", "_sum", "_count") if spec.kind == "histogram" else ("",):
+            found[spec.name + suffix] = set(spec.labels)
     process = re.findall(r"^# TYPE (process_\w+) ", Metrics([], []).render()[0].decode(), re.MULTILINE)
     return found | {name: set() for name in process}
 

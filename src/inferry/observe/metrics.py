@@ -19,7 +19,8 @@ from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.tenants import NANOS_PER_UNIT
-from inferry.observe.counters import FastHistogram, TickStatistics
+from inferry.observe.counters import FastCounter, FastHistogram, TickStatistics
+from inferry.observe.decision_metrics import DecisionMetrics
 from inferry.observe.history import SeriesReading
 from inferry.observe.metric_families import SPECS, Counters, Histograms, Rows, exposition_lines, row_readings
 from inferry.observe.metric_table import METRIC_TABLE
@@ -67,6 +68,9 @@ class Metrics:
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
         self._families: dict[str, Counters | Histograms] = {}
+        self._decisions = DecisionMetrics()
+        for family in self._decisions.families:
+            self._families[family.spec.name] = family
         self._queue_wait = self._histograms("inferry_queue_wait_seconds")
         self._batch_size = self._histograms("inferry_batch_size")
         self._releases = self._counters("inferry_plans_total")
@@ -112,10 +116,10 @@ class Metrics:
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
         # the exception, since it should never appear.
-        self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
-        self._padding_of = {worker: (self._padded.at(worker), self._padding.at(worker)) for worker in self._size_of}
-        for worker in self._size_of:
-            self._corrected.at(worker)
+        self._size_of: dict[str, FastHistogram] = {}
+        self._padding_of: dict[str, tuple[FastCounter, FastCounter]] = {}
+        for worker in workers:
+            self.register_worker(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
         self._inter_token_latency_of = [self._inter_token_latency.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
@@ -156,6 +160,7 @@ class Metrics:
             self._size_of[worker] = self._batch_size.at(worker)
             self._padding_of[worker] = (self._padded.at(worker), self._padding.at(worker))
             self._corrected.at(worker)
+            self._decisions.register_worker(worker)
 
     def remove_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
@@ -163,6 +168,7 @@ class Metrics:
             del self._padding_of[worker]
             for family in (self._batch_size, self._padded, self._padding, self._corrected):
                 family.drop(worker)
+            self._decisions.remove_worker(worker)
 
     def serve_endpoints(self, endpoints: Iterable[str]) -> None:
         """Count the requests of these endpoints, and those of all others together."""
@@ -181,6 +187,8 @@ class Metrics:
 
     def sent(self, attempt: Attempt, now: float) -> None:
         job, plan = attempt.job, attempt.plan
+        if attempt.decision is not None:
+            self._decisions.sent(job.lane, attempt.decision)
         self._wait_of[job.lane].observe(now - job.arrived_at)
         if plan is not None and plan.jobs[0].job_id == job.job_id:  # once per plan
             sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
