@@ -64,8 +64,7 @@ def make_gateway(
         admission.on_renewed = watermarks.wake
     depth, estimator = QueueDepth(), Estimator()
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
-    deadlines = Deadlines(request_timeout_s, clock.now)
-    waits = WaitModel(depth)
+    deadlines, waits = Deadlines(request_timeout_s, clock.now), WaitModel(depth)
     scheduler = Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     loop = make_loop(
