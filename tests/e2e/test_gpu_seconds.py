@@ -112,7 +112,7 @@ class Fleet:
             job = self.job(f"run-{number}/{step}", prompt, rng.randint(5, 120))
             deltas, end = await read(self.gateway.submit(job))
             assert isinstance(end, Done)
-            self.received[job.job_id] = end.usage.output_tokens
+            self.received[job.job_id] = sum(delta.tokens for delta in deltas)
             await asyncio.sleep(rng.random())
 
     async def sample(self) -> None:

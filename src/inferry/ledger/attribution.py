@@ -22,9 +22,9 @@ DEFAULT_CHUNK_TOKENS = 2048
 """Prompt tokens in one step of an engine that does not report its limit."""
 MIN_INTERVAL_S = 0.05
 MIN_INTERVAL_TOKENS = 10
-"""A job's end settles if the last settlement is this old and the job has had this many tokens since. A settlement visits
-all jobs of the worker, and the tokens of one step arrive one after the other: a shorter interval would lack the last
-tokens of other jobs."""
+"""A job's end settles if the last settlement is this old and the job has had this many tokens since. A settlement
+visits all jobs of the worker, and the tokens of one step arrive one after the other: a shorter interval would lack the
+last tokens of other jobs."""
 SCALE_GAIN = 0.3
 MIN_SCALE, MAX_SCALE = 0.25, 4.0
 """How fast, and within which bounds, the charge per modelled second follows the observed time."""
