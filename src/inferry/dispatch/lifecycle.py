@@ -89,8 +89,10 @@ class JobLifecycle:
         for job in plan.jobs:
             stream = self.demux.get(job.job_id)
             assert stream is not None, "a planned job has a stream"
-            stream.attempt.sent(plan, now)
-            self._events.sent(stream.attempt, now)
+            attempt = stream.attempt
+            attempt.sent(plan, now)
+            attempt.decision = self._scheduler.decision(job.job_id, now)
+            self._events.sent(attempt, now)
 
     def stop(self, attempt: Attempt, reason: GatewayError) -> PendingCancel | None:
         """Have the worker end a running attempt for this reason."""

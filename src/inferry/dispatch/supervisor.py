@@ -183,7 +183,11 @@ class WorkerSupervisor:
         if reported.phase is not Phase.READY:
             return reported
         if self.breaker.state is not BreakerState.CLOSED:
-            return replace(reported, phase=Phase.DOWN if self.breaker.opens else Phase.STARTING)
+            return replace(
+                reported,
+                phase=Phase.DOWN if self.breaker.opens else Phase.STARTING,
+                breaker_open=self.breaker.opens > 0,
+            )
         capacity = self.breaker.capacity(reported.capacity, self._clock.now())
         if self.is_drained or self._pending_confirmations:
             return replace(reported, phase=Phase.DRAINING, capacity=capacity)

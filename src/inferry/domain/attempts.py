@@ -3,6 +3,7 @@
 import enum
 import sys
 
+from inferry.domain.decisions import Decision, to_text
 from inferry.domain.errors import (
     CallAborted,
     ClientClosed,
@@ -42,6 +43,7 @@ class Attempt:
     __slots__ = (
         "batch_fill",
         "batch_size",
+        "decision",
         "end",
         "ended_at",
         "engine_batch",
@@ -71,6 +73,8 @@ class Attempt:
         self.state = AttemptState.QUEUED
         self.plan: BatchPlan | None = None
         self.batch_size: int | None = None
+        # Why it waited and why this worker; of an attempt that was never sent, why it waited.
+        self.decision: Decision | None = None
         self.sent_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -176,6 +180,7 @@ class Attempt:
         if self.end is None or self.ended_at is None:
             raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         job, end, usage = self.job, self.end, self.usage()
+        decision = self.decision
         error: GatewayError | None = None if isinstance(end, Done) else end.error
         reported_error = end.stopped if isinstance(end, Done) else error
         return LedgerEntry(
@@ -206,6 +211,8 @@ class Attempt:
             cost_nanos=cost_nanos,
             template_id=job.template_id,
             attained=self.slo_attained,
+            batching_ms=None if decision is None else decision.held_s * 1000,
+            decision=None if decision is None else to_text(decision),
             engine_batch=self.engine_batch,
             batch_fill=self.batch_fill,
             gpu_estimated=self.gpu_estimated,

@@ -13,8 +13,28 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
+class LedgerUnusable(RuntimeError):
+    """The ledger cannot be opened, or does not answer. The message is for the operator."""
+
+
+class LedgerMissing(LedgerUnusable):
+    """The ledger does not exist yet."""
+
+
+class LedgerLocked(LedgerUnusable):
+    """Another gateway uses the database."""
+
+
 class LedgerFileLost(RuntimeError):
     """The database file was deleted or replaced while it was open."""
+
+
+class RetentionPolicy(Struct, frozen=True, kw_only=True):
+    """How long rows are kept, in seconds. None: for good."""
+
+    attempts_s: float | None = 90 * 86_400.0
+    gpu_time_s: float | None = 90 * 86_400.0
+    rollups_s: float | None = 730 * 86_400.0
 
 
 class GpuTimeKind(enum.Enum):
@@ -51,7 +71,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     `queue_ms` that the job was held back to share a batch. `engine_batch` and `batch_fill`: mean number of sequences
     running on the worker while the attempt ran, and the fraction of the worker's limit. `gpu_estimated`: whether
     `gpu_seconds` is an estimate. `attained`: whether every token met the lane's target, None without one. `ended_at`:
-    Unix seconds.
+    Unix seconds. `decision`: why the job waited and why its worker was picked, as JSON (`domain.decisions`).
     """
 
     job_id: str
@@ -86,3 +106,4 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     engine_batch: float | None = None
     batch_fill: float | None = None
     gpu_estimated: bool | None = None
+    decision: str | None = None

@@ -59,7 +59,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     steps since its start, where it measures them.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
-    whether predicted KV peaks are added up, or their sum is predicted over time.
+    whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
+    and is treated as down.
     """
 
     worker: str
@@ -85,3 +86,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     gpus: int = 1
     busy_s: float | None = None
     last_activity_at: float | None = None
+    breaker_open: bool = False

@@ -27,6 +27,20 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         ("lane",),
         _WAIT_BUCKETS,
     ),
+    MetricSpec(
+        "inferry_batching_wait_seconds",
+        "histogram",
+        "Part of the queue wait in which the job was held for others to join its batch. Counts held jobs only.",
+        ("lane",),
+        _WAIT_BUCKETS,
+    ),
+    MetricSpec(
+        "inferry_binding_limit_total",
+        "counter",
+        "Jobs sent after a wait for capacity, by the limit that bound their queue last and the worker with that limit; "
+        "`none` if no worker was up.",
+        ("worker", "limit"),
+    ),
     MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), _BATCH_SIZE_BUCKETS),
     MetricSpec("inferry_plans_total", "counter", "Plans sent, by release reason.", ("reason",)),
     MetricSpec("inferry_jobs_total", "counter", "Finished attempts by outcome.", ("lane", "model", "outcome")),

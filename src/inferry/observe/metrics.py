@@ -18,6 +18,8 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.workers import Phase, WorkerView
+from inferry.observe.counters import FastHistogram
+from inferry.observe.decision_metrics import DecisionMetrics
 from inferry.observe.history import SeriesReading
 from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines, row_readings
 from inferry.observe.metric_table import METRIC_TABLE
@@ -68,6 +70,7 @@ class Metrics:
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
         self._queue_wait = Histograms("inferry_queue_wait_seconds")
+        self._decisions = DecisionMetrics()
         self._batch_size = Histograms("inferry_batch_size")
         self._releases = Counters("inferry_plans_total")
         self._jobs = Counters("inferry_jobs_total")
@@ -97,6 +100,7 @@ class Metrics:
                 self._inter_token_latency,
                 self._slo_attainment,
                 self._shared,
+                *self._decisions.families,
             )
         }
 
@@ -117,9 +121,9 @@ class Metrics:
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
         # the exception, since it should never appear.
-        self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
-        for worker in self._size_of:
-            self._corrected.at(worker)
+        self._size_of: dict[str, FastHistogram] = {}
+        for worker in workers:
+            self.register_worker(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
         self._inter_token_latency_of = [self._inter_token_latency.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
@@ -152,12 +156,14 @@ class Metrics:
         if worker not in self._size_of:
             self._size_of[worker] = self._batch_size.at(worker)
             self._corrected.at(worker)
+            self._decisions.register_worker(worker)
 
     def remove_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
         if self._size_of.pop(worker, None) is not None:
             self._batch_size.drop(worker)
             self._corrected.drop(worker)
+            self._decisions.remove_worker(worker)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -166,6 +172,8 @@ class Metrics:
 
     def sent(self, attempt: Attempt, now: float) -> None:
         job, plan = attempt.job, attempt.plan
+        if attempt.decision is not None:
+            self._decisions.sent(job.lane, attempt.decision)
         self._wait_of[job.lane].observe(now - job.arrived_at)
         if plan is not None and plan.jobs[0].job_id == job.job_id:  # once per plan
             sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
