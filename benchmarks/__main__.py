@@ -9,6 +9,7 @@ BENCHES = {
     "ablation": "which tuning constants of the scheduler pay: each removed, halved and doubled, in the simulator",
     "admission": "the quota gate: microseconds to admit, renew and settle, without limits and with all of them",
     "attack": "clients without a key that flood the HTTP server: latency of `/health` and memory",
+    "attribution": "GPU-seconds of jobs estimated from outside against the true division of every step, simulated",
     "batches": "a batch of 50,000 requests: memory, time, live calls beside it, time until a cancel has effect",
     "bound": "the fewest misses that any schedule can have: lower bounds for the Harbor burst in the simulator",
     "scheduler": "the scheduler: microseconds per job, tick time with a blocked backlog",
