@@ -11,6 +11,7 @@ from mutants import (
     jobs,
     ledger,
     messages,
+    observing,
     packing,
     prompts,
     queues,
@@ -40,4 +41,5 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "observing": observing.GROUP,
 }

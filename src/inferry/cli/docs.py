@@ -20,7 +20,7 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, tracing, workers
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
@@ -28,6 +28,7 @@ from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerCo
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
+from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
 from inferry.domain import errors, lanes, ledger, settings
 from inferry.domain.errors import GatewayError
@@ -73,7 +74,9 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
+    docs |= (
+        attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks) | attribute_docs(tracing)
+    )
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return _page(
@@ -92,6 +95,7 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`tracing`", "tracing.", TracingConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),

@@ -33,6 +33,7 @@ from inferry.domain.ports import Tokenizer
 from inferry.domain.queue_depth import QueueDepth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.observe.tracing.tracer import Tracer
 from inferry.prediction.estimator import Estimator
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
@@ -55,6 +56,7 @@ def make_gateway(
     max_queued_bytes: int | None = None,
     keeps_retry_slots: bool = True,
     request_timeout_s: float | None = None,
+    tracer: Tracer | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
@@ -78,9 +80,10 @@ def make_gateway(
         estimator=estimator,
         deadlines=deadlines,
         budget=admission,
+        tracer=tracer,
     )
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes)
-    host = JobHost(pool, loop, admission, recorder, metrics, watermarks)
+    host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
     return Gateway(
         clock=clock,
         models=ModelCatalog(lanes, pool, {} if tokenizers is None else tokenizers, estimator, clock),
@@ -143,6 +146,7 @@ def make_loop(
     estimator: Estimator,
     deadlines: Deadlines,
     budget: Budget | None = None,
+    tracer: Tracer | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
     queue_admission = QueueAdmission(scheduler, limiter, waits)
@@ -155,7 +159,11 @@ def make_loop(
         sent=(depth, queue_admission, capacity, hedging, deadlines, metrics),
         first_token=(capacity, hedging, metrics),
         produced=(metrics,),
-        ended=(depth, queue_admission, capacity, hedging, deadlines, estimator, metrics, recorder, pool),
+        ended=(
+            *(depth, queue_admission, capacity, hedging, deadlines, estimator, metrics, recorder),
+            *(() if tracer is None else (tracer,)),
+            pool,
+        ),
     )
     tasks = TaskSet()
     cancel_sender = CancelSender(pool.worker, tasks.spawn)

@@ -20,6 +20,7 @@ from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorker
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.storage_wiring import Storage, make_storage
+from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -64,6 +65,7 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    tracing: Tracing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -84,6 +86,8 @@ class Service(NamedTuple):
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
+        if self.tracing is not None:
+            await self.tracing.close()
 
 
 @contextmanager
@@ -127,17 +131,15 @@ def assemble(
         recorder = Recorder(SqliteLedger(config.ledger))
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
-    tenants = TenantWatcher(
-        TenantManager(SqliteTenantStore(config.ledger), config.configured_tenants()),
-        config.auth.mode,
-        wall=clock.wall,
-    )
+    tenants = _watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, recorder, clock)
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
     metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.ledger_error is None))
+    tracing = make_tracing(config.tracing, clock, metrics)
+    tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -153,6 +155,7 @@ def assemble(
         max_queued_bytes=config.server.max_queued_bytes,
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
+        tracer=tracer,
     )
     app = App(
         gateway,
@@ -163,6 +166,7 @@ def assemble(
         tenants=tenants,
         run_reader=run_reader,
         problem=lambda: tenants.ledger_error,
+        tracer=tracer,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
@@ -171,9 +175,14 @@ def assemble(
         config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
     )
     _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock), tracing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+    manager = TenantManager(SqliteTenantStore(config.ledger), config.configured_tenants())
+    return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
 def _http_limits(server: ServerConfig) -> HttpLimits:

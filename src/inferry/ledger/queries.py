@@ -13,7 +13,6 @@ from sqlalchemy import (
     and_,
     case,
     func,
-    literal,
     not_,
     or_,
     select,
@@ -23,11 +22,12 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.runs import TreeSummary
+from inferry.domain.runs import TimelinePosition, TimelineRows, TreeSummary
 from inferry.domain.spending import Spending
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.schema import attempts
 from inferry.ledger.spending_queries import query_spending
+from inferry.ledger.timeline_queries import query_timeline, run_tree
 
 Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
 
@@ -105,11 +105,7 @@ class LedgerQueries:
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
         """Totals of the run and its descendants."""
-        below = select(literal(run).label("run_id")).cte("below", recursive=True)
-        # UNION removes duplicates, so the recursion ends even where rows form a cycle.
-        below = below.union(
-            select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
-        )
+        below = run_tree(tenant, run)
         query = select(
             func.count(attempts.c.run_id.distinct()).label("runs"),
             func.count(attempts.c.job_id.distinct()).label("jobs"),
@@ -121,6 +117,10 @@ class LedgerQueries:
         ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
         with self._engine.connect() as connection:
             return TreeSummary(**connection.execute(query).mappings().one())
+
+    def timeline(self, tenant: str, run: str, *, limit: int, after: TimelinePosition | None = None) -> TimelineRows:
+        """The attempts of the run and its descendants in the order of their arrival, after a position."""
+        return query_timeline(self._engine, tenant, run, limit, after)
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
         """(tenant, run) of the runs that had a job cancelled with their run at or after `since`."""

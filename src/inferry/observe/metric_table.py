@@ -176,4 +176,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_ledger_entries_dropped_total", "counter", "Entries lost because the ledger could not be written."
     ),
+    MetricSpec("inferry_trace_spans_exported_total", "counter", "Spans that the trace collector accepted."),
+    MetricSpec("inferry_trace_spans_failed_total", "counter", "Spans that the trace collector did not accept."),
+    MetricSpec("inferry_traces_dropped_total", "counter", "Traces dropped because the export queue was full."),
 )

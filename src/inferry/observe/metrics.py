@@ -280,6 +280,10 @@ class Metrics:
             if read is not None:
                 self._watched[name] = read
 
+    def watch_value(self, name: str, read: Callable[[], float]) -> None:
+        """Where to read the value of a metric without labels at scrape time."""
+        self._watched[name] = read
+
     def render(self) -> tuple[bytes, str]:
         """The exposition and its content type: every metric of the table in its order, then the registry."""
         # Not through prometheus_client's families: those take ten times as long, and the event loop waits.

@@ -9,6 +9,7 @@ from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
+from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.tenants import Price, Tenant
@@ -160,6 +161,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stored content of tenants: responses, files, batches and async jobs."""
     callbacks: CallbacksConfig = CallbacksConfig()
     """Callbacks of async jobs: where they may go, and when they are retried."""
+    tracing: TracingConfig = TracingConfig()
+    """OpenTelemetry traces."""
     ledger: str = "sqlite:///inferry.db"
     """Database of attempts, keys and stored content. One gateway at a time writes to it: a second `inferry serve` on
     the same file exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""

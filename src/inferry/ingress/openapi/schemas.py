@@ -22,6 +22,7 @@ from inferry.ingress.openapi import (
     response_objects,
     responses,
     storage_responses,
+    timeline_responses,
 )
 from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
@@ -98,7 +99,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects, storage_responses, job_responses)
+    modules = (responses, message_responses, response_objects, storage_responses, job_responses, timeline_responses)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
