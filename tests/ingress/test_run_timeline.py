@@ -14,7 +14,7 @@ from inferry.domain.decisions import Decision, to_text
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ingress.openapi.timeline_responses import PerfettoTrace, RunTimeline
 from inferry.ingress.run_timeline import perfetto, place, recorded_call, timeline
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
 
@@ -65,7 +65,7 @@ class Gateway(ScriptedGateway):
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger = AttemptStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.append(ROWS)
     ledger.close()
     with Gateway(tmp_path) as gateway:

@@ -91,9 +91,15 @@ class WorkerSupervisor:
         self.view = view
         if previous.phase is not view.phase:
             self.since = self._clock.wall()
-        # A new observation time alone is no change for the scheduler.
+        # A new observation time or the engine's measured time alone is no change for the scheduler.
         if (
-            replace(previous, observed_at=view.observed_at, load=view.load, last_activity_at=view.last_activity_at)
+            replace(
+                previous,
+                observed_at=view.observed_at,
+                load=view.load,
+                busy_s=view.busy_s,
+                last_activity_at=view.last_activity_at,
+            )
             != view
         ):
             self._on_change(self)

@@ -168,6 +168,18 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
     MetricSpec(
+        "inferry_gpu_seconds_total",
+        "counter",
+        "GPU-seconds of the worker by kind: work, cancelled, preempted, recomputed, idle, unattributed.",
+        ("worker", "kind"),
+    ),
+    MetricSpec(
+        "inferry_worker_gpu_utilization_ratio",
+        "gauge",
+        "Fraction of the last 5 seconds in which the worker's GPUs were busy.",
+        ("worker",),
+    ),
+    MetricSpec(
         "inferry_ledger_up",
         "gauge",
         "1 if the ledger's database is usable, 0 if its file is gone, replaced or unusable.",

@@ -65,7 +65,7 @@ class _LaneModelSeries:
 class Metrics:
     """The gateway's metrics. `registry` holds those of the process.
 
-    Subscribes to all job events. `refused` counts calls that were never admitted.
+    Subscribes to all job events. `refused` counts calls that were never admitted. `watched`: readers by metric.
     """
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
@@ -113,7 +113,8 @@ class Metrics:
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
         self._health: Callable[[], Iterable[WorkerHealth]] | None = None
-        self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
+        self._gpu_time: Callable[[], tuple[Rows, Rows]] = lambda: ((), ())
+        self.watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
@@ -257,6 +258,7 @@ class Metrics:
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
+        gpu_time: Callable[[], tuple[Rows, Rows]] | None = None,
     ) -> None:
         """Where to read states at scrape time. Replaces the readers given and leaves the others."""
         self._queue_depths = queue_depths or self._queue_depths
@@ -267,6 +269,7 @@ class Metrics:
         self._fairness = fairness or self._fairness
         self._kv_predicted = kv_predicted or self._kv_predicted
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
+        self._gpu_time = gpu_time or self._gpu_time
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
@@ -278,11 +281,7 @@ class Metrics:
             ("inferry_budget_overrun_tokens_total", overrun_tokens),
         ):
             if read is not None:
-                self._watched[name] = read
-
-    def watch_value(self, name: str, read: Callable[[], float]) -> None:
-        """Where to read the value of a metric without labels at scrape time."""
-        self._watched[name] = read
+                self.watched[name] = read
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its content type: every metric of the table in its order, then the registry."""
@@ -307,7 +306,7 @@ class Metrics:
         return found
 
     def _pull(self) -> dict[str, Rows]:
-        rows: dict[str, Rows] = {name: [((), read())] for name, read in self._watched.items()}
+        rows: dict[str, Rows] = {name: [((), read())] for name, read in self.watched.items()}
         if self._queue_depths is not None:
             depths = self._queue_depths()
             rows["inferry_queue_depth"] = [((lane.name,), depths.get(lane, 0)) for lane in Lane]
@@ -322,6 +321,7 @@ class Metrics:
         if self._shadow_refusals is not None:
             by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
             rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
+        rows["inferry_gpu_seconds_total"], rows["inferry_worker_gpu_utilization_ratio"] = self._gpu_time()
         return rows | self._worker_rows()
 
     def _series(self, job: InferenceJob) -> _LaneModelSeries:
