@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dispatch.test_loop import a_house
+from dispatch.loop_harness import a_house
 from inferry.domain.decisions import Decision, from_text
 from inferry.domain.errors import ClientClosed
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
