@@ -19,6 +19,7 @@ from support.scripted_gateway import ScriptedGateway
 from support.serving import post
 
 CANARY = "canary-40b2ce"
+BASE = float(int(time.time()) - 86_400)
 DECISION = Decision(
     picked_by="affinity", candidates=2, held_by="window", held_s=0.1, limit="sequences", limit_worker="w"
 )
@@ -30,15 +31,15 @@ def a_row(job: str, run: str, ended_at: float, attempt: int = 1, **fields: Any) 
         "prompt_tokens": 10, "output_tokens": 5, "total_ms": 1000.0, "queue_ms": 200.0, "first_token_ms": 500.0,
         "batching_ms": 100.0, "decision": to_text(DECISION),
     }  # fmt: skip
-    return LedgerEntry(job_id=job, attempt=attempt, run_id=run, ended_at=ended_at, **(given | fields))
+    return LedgerEntry(job_id=job, attempt=attempt, run_id=run, ended_at=BASE + ended_at, **(given | fields))
 
 
 ROWS = [
-    a_row("1", "root", 1001.0),
-    a_row("2", "root", 1005.0),
-    a_row("3", "child", 1004.5, parent_run="root", total_ms=2000.0),
+    a_row("1", "top", 1001.0),
+    a_row("2", "top", 1005.0),
+    a_row("3", "child", 1004.5, parent_run="top", total_ms=2000.0),
     a_row("4", "grandchild", 1006.0, parent_run="child"),
-    a_row("5", "root", 1010.0, tenant="other"),
+    a_row("5", "top", 1010.0, tenant="other"),
     a_row("6", "elsewhere", 1003.0),
 ]
 
@@ -73,9 +74,9 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 def test_the_calls_of_a_run_and_its_sub_runs_in_order_with_waits_and_gaps(gateway: Gateway) -> None:
-    found = gateway.timeline("root")
+    found = gateway.timeline("top")
     assert [(one.job_id, one.run_id) for one in found.data] == [
-        ("1", "root"), ("3", "child"), ("2", "root"), ("4", "grandchild"),
+        ("1", "top"), ("3", "child"), ("2", "top"), ("4", "grandchild"),
     ]  # fmt: skip
     first, _, second, _ = found.data
     assert (first.queue_ms, first.batching_ms, first.prefill_ms, first.decode_ms) == (200.0, 100.0, 300.0, 500.0)
@@ -89,10 +90,10 @@ def test_the_calls_of_a_run_and_its_sub_runs_in_order_with_waits_and_gaps(gatewa
 
 
 def test_pages_cover_everything_once_and_keep_the_gaps(gateway: Gateway) -> None:
-    whole = gateway.timeline("root").data
+    whole = gateway.timeline("top").data
     pages, query = [], "?limit=1"
     while True:
-        page = gateway.timeline("root", query)
+        page = gateway.timeline("top", query)
         pages += page.data
         if page.next_cursor is None:
             break
@@ -103,7 +104,7 @@ def test_pages_cover_everything_once_and_keep_the_gaps(gateway: Gateway) -> None
 def test_a_run_of_another_tenant_is_unknown(gateway: Gateway) -> None:
     assert gateway.ask("/v1/runs/elsewhere/timeline", "other")[0] == 404
     assert gateway.ask("/v1/runs/nothing/timeline")[0] == 404
-    status, body = gateway.ask("/v1/runs/root/timeline", "other")
+    status, body = gateway.ask("/v1/runs/top/timeline", "other")
     assert status == 200
     assert [one.job_id for one in msgspec.json.decode(body, type=RunTimeline).data] == ["5"]
 
@@ -120,8 +121,8 @@ def test_a_run_of_another_tenant_is_unknown(gateway: Gateway) -> None:
     ],
 )
 def test_invalid_parameters_are_refused(gateway: Gateway, query: str, status: int) -> None:
-    assert gateway.ask(f"/v1/runs/root/timeline{query}")[0] == status
-    assert gateway.ask("/v1/runs/root/timeline", method="POST")[0] == 405
+    assert gateway.ask(f"/v1/runs/top/timeline{query}")[0] == status
+    assert gateway.ask("/v1/runs/top/timeline", method="POST")[0] == 405
 
 
 def test_calls_in_flight_are_shown_with_what_they_wait_for(gateway: Gateway) -> None:
@@ -163,17 +164,17 @@ def _timeline_or_nothing(gateway: Gateway, run: str) -> list[Any]:
 
 
 def test_a_perfetto_trace_has_a_process_per_run_and_slices_that_nest(gateway: Gateway) -> None:
-    status, body = gateway.ask("/v1/runs/root/timeline?format=perfetto")
+    status, body = gateway.ask("/v1/runs/top/timeline?format=perfetto")
     assert status == 200
     trace = msgspec.json.decode(body, type=PerfettoTrace)
     named = [event["args"]["name"] for event in trace.traceEvents if event["name"] == "process_name"]
-    assert named == ["run root", "run child", "run grandchild"]
+    assert named == ["run top", "run child", "run grandchild"]
     slices = [event for event in trace.traceEvents if event["ph"] == "X"]
     assert {event["name"] for event in slices} == {
         "tools", "queue", "batching", "prefill", "decode", "P1 m: done",
     }  # fmt: skip
     _check_nesting(slices)
-    assert trace.otherData == {"run": "root"}
+    assert trace.otherData == {"run": "top"}
 
 
 def test_overlapping_calls_of_a_step_have_tracks_of_their_own_and_retries_follow_each_other() -> None:

@@ -63,11 +63,9 @@ def make_gateway(
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
     if watermarks is not None:
         admission.on_renewed = watermarks.wake
-    depth, estimator = QueueDepth(), Estimator()
+    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
-    deadlines = Deadlines(request_timeout_s, clock.now)
-    waits = WaitModel(depth)
-    scheduler = Scheduler(lanes, weights=weight_of)
+    waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     loop = make_loop(
         scheduler=scheduler,
@@ -85,8 +83,8 @@ def make_gateway(
         budget=admission,
         tracer=tracer,
     )
-    metrics.watch(gpu_time=gpu_accounting.metric_rows)
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes)
+    metrics.watch(gpu_time=gpu_accounting.metric_rows)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
     return Gateway(
         clock=clock,

@@ -165,7 +165,8 @@ class RunEndpoints:
         live = self._calls_in_flight(tenant, run_id)
         found = await self._read(lambda reader: reader.timeline(tenant, run_id, limit=limit, after=after))
         rows = found or TimelineRows([], None, {})
-        if not live and not rows.entries and after is None and not self._gateway.has_run(tenant, run_id):
+        is_known = self._gateway.has_run(tenant, run_id) or self._gateway.is_run_cancelled(tenant, run_id)
+        if not live and not rows.entries and after is None and not is_known:
             raise RunNotFound(f"unknown run `{run_id}`")
         calls = [recorded_call(entry) for entry in rows.entries]
         has_more = len(calls) == limit
