@@ -38,7 +38,11 @@ def make_tracing(config: TracingConfig, clock: Clock, metrics: Metrics) -> Traci
     exporter = SpanExporter(
         otlp_exporter(config.endpoint, config.header_values(), config.timeout_s), config.service_name, __version__
     )
-    metrics.watched["inferry_trace_spans_exported_total"] = lambda: exporter.exported
-    metrics.watched["inferry_trace_spans_failed_total"] = lambda: exporter.failed
-    metrics.watched["inferry_traces_dropped_total"] = lambda: exporter.dropped_calls
+    metrics.watch(
+        {
+            "inferry_trace_spans_exported_total": lambda: exporter.exported,
+            "inferry_trace_spans_failed_total": lambda: exporter.failed,
+            "inferry_traces_dropped_total": lambda: exporter.dropped_calls,
+        }
+    )
     return Tracing(Tracer(config.sample_ratio, clock, exporter.export), exporter)
