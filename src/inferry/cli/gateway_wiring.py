@@ -85,7 +85,6 @@ def make_gateway(
         tracer=tracer,
     )
     metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
-    _watch_gpu_time(metrics, gpu_accounting)
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
     return Gateway(
@@ -190,6 +189,7 @@ def make_loop(
         produced=(metrics,),
         ended=(*load, estimator, metrics, recorder, *(() if tracer is None else (tracer,)), pool),
     )
+    _watch_gpu_time(metrics, gpu_accounting)
     tasks = TaskSet()
     cancel_sender = CancelSender(pool.worker, tasks.spawn)
     usage_validator = UsageValidator(metrics)
