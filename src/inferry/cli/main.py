@@ -31,6 +31,7 @@ from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
 from inferry.cli.workers import workers_app
 from inferry.domain.ledger_urls import IN_MEMORY
+from inferry.domain.reports import RunBudget, run_budgets
 
 app = typer.Typer(
     name="inferry",
@@ -48,7 +49,12 @@ def _ledger_url(path: Path | None) -> str:
     return _load(path).ledger
 
 
-app.add_typer(ledger_app(_ledger_url), name="ledger")
+def _run_budgets(path: Path | None) -> dict[str, RunBudget]:
+    """The run budgets in a configuration."""
+    return run_budgets(_load(path).configured_tenants().values())
+
+
+app.add_typer(ledger_app(_ledger_url, _run_budgets), name="ledger")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(callback_secrets_app, name="callback-secrets")

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from inferry.cli.config.loader import duplicate_names, load_workers, parse_worke
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.storage_wiring import Storage, make_storage
@@ -64,6 +66,7 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    diagnostics: Diagnostics
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -165,13 +168,12 @@ def assemble(
         problem=lambda: tenants.ledger_error,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    limit = config.server.max_body_bytes
-    storage = make_storage(
-        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
-    )
-    _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    storage = _mounted_storage(config, app, clock, StoredCalls(app.serve, app.inference_paths, tenants), recorder)
+    observation = Observation(metrics, clock)
+    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
+    diagnostics = Diagnostics(observation.history, gateway, pool, gate, tenants, lanes, reader)
+    diagnostics.mount(app)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics)
     _follow_tenants(config, service, watermarks)
     return service
 
@@ -186,8 +188,12 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
     )
 
 
-def _mount_storage(app: App, storage: Storage) -> None:
-    """Serve files, batches and async jobs."""
+def _mounted_storage(config: Config, app: App, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
+    """The stored content; files, batches and async jobs are served."""
+    limit = config.server.max_body_bytes
+    storage = make_storage(
+        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
+    )
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
@@ -195,6 +201,7 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
+    return storage
 
 
 def _restored_admission(

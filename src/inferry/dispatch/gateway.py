@@ -175,6 +175,10 @@ class Gateway:
         """Admitted jobs that have not ended, without those that share another's execution."""
         return len(self._admission)
 
+    def streams(self) -> Iterable[JobStream]:
+        """Streams of all executions in flight."""
+        return self._loop.streams()
+
     # -- runs --------------------------------------------------------------------------------------------------------
 
     async def cancel_run(

@@ -15,6 +15,9 @@ from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
 from inferry.ingress.admin_callbacks import AdminCallbacks
+from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
+from inferry.ingress.admin_endpoint import AdminEndpoint
+from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
@@ -27,6 +30,8 @@ PATHS = (
     *TENANT_PATHS,
     *STORAGE_PATHS,
     *CALLBACK_PATHS,
+    *REPORT_PATHS,
+    *DIAGNOSIS_PATHS,
 )
 _WORKERS = "/admin/workers"
 _UNTRUSTED_HEADERS = (
@@ -45,6 +50,7 @@ class Admin:
         self._tenants = tenants
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
+        self.endpoints: list[AdminEndpoint] = []
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
@@ -59,6 +65,8 @@ class Admin:
         if self.callbacks is not None and self.callbacks.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
+            return
+        if any(endpoint.serve(path, request, reply) for endpoint in self.endpoints):
             return
         if path == _WORKERS:
             if request.method not in (b"GET", b"HEAD"):
