@@ -1,6 +1,7 @@
 """Reports and the diagnosis of the running gateway. Part of the composition root."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -23,6 +24,8 @@ from inferry.observe.diagnosis.facts import Facts, LimitedTenant, LiveState, Wor
 from inferry.observe.diagnosis.findings import Diagnosis
 from inferry.observe.diagnosis.gather import gather
 from inferry.observe.history import MetricHistory
+
+log = logging.getLogger(__name__)
 
 SLOW_READER_BYTES = 16 * 1024
 """Unread bytes from which the reader of a stream counts as slow."""
@@ -51,7 +54,7 @@ class Diagnostics:
         self._pool = pool
         self._gate = gate
         self._tenants = tenants
-        self._lanes = lanes
+        self.lanes = lanes
         self._open_reader = open_reader
         self._reading = asyncio.Lock()
         self._traffic: Traffic | None = None
@@ -85,7 +88,7 @@ class Diagnostics:
         return gather(
             self._history,
             window_s,
-            lanes=self._lanes,
+            lanes=self.lanes,
             workers=self._workers(),
             live=LiveState(running=running, slow_streams=slow, unread_bytes=unread),
             limited=self._limited(window_s, tenants),
@@ -96,17 +99,20 @@ class Diagnostics:
         now = self._gateway.now()
         window, read_at = self._read_for
         if window != window_s or now - read_at >= TRAFFIC_VALID_S:
-            self._traffic = await asyncio.to_thread(self._read_traffic, window_s)
+            self._traffic = await asyncio.to_thread(self._read_traffic, self._gateway.wall(), window_s)
             self._read_for = (window_s, now)
         return self._traffic
 
-    def _read_traffic(self, window_s: float) -> Traffic | None:
+    def _read_traffic(self, until: float, window_s: float) -> Traffic | None:
         reader = self._open_reader()
         if reader is None:
             return None
         try:
-            until = self._gateway.wall()
             return reader.traffic(until - window_s, until)
+        except Exception as error:
+            # A diagnosis is wanted most while something fails: without the ledger it has the metrics.
+            log.warning("the diagnosis could not read the ledger: %s", type(error).__name__)
+            return None
         finally:
             reader.close()
 

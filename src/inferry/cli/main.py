@@ -23,12 +23,14 @@ from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import check_secret_variables
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
+from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.plan import plan_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
+from inferry.cli.top import top
 from inferry.cli.workers import workers_app
 from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.reports import RunBudget, run_budgets
@@ -63,6 +65,8 @@ app.add_typer(workers_app, name="workers")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
+app.command()(doctor)
+app.command()(top)
 app.command("run-batch")(run_batch)
 
 ConfigFile = Annotated[

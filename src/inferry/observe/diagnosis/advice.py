@@ -75,7 +75,7 @@ def _technique(facts: Facts) -> Advice:
 
 
 def _scale(facts: Facts) -> Advice:
-    calls_per_s = facts.calls / facts.window_s
+    calls_per_s = facts.calls_per_s
     workers = up_workers(facts)
     known = [one.utilisation for one in workers if one.utilisation is not None]
     mean = sum(known) / len(known) if known else None

@@ -78,7 +78,7 @@ def gateway_busy(facts: Facts) -> Finding | None:
         summary="The gateway's process has too little CPU; all tokens are late.",
         evidence=(
             Evidence("p99 delay of the event loop", lag_ms, "ms", MAX_LAG_MS),
-            Evidence("calls per second", facts.calls / facts.window_s, "calls/s"),
+            Evidence("calls per second", facts.calls_per_s, "calls/s"),
         ),
         setting=Setting("action", "give the gateway a CPU core of its own", "and serve the compiled build"),
     )

@@ -4,12 +4,17 @@ from math import ceil
 
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts, WorkerFacts
 from inferry.observe.diagnosis.findings import Evidence, Finding, Setting
-from inferry.observe.diagnosis.pressure import lane_evidence, pressed_lanes, ratio, up_workers
+from inferry.observe.diagnosis.pressure import FULL, lane_evidence, pressed_lanes, ratio, up_workers
 
 HIGH_PADDING = 0.4
+MIN_PASS = 4
+SPREAD = 2.0
+"""Without a measurement, the longest prompt of a pass of at least `MIN_PASS` jobs is taken to be this many standard
+deviations above the mean."""
 MAJORITY = 0.5
 SMALL_BATCH = 0.25
 """Part of the batch limit below which a mean batch is small."""
+GOOD_BATCH = 64
 SHORT_WINDOW_MS = 5.0
 GOOD_WINDOW_MS = 25.0
 LONG_HOLD = 0.25
@@ -18,13 +23,14 @@ LONG_HOLD = 0.25
 
 def padding(facts: Facts) -> Finding | None:
     """Passes mix short and long prompts, and every prompt is computed as long as the longest."""
-    padded = [one for one in facts.workers if one.padding_ratio is not None and one.plans >= MIN_CALLS]
-    worker = max(padded, key=lambda one: one.padding_ratio or 0.0, default=None)
-    if worker is None or worker.padding_ratio is None or worker.padding_ratio < HIGH_PADDING:
+    lane = max(facts.lanes, key=lambda one: one.calls)
+    padded = [(ratio, one) for one in _passes(facts) if (ratio := _padding_ratio(one, lane)) is not None]
+    share, worker = max(padded, key=lambda one: one[0], default=(0.0, None))
+    if worker is None or share < HIGH_PADDING:
         return None
-    lane = _busiest(facts)
+    how = "" if worker.padding_ratio is not None else ", estimated from the lengths of prompts"
     evidence = [
-        Evidence(f"computed prompt tokens on worker {worker.worker} that are padding", worker.padding_ratio, "ratio"),
+        Evidence(f"computed prompt tokens on worker {worker.worker} that are padding{how}", share, "ratio"),
         Evidence("jobs per pass", worker.batch or 0.0, "jobs"),
     ]
     if lane.traffic is not None:
@@ -47,16 +53,13 @@ def padding(facts: Facts) -> Finding | None:
 
 def small_batches(facts: Facts) -> Finding | None:
     """Batches are full and small: the limit of a batch is too low for the queue behind it."""
-    full = ratio(facts.releases.get("size", 0), sum(facts.releases.values()))
-    if full < MAJORITY:
+    by_size = ratio(facts.releases.get("size", 0), sum(facts.releases.values()))
+    worker = max(up_workers(facts), key=lambda one: one.plans, default=None)
+    if worker is None or worker.batch is None or not (worker.pads or by_size >= MAJORITY):
         return None
+    limit = GOOD_BATCH if worker.sequences is None else min(worker.sequences, GOOD_BATCH)
     for lane in _waiting_lanes(facts):
-        if lane.depth < lane.max_batch:
-            continue
-        worker = _widest(facts)
-        size = 0.0 if worker is None or worker.batch is None else worker.batch
-        limit = 64 if worker is None or worker.sequences is None else worker.sequences
-        if lane.max_batch >= limit:
+        if lane.depth < lane.max_batch or lane.max_batch >= limit or worker.batch < FULL * lane.max_batch:
             continue
         return Finding(
             cause="small_batches",
@@ -65,10 +68,10 @@ def small_batches(facts: Facts) -> Finding | None:
             summary=f"Batches of lane {lane.lane} are full at {lane.max_batch} jobs while more wait.",
             evidence=(
                 *lane_evidence(lane),
-                Evidence("jobs per batch", size, "jobs", lane.max_batch),
-                Evidence("batches that were sent because they were full", full, "ratio", MAJORITY),
+                Evidence(f"jobs per batch on worker {worker.worker}", worker.batch, "jobs", lane.max_batch),
+                Evidence("batches per second", worker.plans / facts.observed_s, "batches/s"),
             ),
-            setting=Setting("config", f"lanes.{lane.lane}.max_batch", str(min(limit, 64)), str(lane.max_batch)),
+            setting=Setting("config", f"lanes.{lane.lane}.max_batch", str(limit), str(lane.max_batch)),
         )
     return None
 
@@ -91,7 +94,7 @@ def window_too_short(facts: Facts) -> Finding | None:
                 evidence=(
                     *lane_evidence(lane),
                     Evidence(f"jobs per pass on worker {worker.worker}", worker.batch, "jobs", limit),
-                    Evidence("passes per second", worker.plans / facts.window_s, "passes/s"),
+                    Evidence("passes per second", worker.plans / facts.observed_s, "passes/s"),
                     Evidence("longest hold", 0.0 if lane.window == "off" else lane.coalesce_ms, "ms"),
                 ),
                 setting=_longer_window(lane),
@@ -159,9 +162,12 @@ def _passes(facts: Facts) -> list[WorkerFacts]:
     return [worker for worker in up_workers(facts) if worker.pads and worker.plans >= MIN_CALLS]
 
 
-def _widest(facts: Facts) -> WorkerFacts | None:
-    return max(up_workers(facts), key=lambda one: one.plans, default=None)
-
-
-def _busiest(facts: Facts) -> LaneFacts:
-    return max(facts.lanes, key=lambda lane: lane.calls)
+def _padding_ratio(worker: WorkerFacts, lane: LaneFacts) -> float | None:
+    """The measured part of padding; without one, what passes of this size would have with prompts of this spread."""
+    if worker.padding_ratio is not None:
+        return worker.padding_ratio
+    traffic = lane.traffic
+    if traffic is None or worker.batch is None or worker.batch < MIN_PASS or not traffic.prompt_tokens:
+        return None
+    longest = traffic.prompt_tokens + SPREAD * traffic.prompt_tokens_sd
+    return 1.0 - traffic.prompt_tokens / longest

@@ -31,10 +31,10 @@ SLOW: Sequence[Rule] = (
     starved_gpu,
     slow_worker,
     chunk_too_large,
+    overload,
     decode_bound,
     cold_cache,
     prefill_bound,
-    overload,
     queue_full,
     expired_calls,
     slow_reader,
@@ -88,5 +88,5 @@ def _missing(facts: Facts) -> str:
 
 def _healthy_summary(facts: Facts) -> str:
     rates = [lane.attainment for lane in facts.lanes if lane.attainment is not None]
-    met = f" {min(rates):.0%} or more of the calls of every lane met their target." if rates else ""
+    met = f" At least {min(rates):.0%} of the calls of every lane met their target." if rates else ""
     return f"Healthy: no cause of latency stands out in {facts.calls} calls.{met}"

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts, WorkerFacts
+from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts
 from inferry.observe.diagnosis.findings import Evidence, Finding, Setting
 from inferry.observe.diagnosis.pressure import lane_evidence, late_lanes, queue_dominates, up_workers
 
@@ -10,8 +10,8 @@ ITLS_PER_STEP = 4
 """A step is too long above this multiple of the ITL target."""
 MIN_CHUNK_TOKENS = 256
 DEFAULT_CHUNK_TOKENS = 2048
-SPIKE = 3.0
-"""p95 over p50 of the inter-token latency from which single steps are long, and not all of them."""
+FAST_PREFILL_TOKENS_PER_S = 40_000
+"""Prompt tokens per second of an 8B model on a large GPU. On a slower engine a long step takes longer still."""
 SLOW_WORKER = 3.0
 COLD_CACHE = 0.2
 REPEATED = 0.5
@@ -19,25 +19,26 @@ PREFILL_SHARE = 0.5
 
 
 def chunk_too_large(facts: Facts) -> Finding | None:
-    """One step computes so many prompt tokens that the streams beside it pause."""
+    """Single steps compute so many prompt tokens that the streams beside them pause, while most steps are short."""
     for lane in late_lanes(facts):
-        if lane.itl_ms is None or lane.itl_p95_ms is None or lane.itl_p95_ms <= lane.itl_ms:
+        target_ms, p50_ms, p99_ms = lane.itl_ms, lane.itl_p50_ms, lane.itl_p99_ms
+        if target_ms is None or p50_ms is None or p99_ms is None:
+            continue
+        if p50_ms > target_ms or p99_ms < ITLS_PER_STEP * target_ms:
             continue
         for worker in up_workers(facts):
-            step_ms = _prefill_step_ms(worker)
-            is_long = step_ms is not None and step_ms > ITLS_PER_STEP * lane.itl_ms
-            spikes = lane.itl_p50_ms is not None and lane.itl_p95_ms >= SPIKE * lane.itl_p50_ms
-            if not (is_long or (worker.chunk_tokens is None and spikes)):
-                continue
             now = worker.chunk_tokens
+            step_ms = p99_ms if now is None else max(p99_ms, 1000 * now / FAST_PREFILL_TOKENS_PER_S)
+            better = _better_chunk(now, step_ms, target_ms)
+            if now is not None and better >= now:
+                continue
             evidence = [
                 *lane_evidence(lane)[:1],
-                Evidence(f"p95 inter-token latency of lane {lane.lane}", lane.itl_p95_ms, "ms", lane.itl_ms),
-                Evidence(f"p50 inter-token latency of lane {lane.lane}", lane.itl_p50_ms or 0.0, "ms", lane.itl_ms),
+                Evidence(f"p99 inter-token latency of lane {lane.lane}", p99_ms, "ms", target_ms),
+                Evidence(f"p50 inter-token latency of lane {lane.lane}", p50_ms, "ms", target_ms),
             ]
-            if now is not None and step_ms is not None:
-                evidence.append(Evidence(f"tokens per step of worker {worker.worker}", now, "tokens"))
-                evidence.append(Evidence("time of a step full of prompt tokens", step_ms, "ms", lane.itl_ms))
+            if now is not None:
+                evidence.append(Evidence(f"tokens per step of worker {worker.worker}", now, "tokens", better))
             return Finding(
                 cause="engine_flags",
                 stage="decode",
@@ -45,8 +46,7 @@ def chunk_too_large(facts: Facts) -> Finding | None:
                 summary=f"Steps of worker {worker.worker} compute too many prompt tokens; streams pause meanwhile.",
                 evidence=tuple(evidence),
                 setting=Setting(
-                    *("engine flag", "--max-num-batched-tokens", str(_better_chunk(worker, lane, step_ms))),
-                    None if now is None else str(now),
+                    "engine flag", "--max-num-batched-tokens", str(better), None if now is None else str(now)
                 ),
             )
     return None
@@ -162,24 +162,11 @@ def _prefill_lanes(facts: Facts) -> list[LaneFacts]:
     return found
 
 
-def _prefill_step_ms(worker: WorkerFacts) -> float | None:
-    """Estimated time of a step full of prompt tokens, from the mean prompt and the mean time to its first token."""
-    traffic = worker.traffic
-    if worker.chunk_tokens is None or traffic is None or not traffic.prefill_ms or not traffic.computed_prompt_tokens:
-        return None
-    prompt = traffic.computed_prompt_tokens / traffic.attempts
-    # A prompt shorter than a step says how long it takes, not how long a full step would.
-    return traffic.prefill_ms * min(1.0, worker.chunk_tokens / prompt)
-
-
-def _better_chunk(worker: WorkerFacts, lane: LaneFacts, step_ms: float | None) -> int:
-    """The largest power of two whose step is short enough."""
-    if worker.chunk_tokens is None or step_ms is None or lane.itl_ms is None:
+def _better_chunk(chunk_tokens: int | None, step_ms: float, target_ms: float) -> int:
+    """The largest power of two whose step takes at most `ITLS_PER_STEP` inter-token intervals."""
+    if chunk_tokens is None:
         return DEFAULT_CHUNK_TOKENS
-    prompt = worker.chunk_tokens
-    if worker.traffic is not None:
-        prompt = min(prompt, worker.traffic.computed_prompt_tokens // max(1, worker.traffic.attempts))
     better = MIN_CHUNK_TOKENS
-    while 2 * better * step_ms / max(1, prompt) <= ITLS_PER_STEP * lane.itl_ms and 2 * better < worker.chunk_tokens:
+    while 2 * better * step_ms / chunk_tokens <= ITLS_PER_STEP * target_ms:
         better *= 2
     return better

@@ -66,6 +66,7 @@ class LaneFacts(Struct, frozen=True, kw_only=True):
     ttft_p95_ms: float | None
     itl_p50_ms: float | None
     itl_p95_ms: float | None
+    itl_p99_ms: float | None
     attainment: float | None
     measured: int
     traffic: LaneTraffic | None = None
@@ -78,6 +79,7 @@ class LaneFacts(Struct, frozen=True, kw_only=True):
 class WorkerFacts(Struct, frozen=True, kw_only=True):
     """One worker. Means are over the window. `limits` counts which limit kept jobs from it.
 
+    `queues_at`: number of running sequences at which others wait inside the engine, None where it varies or none wait.
     `busy_ratio`: fraction of the samples with running sequences. `kv_ratio`: the larger one of used and predicted KV
     tokens, as a fraction of the KV cache. `padding_ratio`: fraction of the computed prompt tokens that were padding.
     """
@@ -99,7 +101,9 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     waiting_now: int
     running: float | None
     waiting: float | None
+    queues_at: int | None
     busy_ratio: float | None
+    kv_capacity: int | None
     kv_ratio: float | None
     plans: int
     batch: float | None
@@ -139,3 +143,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     def calls(self) -> int:
         """Calls sent to a worker."""
         return sum(lane.calls for lane in self.lanes)
+
+    @property
+    def calls_per_s(self) -> float:
+        return self.calls / self.observed_s if self.observed_s else 0.0

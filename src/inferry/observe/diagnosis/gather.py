@@ -8,6 +8,10 @@ from inferry.domain.traffic import LaneTraffic, Traffic, WorkerTraffic
 from inferry.observe.diagnosis.facts import Facts, LaneFacts, LimitedTenant, LiveState, WorkerFacts, WorkerStatus
 from inferry.observe.history import MetricHistory
 
+MIN_PLATEAU_SAMPLES = 3
+PLATEAU = 0.9
+"""An engine at its own limit runs at least this part of its maximum in every sample in which sequences wait."""
+
 
 def gather(
     history: MetricHistory,
@@ -23,12 +27,11 @@ def gather(
     window = _Window(history, window_s)
     by_lane = {} if traffic is None else {one.lane: one for one in traffic.lanes}
     by_worker = {} if traffic is None else {one.worker: one for one in traffic.workers}
-    sampled = history.values("inferry_jobs_in_flight", window_s)
     lag_s = window.quantile(0.99, "inferry_event_loop_lag_seconds")
     ledger_up = history.latest("inferry_ledger_up")
     return Facts(
         window_s=window_s,
-        observed_s=sampled[-1][0] - sampled[0][0] if sampled else 0.0,
+        observed_s=window.observed_s,
         lanes=tuple(_lane(window, lane, policy, live, by_lane.get(lane.name)) for lane, policy in lanes.items()),
         workers=tuple(_worker(window, one, by_worker.get(one.view.worker)) for one in workers),
         tenants=() if traffic is None else traffic.tenants,
@@ -58,6 +61,8 @@ class _Window:
     def __init__(self, history: MetricHistory, seconds: float) -> None:
         self.history = history
         self.seconds = seconds
+        sampled = history.values("inferry_jobs_in_flight", seconds)
+        self.observed_s = sampled[-1][0] - sampled[0][0] if sampled else 0.0
 
     def count(self, name: str, **labels: str) -> int:
         return ceil(self.history.increase(name, self.seconds, **labels))
@@ -104,7 +109,7 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
         reserve=policy.reserve,
         groups=policy.groups,
         calls=calls,
-        calls_per_s=calls / window.seconds,
+        calls_per_s=calls / window.observed_s if window.observed_s else 0.0,
         depth=window.mean("inferry_queue_depth", lane=name) or 0.0,
         depth_now=int(window.history.latest("inferry_queue_depth", lane=name) or 0),
         running_now=live.running.get(name, 0),
@@ -116,6 +121,7 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
         ttft_p95_ms=_ms(window.quantile(0.95, ttft, lane=name)),
         itl_p50_ms=_ms(window.quantile(0.5, itl, lane=name)),
         itl_p95_ms=_ms(window.quantile(0.95, itl, lane=name)),
+        itl_p99_ms=_ms(window.quantile(0.99, itl, lane=name)),
         attainment=met / measured if measured else None,
         measured=measured,
         traffic=traffic,
@@ -148,7 +154,9 @@ def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None
         waiting_now=view.load.waiting,
         running=sum(value for _, value in running) / len(running) if running else None,
         waiting=window.mean("inferry_worker_waiting_sequences", worker=name),
+        queues_at=_queues_at(window, name),
         busy_ratio=sum(value > 0 for _, value in running) / len(running) if running else None,
+        kv_capacity=capacity,
         kv_ratio=None if not capacity else max(used or 0.0, predicted or 0.0) / capacity,
         plans=window.observed("inferry_batch_size", worker=name),
         batch=window.observed_mean("inferry_batch_size", worker=name),
@@ -157,6 +165,16 @@ def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None
         limits=window.by_label("inferry_binding_limit_total", "limit", worker=name),
         traffic=traffic,
     )
+
+
+def _queues_at(window: _Window, worker: str) -> int | None:
+    """The number of running sequences while others wait inside the engine, if it is always about the same."""
+    waiting = dict(window.history.values("inferry_worker_waiting_sequences", window.seconds, worker=worker))
+    running = window.history.values("inferry_worker_running_sequences", window.seconds, worker=worker)
+    while_waiting = [number for at, number in running if waiting.get(at, 0.0) >= 1]
+    if len(while_waiting) < MIN_PLATEAU_SAMPLES or min(while_waiting) < PLATEAU * max(while_waiting):
+        return None
+    return round(max(while_waiting))
 
 
 def _ms(seconds: float | None) -> float | None:

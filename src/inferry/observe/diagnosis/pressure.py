@@ -3,7 +3,7 @@
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts, WorkerFacts
 from inferry.observe.diagnosis.findings import Evidence
 
-LOW_ATTAINMENT = 0.9
+LOW_ATTAINMENT = 0.95
 WAIT_FRACTION = 0.8
 """Part of the TTFT target from which a wait in the queue endangers the target."""
 BATCH_WAIT_MS = 1000.0

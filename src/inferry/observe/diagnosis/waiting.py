@@ -14,28 +14,32 @@ from inferry.observe.diagnosis.pressure import (
     ratio,
     top_limit,
     up_workers,
+    waits_long,
 )
 
 FLOOD_SHARE = 0.5
+MIN_BACKLOG = 5.0
+"""Mean queue depth from which a batch lane has more work than the workers take."""
 SLACK_ITL = 0.5
-"""Part of the ITL target below which an engine could run more sequences."""
+"""Part of the ITL target below which the median leaves an engine room for more sequences."""
+DEFAULT_ITL_MS = 50.0
 KV_LIMIT = "kv_tokens"
+KV_FRACTION = 0.95
+"""Part of the KV cache that the gateway uses at most."""
 SEQUENCE_LIMITS = ("sequences", "batch_sequences")
 PREFILL_LIMITS = ("prefill_tokens",)
 
 
 def batch_flood(facts: Facts) -> Finding | None:
     """A lane without a target holds the workers while a live lane waits for them."""
-    late = [lane for lane in late_lanes(facts) if queue_dominates(lane)]
+    late = late_lanes(facts)
     if not late:
         return None
     lane = late[0]
     batch = [one for one in facts.lanes if not one.is_live]
     running, share = sum(one.running_now for one in facts.lanes), _batch_share(facts, batch)
-    if share < FLOOD_SHARE or not batch:
-        return None
-    flood = max(batch, key=lambda one: (one.running_now, one.calls))
-    if not flood.depth and not flood.running_now and not flood.calls:
+    flood = max(batch, key=lambda one: one.depth, default=None)
+    if flood is None or share < FLOOD_SHARE or flood.depth < MIN_BACKLOG:
         return None
     return Finding(
         cause="p2_flood",
@@ -57,7 +61,8 @@ def kv_pressure(facts: Facts) -> Finding | None:
     lanes = pressed_lanes(facts)
     if not lanes:
         return None
-    tight = [one for one in up_workers(facts) if _is_short_of_kv(one)]
+    need = max(_job_tokens(lane) for lane in lanes)
+    tight = [one for one in up_workers(facts) if _is_short_of_kv(one, need)]
     if not tight:
         return None
     worker = max(tight, key=lambda one: one.kv_ratio or 0.0)
@@ -70,6 +75,7 @@ def kv_pressure(facts: Facts) -> Finding | None:
         evidence=(
             *lane_evidence(lanes[0]),
             Evidence(f"KV cache of worker {worker.worker} in use", worker.kv_ratio or 0.0, "ratio", FULL),
+            Evidence("KV tokens that a call needs", need, "tokens", worker.kv_capacity),
             Evidence("running sequences", worker.running or 0.0, "sequences", worker.sequences),
         ),
         setting=Setting("config", f"workers[{worker.worker}].kv_packing", "timed", "sum")
@@ -82,10 +88,11 @@ def engine_queue(facts: Facts) -> Finding | None:
     """The engine runs fewer sequences than the gateway sends; its own queue ignores lanes."""
     lanes = pressed_lanes(facts)
     for worker in up_workers(facts) if lanes else ():
-        running, waiting = worker.running or 0.0, worker.waiting or 0.0
-        if worker.pads or waiting < max(1.0, 0.1 * running) or (worker.kv_ratio or 0.0) >= FULL:
+        limit = worker.queues_at
+        if worker.pads or limit is None or (worker.kv_ratio or 0.0) >= FULL:
             continue
-        limit = round(running)
+        if worker.sequences is not None and limit >= FULL * worker.sequences:
+            continue
         return Finding(
             cause="engine_flags",
             stage="prefill",
@@ -93,10 +100,10 @@ def engine_queue(facts: Facts) -> Finding | None:
             summary=f"The engine of worker {worker.worker} queues calls itself, where lanes have no effect.",
             evidence=(
                 *lane_evidence(lanes[0]),
-                Evidence(f"sequences waiting inside worker {worker.worker}", waiting, "sequences", 0),
-                Evidence("running sequences", running, "sequences", worker.sequences),
+                Evidence(f"sequences waiting inside worker {worker.worker}", worker.waiting or 0.0, "sequences", 0),
+                Evidence("running sequences meanwhile", limit, "sequences", worker.sequences),
             ),
-            setting=Setting("engine flag", "--max-num-seqs", str(worker.sequences or 2 * max(1, limit)), str(limit)),
+            setting=Setting("engine flag", "--max-num-seqs", str(worker.sequences or 4 * limit), str(limit)),
         )
     return None
 
@@ -108,7 +115,7 @@ def starved_gpu(facts: Facts) -> Finding | None:
         return None
     for worker in up_workers(facts):
         limit = top_limit(worker)
-        by_prefill = limit in PREFILL_LIMITS and worker.prefill_tokens is not None
+        by_prefill = worker.prefill_tokens is not None and not is_full(worker) and limit in (None, *PREFILL_LIMITS)
         if not (is_full(worker) or limit in SEQUENCE_LIMITS or by_prefill) or not _has_slack(facts, worker):
             continue
         return Finding(
@@ -129,8 +136,8 @@ def starved_gpu(facts: Facts) -> Finding | None:
 
 
 def overload(facts: Facts) -> Finding | None:
-    """Jobs wait, and the workers have nothing left to give."""
-    lanes = [lane for lane in pressed_lanes(facts) if queue_dominates(lane)]
+    """Calls with a target wait, and the workers have nothing left to give. Batch work may wait."""
+    lanes = [lane for lane in late_lanes(facts) if waits_long(lane) and queue_dominates(lane)]
     workers = up_workers(facts)
     if not lanes or not workers:
         return None
@@ -167,13 +174,19 @@ def _separate(facts: Facts, flood: LaneFacts) -> Setting:
     return Setting("config", f"lanes.{flood.lane}.reserve", "0.5", f"{flood.reserve:g}")
 
 
-def _is_short_of_kv(worker: WorkerFacts) -> bool:
-    if worker.kv_ratio is None:
+def _is_short_of_kv(worker: WorkerFacts, need: float) -> bool:
+    """Whether the KV cache has no place for one more call of this many tokens."""
+    if worker.kv_ratio is None or not worker.kv_capacity:
         return False
     limit = top_limit(worker)
-    if limit == KV_LIMIT and worker.kv_ratio >= 0.5:
-        return True
-    return worker.kv_ratio >= FULL and not (is_full(worker) and limit is None and not worker.waiting)
+    if limit is not None:
+        return limit == KV_LIMIT and worker.kv_ratio >= 0.5
+    has_place = worker.kv_ratio < FULL and worker.kv_ratio + need / worker.kv_capacity <= KV_FRACTION
+    return not has_place and not is_full(worker)
+
+
+def _job_tokens(lane: LaneFacts) -> float:
+    return 0.0 if lane.traffic is None else lane.traffic.prompt_tokens + lane.traffic.output_tokens
 
 
 def _has_slack(facts: Facts, worker: WorkerFacts) -> bool:
@@ -182,14 +195,15 @@ def _has_slack(facts: Facts, worker: WorkerFacts) -> bool:
         return False
     if worker.utilisation is not None:
         return worker.utilisation < LOW_UTILISATION
-    itls = [_itl_use(lane) for lane in facts.lanes if lane.calls >= MIN_CALLS]
-    used = [one for one in itls if one is not None]
-    return bool(used) and max(used) <= SLACK_ITL
-
-
-def _itl_use(lane: LaneFacts) -> float | None:
-    """p95 inter-token latency as a part of the target."""
-    return None if lane.itl_ms is None or lane.itl_p95_ms is None else lane.itl_p95_ms / lane.itl_ms
+    # Batch lanes have no target of their own: the laxest one of the live lanes stands for what an engine can do.
+    targets = [lane.itl_ms for lane in facts.lanes if lane.itl_ms is not None]
+    laxest_ms = max(targets, default=DEFAULT_ITL_MS)
+    used = [lane for lane in facts.lanes if lane.calls >= MIN_CALLS and lane.itl_p50_ms is not None]
+    return bool(used) and all(
+        (lane.itl_p50_ms or 0.0) <= SLACK_ITL * (lane.itl_ms or laxest_ms)
+        and (lane.itl_p95_ms or 0.0) <= (lane.itl_ms or laxest_ms)
+        for lane in used
+    )
 
 
 def _slack_evidence(facts: Facts, worker: WorkerFacts) -> list[Evidence]:
