@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from inferry.cli.ledger import ledger_app
 from inferry.domain.reports import REPORTS, RunBudget
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from ledger.builders import an_entry
 
 Command = Callable[..., Any]
@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setenv("INFERRY_LEDGER", url)
     now = time.time()
-    with closing(SqliteLedger(url)) as ledger:
+    with closing(AttemptStore(url)) as ledger:
         for number in range(6):
             ledger.append(
                 [

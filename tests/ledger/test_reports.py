@@ -4,19 +4,20 @@ import csv
 import io
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from inferry.domain.errors import ReportTimeout
-from inferry.domain.ledger import Outcome
+from inferry.domain.ledger import GpuTimeRow, Outcome, RetentionPolicy
 from inferry.domain.reports import REPORTS, Report, ReportQuery, RunBudget, as_csv, as_json, default_period
 from inferry.domain.tenants import Limits, Tenant
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.report_queries import MONTH_S
-from inferry.ledger.schema import gpu_time
-from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.database import LedgerDatabase
+from inferry.ledger.stores.opening import open_queries
+from inferry.ledger.stores.retention import RetentionStore
+from inferry.ledger.stores.tenants import TenantStore
 from ledger.builders import an_entry
 
 MONDAY = 1_762_732_800.0  # 2025-11-10T00:00Z
@@ -24,19 +25,14 @@ DAY = 86_400.0
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/ledger.db"
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[SqliteLedger]:
-    with closing(SqliteLedger(url)) as ledger:
+def ledger(ledger_url: str) -> Iterator[AttemptStore]:
+    with closing(AttemptStore(ledger_url)) as ledger:
         yield ledger
 
 
 @pytest.fixture
-def queries(url: str, ledger: SqliteLedger) -> Iterator[LedgerQueries]:
-    with open_sqlite_queries(url) as queries:
+def queries(ledger_url: str, ledger: AttemptStore) -> Iterator[LedgerQueries]:
+    with open_queries(ledger_url) as queries:
         yield queries
 
 
@@ -57,7 +53,7 @@ def test_every_report_works_on_an_empty_ledger(queries: LedgerQueries) -> None:
         assert as_csv(report).count("\r\n") == 1
 
 
-def test_runs_are_set_against_the_budget_of_their_tenant(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_runs_are_set_against_the_budget_of_their_tenant(ledger: AttemptStore, queries: LedgerQueries) -> None:
     # Two calls of 1 s each with 3 s between them.
     for number, ended_at in enumerate((MONDAY + 1, MONDAY + 5)):
         ledger.append(
@@ -86,7 +82,7 @@ def test_runs_are_set_against_the_budget_of_their_tenant(ledger: SqliteLedger, q
     assert (only["run"], only["money_budget"], only["budget_used"]) == ("free", 0.5, None)
 
 
-def test_breaches_are_counted_per_week(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_breaches_are_counted_per_week(ledger: AttemptStore, queries: LedgerQueries) -> None:
     for number in range(10):
         is_dear = number < 3
         ledger.append(
@@ -106,7 +102,7 @@ def test_breaches_are_counted_per_week(ledger: SqliteLedger, queries: LedgerQuer
     assert "No run budget" in queries.report("breaches", a_period()).notes[0]
 
 
-def test_tenants_and_templates_are_ordered_by_cost_then_tokens(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_tenants_and_templates_are_ordered_by_cost_then_tokens(ledger: AttemptStore, queries: LedgerQueries) -> None:
     of = {"ended_at": MONDAY + 1, "prompt_tokens": 100, "cached_tokens": 50, "output_tokens": 100}
     ledger.append(
         [
@@ -115,15 +111,15 @@ def test_tenants_and_templates_are_ordered_by_cost_then_tokens(ledger: SqliteLed
             an_entry(3, tenant="b", **of),
             an_entry(4, tenant="b", **of),
             an_entry(5, tenant="b", template_id="=cmd", **of),
-            # An answer that another job computed costs nothing and computes nothing.
-            an_entry(6, tenant="c", cost_nanos=10**12, shared_with="job-1", **of),
+            # An answer that another job computed.
+            an_entry(6, tenant="c", cost_nanos=0, shared_with="job-1", ended_at=MONDAY + 1),
         ]
     )
     dear, many, shared = rows(queries.report("tenants", a_period()))
     assert (dear["tenant"], dear["cost"], dear["calls"], dear["attainment"]) == ("a", 2.0, 2, 0.5)
     assert dear["tokens_per_gpu_second"] == pytest.approx(2 * 150 / 3)
     assert (many["tenant"], many["tokens"], many["cost"]) == ("b", 600, None)
-    assert (shared["tenant"], shared["tokens"], shared["cost"]) == ("c", 0, None)
+    assert (shared["tenant"], shared["calls"], shared["tokens"], shared["cost"]) == ("c", 1, 0, 0.0)
     found = rows(queries.report("templates", a_period()))
     assert [(row["tenant"], row["template"]) for row in found[:2]] == [("a", "t"), ("b", None)]
     assert (found[0]["cached"], found[0]["cost_per_call"]) == (0.5, 1.0)
@@ -132,15 +128,14 @@ def test_tenants_and_templates_are_ordered_by_cost_then_tokens(ledger: SqliteLed
 
 
 def test_gpu_time_is_split_into_work_waste_idle_and_unattributed(
-    url: str, ledger: SqliteLedger, queries: LedgerQueries
+    ledger_url: str, ledger: AttemptStore, queries: LedgerQueries
 ) -> None:
     parts = {"work": 40.0, "cancelled": 5.0, "preempted": 3.0, "recomputed": 2.0, "idle": 45.0, "unattributed": 5.0}
-    with ledger._file.engine().begin() as connection:
-        for kind, seconds in parts.items():
-            connection.execute(
-                gpu_time.insert(),
-                {"worker": "w", "started_at": MONDAY, "kind": kind, "ended_at": MONDAY + 100, "gpu_seconds": seconds},
-            )
+    rows_of = [
+        GpuTimeRow(worker="w", started_at=MONDAY, kind=kind, ended_at=MONDAY + 100, gpu_seconds=seconds)
+        for kind, seconds in parts.items()
+    ]
+    ledger.append_gpu_time(rows_of)
     of = {"ended_at": MONDAY + 50, "prompt_tokens": 1000, "cached_tokens": 200, "output_tokens": 400}
     ledger.append([an_entry(1, worker="w", gpu_seconds=40.0, gpu_estimated=True, **of), an_entry(2, worker="v", **of)])
     v, w = rows(queries.report("efficiency", a_period()))
@@ -152,7 +147,7 @@ def test_gpu_time_is_split_into_work_waste_idle_and_unattributed(
     assert (own["work_gpu_seconds"], own["utilisation"]) == (40.0, None)
 
 
-def test_two_periods_are_compared_lane_by_lane(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_two_periods_are_compared_lane_by_lane(ledger: AttemptStore, queries: LedgerQueries) -> None:
     for week, waits in ((0, range(1, 101)), (1, range(2, 102))):
         for number, wait in enumerate(waits):
             ledger.append(
@@ -183,7 +178,7 @@ def test_two_periods_are_compared_lane_by_lane(ledger: SqliteLedger, queries: Le
     assert "differ in length" in queries.report("compare", given).notes[-1]
 
 
-def test_the_cost_of_a_month_says_what_it_is_based_on(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_the_cost_of_a_month_says_what_it_is_based_on(ledger: AttemptStore, queries: LedgerQueries) -> None:
     end = MONDAY + 3 * DAY
     for number in range(3):
         ledger.append(
@@ -193,12 +188,12 @@ def test_the_cost_of_a_month_says_what_it_is_based_on(ledger: SqliteLedger, quer
     (row,) = rows(report)
     assert (row["tenant"], row["model"], row["cost"]) == ("acme", "m", 3.0)
     assert row["cost_per_month"] == pytest.approx(3.0 * MONTH_S / (3 * DAY))
-    assert report.notes == ("Based on 3.0 days of data; 30.44 per month in all listed rows.",)
+    assert report.notes == ("Based on 3.0 days of data; 30.44 per month in all.",)
     assert "Uncertain" in queries.report("month", a_period(end - 2 * DAY, end - 1.5 * DAY)).notes[-1]
 
 
 def test_a_cell_that_begins_like_a_formula_is_text_in_a_spreadsheet(
-    ledger: SqliteLedger, queries: LedgerQueries
+    ledger: AttemptStore, queries: LedgerQueries
 ) -> None:
     names = ["=1+1", "+1", "-1", "@sum", "plain", "a=b", 'quo"te', "two\nlines"]
     for number, name in enumerate(names):
@@ -210,15 +205,36 @@ def test_a_cell_that_begins_like_a_formula_is_text_in_a_spreadsheet(
     assert "2025-11-10T00:00:07+00:00" in text
 
 
-def test_a_report_that_takes_too_long_is_stopped(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_a_report_that_takes_too_long_is_stopped(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(number, ended_at=MONDAY + number) for number in range(5000)])
     with pytest.raises(ReportTimeout):
         queries.report("compare", a_period(), time_limit_s=-1.0)
     assert queries.report("compare", a_period()).rows
 
 
-def test_budgets_of_stored_tenants_are_known(url: str, ledger: SqliteLedger, queries: LedgerQueries) -> None:
-    with closing(SqliteTenantStore(url)) as store:
+def test_attempts_that_were_rolled_up_count_in_the_sums(
+    ledger_url: str, ledger: AttemptStore, queries: LedgerQueries
+) -> None:
+    of = {"prompt_tokens": 100, "output_tokens": 100, "cost_nanos": 10**9, "model": "m", "queue_ms": 10.0}
+    ledger.append([an_entry(number, ended_at=MONDAY + number * DAY, attained=True, **of) for number in range(20)])
+    row = GpuTimeRow(worker="w", started_at=MONDAY, kind="work", ended_at=MONDAY + 10, gpu_seconds=10.0)
+    ledger.append_gpu_time([row])
+    asked = a_period(MONDAY - DAY, MONDAY + 30 * DAY)
+    names = ("tenants", "month", "efficiency")
+    whole = {name: queries.report(name, asked) for name in names}
+    with closing(LedgerDatabase(ledger_url)) as database:
+        policy = RetentionPolicy(attempts_s=DAY, gpu_time_s=DAY, rollups_s=None)
+        store = RetentionStore(database, policy)
+        while store.sweep(MONDAY + 25 * DAY, 1000):
+            pass
+    assert queries.jobs() == []
+    for name in names:
+        assert [tuple(row) for row in queries.report(name, asked).rows] == [tuple(row) for row in whole[name].rows]
+    assert "only in roll-ups" in queries.report("runs", asked).notes[0]
+
+
+def test_budgets_of_stored_tenants_are_known(ledger_url: str, ledger: AttemptStore, queries: LedgerQueries) -> None:
+    with closing(TenantStore(ledger_url)) as store:
         store.put_tenant(Tenant(name="acme", limits=Limits(run_money_ceiling=0.12, run_token_ceiling=9)))
         store.put_tenant(Tenant(name="free"))
     assert queries.run_budgets() == {"acme": RunBudget(9, 0.12)}

@@ -2,25 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from inferry.domain.ledger import Outcome
 from inferry.ledger.queries import LedgerQueries
-from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.opening import open_queries
 from ledger.builders import an_entry
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[SqliteLedger]:
-    with closing(SqliteLedger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+def ledger(ledger_url: str) -> Iterator[AttemptStore]:
+    with closing(AttemptStore(ledger_url)) as ledger:
         yield ledger
 
 
 @pytest.fixture
-def queries(tmp_path: Path, ledger: SqliteLedger) -> Iterator[LedgerQueries]:
-    with open_sqlite_queries(f"sqlite:///{tmp_path}/ledger.db") as queries:
+def queries(ledger_url: str, ledger: AttemptStore) -> Iterator[LedgerQueries]:
+    with open_queries(ledger_url) as queries:
         yield queries
 
 
@@ -29,7 +29,7 @@ def test_an_empty_ledger_has_no_traffic(queries: LedgerQueries) -> None:
     assert (found.attempts, found.runs, found.lanes, found.workers, found.tenants) == (0, 0, (), (), ())
 
 
-def test_the_time_of_a_call_is_split_into_its_stages(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_the_time_of_a_call_is_split_into_its_stages(ledger: AttemptStore, queries: LedgerQueries) -> None:
     of = {"worker": "w", "queue_ms": 100.0, "batching_ms": 40.0, "first_token_ms": 300.0, "total_ms": 1300.0}
     of |= {"prompt_tokens": 100, "cached_tokens": 25, "output_tokens": 11, "template_id": "t"}
     # A run of five calls with two seconds between them, and one that came back after an hour.

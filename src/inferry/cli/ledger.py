@@ -23,12 +23,12 @@ from inferry.cli.formats import (
 from inferry.cli.ledger_reports import ReportFilter, ReportName, show_report
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
-from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
 from inferry.domain.reports import RunBudget
 from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
-from inferry.ledger.stores.sqlite import LedgerUnusable, open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 
 DefaultUrl = Callable[[Path | None], str]
 BudgetsOf = Callable[[Path | None], Mapping[str, RunBudget]]
@@ -78,9 +78,9 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     budgets in the configuration."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
-    def open_queries(source: SourceOptions) -> LedgerQueries:
+    def open_ledger(source: SourceOptions) -> LedgerQueries:
         try:
-            return open_sqlite_queries(source.db or default_url(source.config))
+            return open_queries(source.db or default_url(source.config))
         except LedgerUnusable as error:
             typer.echo(f"inferry ledger: {error}", err=True)
             raise typer.Exit(2) from error
@@ -89,7 +89,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     @grouped
     def runs(*, source: SourceOptions, only: RunFilter) -> None:
         """Runs, latest first: steps, tokens, GPU time, cost, waits, fraction of time spent in model calls, outcome."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.runs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
         _show(rows, _runs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 
@@ -97,7 +97,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     @grouped
     def tenants(*, source: SourceOptions, only: TenantFilter) -> None:
         """Tenants, largest first: runs, jobs, tokens, tokens per GPU-second."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.tenants(tenant=only.tenant, since=only.start_time)
         _show(rows, _tenants_table, as_json=source.as_json, filtered=bool(only.tenant or only.since))
 
@@ -105,7 +105,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     @grouped
     def jobs(*, source: SourceOptions, only: RunFilter) -> None:
         """Attempts, latest first."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.jobs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
         _show(rows, _jobs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 
@@ -113,7 +113,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: Budge
     @grouped
     def report(name: ReportName, *, source: SourceOptions, only: ReportFilter) -> None:
         """A report: runs, breaches, tenants, templates, efficiency, compare or month."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             configured = {} if budgets_of is None else budgets_of(source.config)
             show_report(ledger, name, only, {**ledger.run_budgets(), **configured}, wants_json=source.as_json)
 

@@ -32,7 +32,7 @@ from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
 from inferry.cli.top import top
 from inferry.cli.workers import workers_app
-from inferry.domain.ledger_urls import IN_MEMORY
+from inferry.domain.ledger_urls import IN_MEMORY, shown_ledger_url
 from inferry.domain.reports import RunBudget, run_budgets
 
 app = typer.Typer(
@@ -179,7 +179,9 @@ def _run_server(config: Config, host: str, port: int) -> None:
                 raise ConfigError(refusal)
             service.start()
             address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-            log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
+            log.info(
+                "listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, shown_ledger_url(config.ledger)
+            )
             lifecycle.tune_gc()
             stop = lifecycle.StopSignals()
             with stop.installed():

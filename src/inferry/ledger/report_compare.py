@@ -91,7 +91,7 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
         lane.label("lane"),
         attempts.c.job_id,
         (_row.prompt_tokens + _row.output_tokens).label("tokens"),
-        *(_row[name] for name in ("cost_nanos", "shared_with", "attained", "queue_ms", "first_token_ms")),
+        *(_row[name] for name in ("cost_nanos", "attained", "queue_ms", "first_token_ms")),
         *(
             column
             for name in ("queue_ms", "first_token_ms")
@@ -105,7 +105,6 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
         ),
     ).where(*inside)
     row = ranked.cte("ranked").c
-    own = row.shared_with.is_(None)
     quantiles = (
         func.min(case((and_(row[name].is_not(None), row[f"{name}_rank"] >= q * row[f"{name}_count"]), row[name])))
         for name in ("queue_ms", "first_token_ms")
@@ -114,8 +113,8 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
     return select(
         row.lane,
         func.count(row.job_id.distinct()),
-        func.coalesce(func.sum(case((own, row.tokens), else_=0)), 0),
-        func.sum(case((own, row.cost_nanos))),
+        func.coalesce(func.sum(row.tokens), 0),
+        func.sum(row.cost_nanos),
         *quantiles,
         func.avg(case((row.attained.is_(True), 1.0), (row.attained.is_(False), 0.0))),
     ).group_by(row.lane)

@@ -1,6 +1,7 @@
 """The reports of the ledger, computed by the database. Portable SQL: no function that SQLite or PostgreSQL lacks.
 
-Calls are jobs; tokens, GPU-seconds and cost are sums over all attempts, without those that shared another's execution.
+Calls are jobs; tokens, GPU-seconds and cost are sums over all attempts. A call that shared another's execution is a
+call without tokens and cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 from inferry.domain.errors import RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.reports import Cell, Column, Report, ReportQuery, RunBudget
 from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.ledger.report_totals import dearest, first_time, period, total_by
 from inferry.ledger.reports import RunSummary
-from inferry.ledger.schema import attempts, gpu_time
+from inferry.ledger.schema import attempts, gpu_rollups, gpu_time
 
 WEEK_S = 7 * 86_400.0
 MONTH_S = 365.25 / 12 * 86_400
@@ -25,16 +27,14 @@ WASTE = ("cancelled", "preempted", "recomputed")
 RunsOf = Callable[..., list[RunSummary]]
 _row = attempts.c
 _BUDGET_CODES = (RunBudgetExhausted.code, TenantBudgetExhausted.code)
-_OWN = _row.shared_with.is_(None)
-_TOKENS = func.coalesce(func.sum(case((_OWN, _row.prompt_tokens + _row.output_tokens), else_=0)), 0)
-_NANOS = func.sum(case((_OWN, _row.cost_nanos)))
+_TOKENS = func.coalesce(func.sum(_row.prompt_tokens + _row.output_tokens), 0)
+_NANOS = func.sum(_row.cost_nanos)
 _CALLS = func.count(_row.job_id.distinct())
 _RUNS = func.count(_row.run_id.distinct())
 _COMPUTED = func.sum(
-    case((and_(_OWN, _row.gpu_seconds.is_not(None)), _row.prompt_tokens - _row.cached_tokens + _row.output_tokens))
+    case((_row.gpu_seconds.is_not(None), _row.prompt_tokens - _row.cached_tokens + _row.output_tokens))
 )
-_GPU_SECONDS = func.sum(case((_OWN, _row.gpu_seconds)))
-_ATTAINMENT = func.avg(case((_row.attained.is_(True), 1.0), (_row.attained.is_(False), 0.0)))
+_GPU_SECONDS = func.sum(_row.gpu_seconds)
 
 
 def runs_report(runs: RunsOf, query: ReportQuery) -> Report:
@@ -85,7 +85,7 @@ def breaches_report(connection: Connection, query: ReportQuery) -> Report:
             _NANOS.label("nanos"),
             func.sum(case((_row.error_code.in_(_BUDGET_CODES), 1), else_=0)).label("stopped"),
         )
-        .where(*_period(query))
+        .where(*period(query))
         .group_by(_row.tenant, _row.run_id)
         .subquery()
     )
@@ -130,17 +130,13 @@ def breaches_report(connection: Connection, query: ReportQuery) -> Report:
 
 
 def tenants_report(connection: Connection, query: ReportQuery) -> Report:
-    wait = func.avg(_row.queue_ms)
-    statement = (
-        select(_row.tenant, _RUNS, _CALLS, _TOKENS, _NANOS, _GPU_SECONDS, _COMPUTED, wait, _ATTAINMENT)
-        .where(*_period(query))
-        .group_by(_row.tenant)
-        .order_by(func.coalesce(_NANOS, 0).desc(), _TOKENS.desc(), _row.tenant)
-        .limit(query.limit + 1)
-    )
-    rows = [
-        (tenant, runs, calls, int(tokens), _money(nanos), _per(_money(nanos), runs), gpu, _per(computed, gpu), *rest)
-        for tenant, runs, calls, tokens, nanos, gpu, computed, *rest in connection.execute(statement)
+    rows: list[tuple[Cell, ...]] = [
+        (
+            *(tenant, of.runs, of.calls, of.tokens, _money(of.nanos), _per(_money(of.nanos), of.runs)),
+            *(of.gpu_seconds, _per(of.computed, of.gpu_seconds), _per(of.queue_ms, of.queued)),
+            _per(of.attained, of.attained + of.missed),
+        )
+        for (tenant,), of in dearest(total_by(connection, query, "tenant"))
     ]
     columns = (
         Column("tenant", "text", "Tenant."),
@@ -158,7 +154,7 @@ def templates_report(connection: Connection, query: ReportQuery) -> Report:
     cached, prompt = func.sum(_row.cached_tokens), func.sum(_row.prompt_tokens)
     statement = (
         select(_row.tenant, _row.template_id, _RUNS, _CALLS, _TOKENS, _NANOS, cached, prompt, func.avg(_row.total_ms))
-        .where(*_period(query))
+        .where(*period(query))
         .group_by(_row.tenant, _row.template_id)
         .order_by(func.coalesce(_NANOS, 0).desc(), _TOKENS.desc(), _row.tenant, _row.template_id)
         .limit(query.limit + 1)
@@ -182,19 +178,21 @@ def efficiency_report(connection: Connection, query: ReportQuery) -> Report:
     """GPU time by worker. With a tenant, only the tenant's own GPU time is known."""
     own = (
         select(_row.worker, _COMPUTED, _GPU_SECONDS, func.max(case((_row.gpu_estimated.is_(True), 1), else_=0)))
-        .where(*_period(query), _row.worker.is_not(None))
+        .where(*period(query), _row.worker.is_not(None))
         .group_by(_row.worker)
     )
     tokens = {worker: (computed, seconds, marked) for worker, computed, seconds, marked in connection.execute(own)}
     kinds: dict[str, dict[str, float]] = {}
     if query.tenant is None:
-        spent = (
-            select(gpu_time.c.worker, gpu_time.c.kind, func.sum(gpu_time.c.gpu_seconds))
-            .where(gpu_time.c.ended_at >= query.since, gpu_time.c.ended_at < query.until)
-            .group_by(gpu_time.c.worker, gpu_time.c.kind)
-        )
-        for worker, kind, seconds in connection.execute(spent):
-            kinds.setdefault(worker, {})[kind] = float(seconds)
+        for table, at in ((gpu_time, gpu_time.c.ended_at), (gpu_rollups, gpu_rollups.c.hour)):
+            spent = (
+                select(table.c.worker, table.c.kind, func.sum(table.c.gpu_seconds))
+                .where(at >= query.since, at < query.until)
+                .group_by(table.c.worker, table.c.kind)
+            )
+            for worker, kind, seconds in connection.execute(spent):
+                of_worker = kinds.setdefault(worker, {})
+                of_worker[kind] = of_worker.get(kind, 0.0) + float(seconds)
     rows = []
     for worker in sorted({*tokens, *kinds}):
         computed, attributed, estimated = tokens.get(worker, (None, None, 0))
@@ -206,7 +204,7 @@ def efficiency_report(connection: Connection, query: ReportQuery) -> Report:
         utilisation = (total - of.get("idle", 0.0)) / total if total else None
         rows.append(
             (
-                *(worker, None if computed is None else int(computed), work, _per(computed, work), total or None),
+                *(worker, None if computed is None else int(computed), work, _per(computed, attributed), total or None),
                 *(utilisation, *parts, _per(waste, total), "yes" if estimated else "no"),
             )
         )
@@ -214,7 +212,7 @@ def efficiency_report(connection: Connection, query: ReportQuery) -> Report:
         Column("worker", "text", "Worker."),
         Column("computed_tokens", "count", "Uncached prompt tokens and output tokens."),
         Column("work_gpu_seconds", "seconds", "GPU time attributed to calls."),
-        Column("tokens_per_gpu_second", "number", "Computed tokens per second of that time."),
+        Column("tokens_per_gpu_second", "number", "Computed tokens per GPU-second of the calls with known GPU time."),
         Column("total_gpu_seconds", "seconds", "Wall time times GPUs, where it was recorded."),
         Column("utilisation", "ratio", "Part of the wall time that was not idle."),
         Column("wasted_gpu_seconds", "seconds", "GPU time of cancelled, preempted and recomputed work."),
@@ -228,25 +226,21 @@ def efficiency_report(connection: Connection, query: ReportQuery) -> Report:
 
 def month_report(connection: Connection, query: ReportQuery) -> Report:
     """The period's rate, times a month of 30.4 days. The period begins with its first attempt."""
-    extent = select(func.min(_row.ended_at - _row.total_ms / 1000)).where(*_period(query))
-    first = connection.execute(extent).scalar_one()
+    first = first_time(connection, query)
     if first is None:
         return _table("month", query, _MONTH_COLUMNS, [], ("No attempt ended in the period.",))
     observed_s = max(1.0, query.until - max(query.since, first))
-    statement = (
-        select(_row.tenant, _row.model, _CALLS, _TOKENS, _NANOS)
-        .where(*_period(query))
-        .group_by(_row.tenant, _row.model)
-        .order_by(func.coalesce(_NANOS, 0).desc(), _TOKENS.desc(), _row.tenant, _row.model)
-        .limit(query.limit + 1)
-    )
     factor = MONTH_S / observed_s
-    rows = [
-        (tenant, model, calls, int(tokens), _money(nanos), int(tokens * factor), _times(_money(nanos), factor))
-        for tenant, model, calls, tokens, nanos in connection.execute(statement)
+    totals = dearest(total_by(connection, query, "tenant", "model"))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            *(tenant, model, of.calls, of.tokens, _money(of.nanos), int(of.tokens * factor)),
+            _times(_money(of.nanos), factor),
+        )
+        for (tenant, model), of in totals
     ]
-    total = sum(row[-1] or 0.0 for row in rows)
-    notes = [f"Based on {_span(observed_s)} of data; {total:.2f} per month in all listed rows."]
+    total = sum(of.nanos or 0 for _, of in totals) / NANOS_PER_UNIT * factor
+    notes = [f"Based on {_span(observed_s)} of data; {total:.2f} per month in all."]
     if observed_s < SHORT_DATA_S:
         notes.append("Uncertain: less than one day of data.")
     return _table("month", query, _MONTH_COLUMNS, rows, tuple(notes))
@@ -267,11 +261,6 @@ _MONTH_COLUMNS = (
     Column("tokens_per_month", "count", "Tokens per month at this rate."),
     Column("cost_per_month", "money", "Cost per month at this rate."),
 )
-
-
-def _period(query: ReportQuery) -> list[ColumnElement[bool]]:
-    conditions = [_row.ended_at >= query.since, _row.ended_at < query.until]
-    return conditions if query.tenant is None else [*conditions, _row.tenant == query.tenant]
 
 
 def _weeks(since: float, until: float) -> list[float]:
