@@ -10,6 +10,7 @@ BATCH_WAIT_MS = 1000.0
 """Wait from which a lane without a target counts as backlogged, beyond what it may be held."""
 FULL = 0.85
 """Part of a limit from which it counts as reached, as a mean over the window."""
+RESOURCE_LIMITS = ("sequences", "batch_sequences", "kv_tokens", "prefill_tokens", "prefill_rate", "padded_batch")
 LOW_UTILISATION = 0.4
 HIGH_UTILISATION = 0.7
 
@@ -69,16 +70,20 @@ def queue_dominates(lane: LaneFacts) -> bool:
     return traffic.queue_ms + (traffic.batching_ms or 0.0) >= traffic.prefill_ms
 
 
-def is_full(worker: WorkerFacts) -> bool:
-    """Whether the worker runs as many sequences as the gateway may send."""
+def is_full(worker: WorkerFacts, reserve: float = 0.0) -> bool:
+    """Whether the worker runs as many sequences as the gateway may send, less what a lane leaves to higher ones."""
     if worker.sequences is None or worker.running is None:
         return False
-    return worker.running + (worker.waiting or 0.0) >= FULL * worker.sequences
+    return worker.running + (worker.waiting or 0.0) >= FULL * worker.sequences * (1.0 - reserve)
 
 
 def top_limit(worker: WorkerFacts) -> str | None:
-    """The limit that kept most jobs from the worker; None where it is unknown."""
-    return max(worker.limits, key=worker.limits.__getitem__) if worker.limits else None
+    """The limit of the worker's resources that kept most jobs from it; None where it is unknown.
+
+    A lane's reserve or share says which lane had to wait, and not what there was too little of.
+    """
+    known = {name: number for name, number in worker.limits.items() if name in RESOURCE_LIMITS}
+    return max(known, key=known.__getitem__) if known else None
 
 
 def up_workers(facts: Facts) -> list[WorkerFacts]:

@@ -115,8 +115,9 @@ def starved_gpu(facts: Facts) -> Finding | None:
         return None
     for worker in up_workers(facts):
         limit = top_limit(worker)
-        by_prefill = worker.prefill_tokens is not None and not is_full(worker) and limit in (None, *PREFILL_LIMITS)
-        if not (is_full(worker) or limit in SEQUENCE_LIMITS or by_prefill) or not _has_slack(facts, worker):
+        full = is_full(worker, max(lane.reserve for lane in lanes))
+        by_prefill = worker.prefill_tokens is not None and not full and limit in (None, *PREFILL_LIMITS)
+        if not (full or limit in SEQUENCE_LIMITS or by_prefill) or not _has_slack(facts, worker):
             continue
         return Finding(
             cause="starved_gpu",
@@ -193,8 +194,9 @@ def _has_slack(facts: Facts, worker: WorkerFacts) -> bool:
     """Whether the engine could run more sequences without missing a target."""
     if (worker.waiting or 0.0) >= 1.0 or (worker.kv_ratio or 0.0) >= FULL:
         return False
-    if worker.utilisation is not None:
-        return worker.utilisation < LOW_UTILISATION
+    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
+        return True
+    # An engine that is busy all the time with few sequences still has room: a step takes hardly longer with more.
     # Batch lanes have no target of their own: the laxest one of the live lanes stands for what an engine can do.
     targets = [lane.itl_ms for lane in facts.lanes if lane.itl_ms is not None]
     laxest_ms = max(targets, default=DEFAULT_ITL_MS)
