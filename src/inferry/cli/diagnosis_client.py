@@ -11,11 +11,11 @@ from inferry.observe.diagnosis.findings import Diagnosis
 from inferry.observe.history import KEPT_S
 
 Window = Annotated[
-    float,
+    float | None,
     typer.Option(
         metavar="DURATION",
         parser=parse_duration,
-        help=f"How far back to look: 30s, 5m; at most {KEPT_S / 60:.0f}m.",
+        help=f"How far back to look; default 5m (doctor) and 1m (top), at most {KEPT_S / 60:.0f}m.",
     ),
 ]
 

@@ -15,6 +15,7 @@ from inferry.cli.terminal import console, fail
 from inferry.observe.diagnosis.findings import Diagnosis, Finding
 from inferry.observe.diagnosis.latency import STAGES
 
+DEFAULT_WINDOW_S = 300.0
 PROBLEM_STATUS = 3
 _COLOURS = {"healthy": "green", "problem": "red", "not_enough_data": "yellow"}
 _TITLES = {"healthy": "Healthy", "problem": "Problem", "not_enough_data": "Not enough data"}
@@ -22,7 +23,7 @@ _TITLES = {"healthy": "Healthy", "problem": "Problem", "not_enough_data": "Not e
 
 def doctor(
     url: Url = DEFAULT_URL,
-    window: Window = 300.0,
+    window: Window = None,
     admin_key: AdminKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="The diagnosis as JSON.")] = False,
     check: Annotated[
@@ -31,7 +32,7 @@ def doctor(
 ) -> None:
     """Say where the latency of a running gateway comes from, and which one setting to try."""
     try:
-        found = fetch_diagnosis(url, admin_key, window)
+        found = fetch_diagnosis(url, admin_key, window or DEFAULT_WINDOW_S)
     except GatewayProblem as problem:
         fail(str(problem), status=1)
     if as_json:

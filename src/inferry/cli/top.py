@@ -24,13 +24,14 @@ _COLOURS = {"healthy": "green", "problem": "red", "not_enough_data": "yellow"}
 def top(
     url: Url = DEFAULT_URL,
     interval: Annotated[float, typer.Option(min=0.5, help="Seconds between two updates.")] = DEFAULT_INTERVAL_S,
-    window: Window = DEFAULT_WINDOW_S,
+    window: Window = None,
     admin_key: AdminKey = None,
     once: Annotated[bool, typer.Option("--once", help="Print once, as plain text.")] = False,
 ) -> None:
     """Show the lanes, workers and tenants of a running gateway, live. Ctrl-C ends it."""
+    window_s = window or DEFAULT_WINDOW_S
     try:
-        found = fetch_diagnosis(url, admin_key, window)
+        found = fetch_diagnosis(url, admin_key, window_s)
     except GatewayProblem as problem:
         fail(str(problem), status=1)
     out = console(width=120)
@@ -42,7 +43,7 @@ def top(
             while True:
                 time.sleep(interval)
                 try:
-                    live.update(render(fetch_diagnosis(url, admin_key, window), url), refresh=True)
+                    live.update(render(fetch_diagnosis(url, admin_key, window_s), url), refresh=True)
                 except GatewayProblem as problem:
                     # The gateway may be restarting: keep asking.
                     live.update(Group(Text(f"{problem}; retrying", style="bold red")), refresh=True)
