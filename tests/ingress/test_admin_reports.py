@@ -59,6 +59,17 @@ def test_runs_show_the_budget_of_the_tenant(gateway: TenantGateway) -> None:
     assert (breaches["runs"], breaches["over_budget"]) == (2, 2)
 
 
+def test_a_run_refused_by_its_budget_is_a_breach(gateway: TenantGateway) -> None:
+    gateway.as_admin("PUT", "/admin/tenants/tight", {"run_token_ceiling": 1})
+    key = gateway.key("tight")
+    for _ in range(3):
+        answer = gateway.call("POST", CHAT, CALL, bearer(key, x_inferry_run_id="over"))
+        assert (answer.status, answer.code) == (402, "run_budget_exhausted")
+    assert gateway.service.gateway._recorder.flush(60)
+    (week,) = gateway.as_admin("GET", "/admin/reports/breaches?tenant=tight").json["rows"]
+    assert (week["runs"], week["stopped"], week["breach_ratio"], week["calls_stopped"]) == (1, 1, 1.0, 1)
+
+
 @pytest.mark.parametrize(
     "query",
     [

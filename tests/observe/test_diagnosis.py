@@ -175,7 +175,10 @@ def test_batching_mode_and_scale_follow_the_traffic() -> None:
     assert choices(two)[1] == "several engines behind one gateway process"
     eight = some_facts(workers=tuple(a_worker(str(number)) for number in range(8)))
     assert choices(eight)[1] == "several nodes"
-    full = some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(sequences=8, running=8.0),))
+    starved = some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(sequences=8, running=8.0),))
+    assert choices(starved)[1] == "one process"
+    slow = a_lane(**LATE, itl_p50_ms=45.0)
+    full = some_facts(lanes=(slow,), workers=(a_worker(sequences=8, running=8.0),))
     assert choices(full)[1] == "several engines behind one gateway process"
 
 

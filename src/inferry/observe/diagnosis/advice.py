@@ -3,7 +3,7 @@
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts
 from inferry.observe.diagnosis.findings import Advice
 from inferry.observe.diagnosis.latency import fleet_parts
-from inferry.observe.diagnosis.pressure import HIGH_UTILISATION, is_full, pressed_lanes, ratio, up_workers
+from inferry.observe.diagnosis.pressure import HIGH_UTILISATION, has_slack, is_full, pressed_lanes, ratio, up_workers
 
 SIMILAR = 0.25
 """Standard deviation over mean of prompt lengths below which a padded pass wastes little."""
@@ -79,13 +79,14 @@ def _scale(facts: Facts) -> Advice:
     workers = up_workers(facts)
     known = [one.utilisation for one in workers if one.utilisation is not None]
     mean = sum(known) / len(known) if known else None
-    full = [one for one in workers if is_full(one)]
     shown = "" if mean is None else f", GPU utilisation {mean:.0%}"
     if calls_per_s > PROCESS_CALLS_PER_S or len(workers) >= ENGINES_PER_NODE:
         why = f"{calls_per_s:.0f} calls/s on {len(workers)} engines{shown}."
         return Advice("scale", "several nodes", why)
-    is_short = (mean is not None and mean > HIGH_UTILISATION) or (mean is None and len(full) == len(workers))
-    if len(workers) > 1 or (pressed_lanes(facts) and is_short):
+    has_spare = any(has_slack(facts, one) for one in workers)
+    is_busy = all(is_full(one) for one in workers) or (mean or 0.0) > HIGH_UTILISATION
+    is_short = bool(pressed_lanes(facts)) and is_busy and not has_spare
+    if len(workers) > 1 or is_short:
         why = f"{calls_per_s:.1f} calls/s on {len(workers)} engine{'s' if len(workers) != 1 else ''}{shown}; "
         choice = "several engines behind one gateway process"
         return Advice("scale", choice, why + ("lanes wait for capacity." if is_short else "one process is enough."))

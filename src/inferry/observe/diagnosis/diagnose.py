@@ -48,7 +48,9 @@ def diagnose(facts: Facts, at: float, alerts: int | None = None) -> Diagnosis:
     """The verdict, the first cause that the facts show, and the others. `at` is Unix seconds."""
     is_enough = _has_data(facts)
     rules = (*BROKEN, *SLOW) if is_enough else BROKEN
-    findings = tuple(found for rule in rules if (found := rule(facts)) is not None)
+    found = [finding for rule in rules if (finding := rule(facts)) is not None]
+    # Too little capacity is what is left when no other cause explains the wait.
+    findings = tuple(one for one in found if one is found[0] or one.cause != "overload")
     verdict: Verdict
     if findings:
         verdict, summary = "problem", findings[0].summary
@@ -88,5 +90,5 @@ def _missing(facts: Facts) -> str:
 
 def _healthy_summary(facts: Facts) -> str:
     rates = [lane.attainment for lane in facts.lanes if lane.attainment is not None]
-    met = f" At least {min(rates):.0%} of the calls of every lane met their target." if rates else ""
-    return f"Healthy: no cause of latency stands out in {facts.calls} calls.{met}"
+    met = f" {min(rates):.1%} of the calls met their target in the lane where fewest did." if rates else ""
+    return f"No cause of latency stands out in {facts.calls} calls.{met}"

@@ -13,6 +13,9 @@ FULL = 0.85
 RESOURCE_LIMITS = ("sequences", "batch_sequences", "kv_tokens", "prefill_tokens", "prefill_rate", "padded_batch")
 LOW_UTILISATION = 0.4
 HIGH_UTILISATION = 0.7
+SLACK_ITL = 0.5
+"""Part of the ITL target below which the median leaves an engine room for more sequences."""
+DEFAULT_ITL_MS = 50.0
 
 
 def misses_target(lane: LaneFacts) -> bool:
@@ -92,3 +95,21 @@ def up_workers(facts: Facts) -> list[WorkerFacts]:
 
 def ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def has_slack(facts: Facts, worker: WorkerFacts) -> bool:
+    """Whether the engine could run more sequences without missing a target."""
+    if (worker.waiting or 0.0) >= 1.0 or (worker.kv_ratio or 0.0) >= FULL:
+        return False
+    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
+        return True
+    # An engine that is busy all the time with few sequences still has room: a step takes hardly longer with more.
+    # Batch lanes have no target of their own: the laxest one of the live lanes stands for what an engine can do.
+    targets = [lane.itl_ms for lane in facts.lanes if lane.itl_ms is not None]
+    laxest_ms = max(targets, default=DEFAULT_ITL_MS)
+    used = [lane for lane in facts.lanes if lane.calls >= MIN_CALLS and lane.itl_p50_ms is not None]
+    return bool(used) and all(
+        (lane.itl_p50_ms or 0.0) <= SLACK_ITL * (lane.itl_ms or laxest_ms)
+        and (lane.itl_p95_ms or 0.0) <= (lane.itl_ms or laxest_ms)
+        for lane in used
+    )

@@ -1,11 +1,12 @@
 """Rules about jobs that wait in the queue for a worker."""
 
-from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LaneFacts, WorkerFacts
+from inferry.observe.diagnosis.facts import Facts, LaneFacts, WorkerFacts
 from inferry.observe.diagnosis.findings import Evidence, Finding, Setting
 from inferry.observe.diagnosis.pressure import (
     FULL,
     HIGH_UTILISATION,
     LOW_UTILISATION,
+    has_slack,
     is_full,
     lane_evidence,
     late_lanes,
@@ -20,9 +21,6 @@ from inferry.observe.diagnosis.pressure import (
 FLOOD_SHARE = 0.5
 MIN_BACKLOG = 5.0
 """Mean queue depth from which a batch lane has more work than the workers take."""
-SLACK_ITL = 0.5
-"""Part of the ITL target below which the median leaves an engine room for more sequences."""
-DEFAULT_ITL_MS = 50.0
 KV_LIMIT = "kv_tokens"
 KV_FRACTION = 0.95
 """Part of the KV cache that the gateway uses at most."""
@@ -117,7 +115,7 @@ def starved_gpu(facts: Facts) -> Finding | None:
         limit = top_limit(worker)
         full = is_full(worker, max(lane.reserve for lane in lanes))
         by_prefill = worker.prefill_tokens is not None and not full and limit in (None, *PREFILL_LIMITS)
-        if not (full or limit in SEQUENCE_LIMITS or by_prefill) or not _has_slack(facts, worker):
+        if not (full or limit in SEQUENCE_LIMITS or by_prefill) or not has_slack(facts, worker):
             continue
         return Finding(
             cause="starved_gpu",
@@ -190,27 +188,9 @@ def _job_tokens(lane: LaneFacts) -> float:
     return 0.0 if lane.traffic is None else lane.traffic.prompt_tokens + lane.traffic.output_tokens
 
 
-def _has_slack(facts: Facts, worker: WorkerFacts) -> bool:
-    """Whether the engine could run more sequences without missing a target."""
-    if (worker.waiting or 0.0) >= 1.0 or (worker.kv_ratio or 0.0) >= FULL:
-        return False
-    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
-        return True
-    # An engine that is busy all the time with few sequences still has room: a step takes hardly longer with more.
-    # Batch lanes have no target of their own: the laxest one of the live lanes stands for what an engine can do.
-    targets = [lane.itl_ms for lane in facts.lanes if lane.itl_ms is not None]
-    laxest_ms = max(targets, default=DEFAULT_ITL_MS)
-    used = [lane for lane in facts.lanes if lane.calls >= MIN_CALLS and lane.itl_p50_ms is not None]
-    return bool(used) and all(
-        (lane.itl_p50_ms or 0.0) <= SLACK_ITL * (lane.itl_ms or laxest_ms)
-        and (lane.itl_p95_ms or 0.0) <= (lane.itl_ms or laxest_ms)
-        for lane in used
-    )
-
-
 def _slack_evidence(facts: Facts, worker: WorkerFacts) -> list[Evidence]:
     found = []
-    if worker.utilisation is not None:
+    if worker.utilisation is not None and worker.utilisation < LOW_UTILISATION:
         found.append(Evidence("GPU utilisation", worker.utilisation, "ratio", LOW_UTILISATION))
     found += [
         Evidence(f"p95 inter-token latency of lane {lane.lane}", lane.itl_p95_ms, "ms", lane.itl_ms)
