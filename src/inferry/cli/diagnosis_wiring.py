@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from inferry.admission.quota_gate import QuotaGate
+from inferry.cli.observation_wiring import Observation
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantWatcher
@@ -23,7 +24,6 @@ from inferry.observe.diagnosis.diagnose import diagnose
 from inferry.observe.diagnosis.facts import Facts, LimitedTenant, LiveState, WorkerStatus
 from inferry.observe.diagnosis.findings import Diagnosis
 from inferry.observe.diagnosis.gather import gather
-from inferry.observe.history import MetricHistory
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Diagnostics:
 
     def __init__(
         self,
-        history: MetricHistory,
+        observation: Observation,
         gateway: Gateway,
         pool: Pool,
         gate: QuotaGate,
@@ -49,7 +49,8 @@ class Diagnostics:
         lanes: Mapping[Lane, LanePolicy],
         open_reader: Callable[[], LedgerQueries | None],
     ) -> None:
-        self._history = history
+        self._history = observation.history
+        self._alerts = observation.alerting.report
         self._gateway = gateway
         self._pool = pool
         self._gate = gate
@@ -59,7 +60,6 @@ class Diagnostics:
         self._reading = asyncio.Lock()
         self._traffic: Traffic | None = None
         self._read_for: tuple[float, float] = (0.0, -TRAFFIC_VALID_S)
-        self.count_alerts: Callable[[], int | None] = lambda: None
 
     def mount(self, app: App) -> None:
         """Serve `/admin/reports` and `/admin/diagnosis`."""
@@ -78,7 +78,8 @@ class Diagnostics:
     async def diagnose(self, window_s: float) -> Diagnosis:
         """The diagnosis of the last seconds."""
         facts = await self.gather(window_s)
-        return diagnose(facts, self._gateway.wall(), self.count_alerts())
+        firing = sum(alert["state"] == "firing" for alert in self._alerts())
+        return diagnose(facts, self._gateway.wall(), firing)
 
     async def gather(self, window_s: float) -> Facts:
         """The facts of the last seconds."""
