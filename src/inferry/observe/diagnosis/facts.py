@@ -80,7 +80,7 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     """One worker. Means are over the window. `limits` counts which limit kept jobs from it.
 
     `queues_at`: number of running sequences at which others wait inside the engine, None where it varies or none wait.
-    `busy_ratio`: fraction of the samples with running sequences. `kv_ratio`: the larger one of used and predicted KV
+    `kv_ratio`: the larger one of used and predicted KV
     tokens, as a fraction of the KV cache. `padding_ratio`: fraction of the computed prompt tokens that were padding.
     """
 
@@ -102,7 +102,6 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     running: float | None
     waiting: float | None
     queues_at: int | None
-    busy_ratio: float | None
     kv_capacity: int | None
     kv_ratio: float | None
     plans: int

@@ -6,7 +6,7 @@ from math import ceil
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.traffic import LaneTraffic, Traffic, WorkerTraffic
 from inferry.observe.diagnosis.facts import Facts, LaneFacts, LimitedTenant, LiveState, WorkerFacts, WorkerStatus
-from inferry.observe.history import MetricHistory
+from inferry.observe.history import Labels, MetricHistory
 
 MIN_PLATEAU_SAMPLES = 3
 PLATEAU = 0.9
@@ -61,21 +61,34 @@ class _Window:
     def __init__(self, history: MetricHistory, seconds: float) -> None:
         self.history = history
         self.seconds = seconds
+        self._means: dict[str, dict[str, float]] = {}
+        self._limits: dict[Labels, float] | None = None
         sampled = history.values("inferry_jobs_in_flight", seconds)
         self.observed_s = sampled[-1][0] - sampled[0][0] if sampled else 0.0
 
     def count(self, name: str, **labels: str) -> int:
         return ceil(self.history.increase(name, self.seconds, **labels))
 
-    def by_label(self, name: str, label: str, **labels: str) -> dict[str, int]:
+    def by_label(self, name: str, label: str) -> dict[str, int]:
         """Increases by the values of one label, without zeros."""
-        found = {
-            value: self.count(name, **labels, **{label: value}) for value in self.history.label_values(name, label)
-        }
-        return {value: number for value, number in found.items() if number}
+        found = self.history.increase_by(name, self.seconds, (label,))
+        return {labels[0][1]: ceil(number) for labels, number in found.items() if number}
 
-    def mean(self, name: str, **labels: str) -> float | None:
-        return self.history.mean(name, self.seconds, **labels)
+    def limits(self, worker: str) -> dict[str, int]:
+        """Which limits kept jobs from the worker, and how often."""
+        if self._limits is None:
+            self._limits = self.history.increase_by("inferry_binding_limit_total", self.seconds, ("worker", "limit"))
+        return {
+            limit: ceil(number) for ((_, name), (_, limit)), number in self._limits.items() if name == worker and number
+        }
+
+    def mean(self, name: str, label: str, value: str) -> float | None:
+        """Mean of a gauge by one label. All its series are read at once, since every worker or lane asks for it."""
+        means = self._means.get(name)
+        if means is None:
+            found = self.history.mean_by(name, self.seconds, (label,))
+            means = self._means[name] = {labels[0][1]: sum(values) for labels, values in found.items()}
+        return means.get(value)
 
     def observed(self, name: str, **labels: str) -> int:
         """Values that a histogram observed."""
@@ -110,7 +123,7 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
         groups=policy.groups,
         calls=calls,
         calls_per_s=calls / window.observed_s if window.observed_s else 0.0,
-        depth=window.mean("inferry_queue_depth", lane=name) or 0.0,
+        depth=window.mean("inferry_queue_depth", "lane", name) or 0.0,
         depth_now=int(window.history.latest("inferry_queue_depth", lane=name) or 0),
         running_now=live.running.get(name, 0),
         wait_mean_ms=_ms(window.observed_mean(waits, lane=name)),
@@ -130,12 +143,12 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
 
 def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None) -> WorkerFacts:
     view, name = status.view, status.view.worker
-    running = window.history.values("inferry_worker_running_sequences", window.seconds, worker=name)
+    waiting = window.mean("inferry_worker_waiting_sequences", "worker", name)
     padding = window.count("inferry_padding_tokens_total", worker=name)
     padded = padding + window.count("inferry_padded_prompt_tokens_total", worker=name)
     capacity = view.kv_capacity or view.capacity.kv_tokens
-    used = window.mean("inferry_worker_kv_used_tokens", worker=name)
-    predicted = window.mean("inferry_worker_kv_predicted_tokens", worker=name)
+    used = window.mean("inferry_worker_kv_used_tokens", "worker", name)
+    predicted = window.mean("inferry_worker_kv_predicted_tokens", "worker", name)
     return WorkerFacts(
         worker=name,
         kind=status.kind,
@@ -144,7 +157,7 @@ def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None
         drained=status.drained,
         breaker=status.breaker,
         opens=window.count("inferry_worker_breaker_opens_total", worker=name),
-        up_ratio=window.mean("inferry_worker_up", worker=name),
+        up_ratio=window.mean("inferry_worker_up", "worker", name),
         sequences=view.capacity.sequences,
         prefill_tokens=view.capacity.prefill_tokens,
         chunk_tokens=view.chunk_tokens,
@@ -152,17 +165,16 @@ def _worker(window: _Window, status: WorkerStatus, traffic: WorkerTraffic | None
         kv_packing=view.kv_packing,
         running_now=view.load.running,
         waiting_now=view.load.waiting,
-        running=sum(value for _, value in running) / len(running) if running else None,
-        waiting=window.mean("inferry_worker_waiting_sequences", worker=name),
-        queues_at=_queues_at(window, name),
-        busy_ratio=sum(value > 0 for _, value in running) / len(running) if running else None,
+        running=window.mean("inferry_worker_running_sequences", "worker", name),
+        waiting=waiting,
+        queues_at=_queues_at(window, name) if waiting else None,
         kv_capacity=capacity,
         kv_ratio=None if not capacity else max(used or 0.0, predicted or 0.0) / capacity,
         plans=window.observed("inferry_batch_size", worker=name),
         batch=window.observed_mean("inferry_batch_size", worker=name),
-        utilisation=window.mean("inferry_worker_gpu_utilization_ratio", worker=name),
+        utilisation=window.mean("inferry_worker_gpu_utilization_ratio", "worker", name),
         padding_ratio=padding / padded if padded else None,
-        limits=window.by_label("inferry_binding_limit_total", "limit", worker=name),
+        limits=window.limits(name),
         traffic=traffic,
     )
 
