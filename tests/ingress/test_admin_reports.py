@@ -110,7 +110,7 @@ def test_the_diagnosis_has_figures_and_no_prompts(gateway: TenantGateway) -> Non
     assert answer.status == 200
     assert CANARY.encode() not in answer.body
     found = answer.json
-    assert (found["verdict"], found["window_s"], found["alerts"]) == ("not_enough_data", 60.0, None)
+    assert (found["verdict"], found["window_s"], found["alerts"]) == ("not_enough_data", 60.0, 0)
     assert [lane["lane"] for lane in found["lanes"]] == ["P0", "P1", "P2"]
     assert [worker["worker"] for worker in found["workers"]] == ["scripted"]
     assert found["tenants"][0]["tenant"] == "acme"

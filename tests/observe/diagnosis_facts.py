@@ -60,7 +60,6 @@ def a_worker(worker: str = "engine", **changed: Any) -> WorkerFacts:
             "running": 3.0,
             "waiting": 0.0,
             "queues_at": None,
-            "busy_ratio": 0.9,
             "kv_capacity": 100_000,
             "kv_ratio": 0.1,
             "plans": 200,
