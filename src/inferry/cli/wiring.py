@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from inferry.cli.config.loader import duplicate_names, load_workers, parse_worke
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.storage_wiring import Storage, make_storage
@@ -65,6 +67,7 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    diagnostics: Diagnostics
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -169,8 +172,11 @@ def assemble(
     _mount_storage(app, storage)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
-    service.observation.followers.append(gateway.account_gpu_time)
+    observation.followers.append(gateway.account_gpu_time)
+    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
+    diagnostics.mount(app)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics)
     _follow_tenants(config, service, watermarks)
     return service
 
