@@ -91,7 +91,7 @@ def _build(arguments: dict[str, Any], meter: StepMeter, observers: list[VllmServ
 
 
 class StepClock:
-    """When the latest outputs left vLLM's engine core, on the clock of this process's event loop. 0 before the first."""
+    """When the latest outputs left vLLM's engine core, on the clock of the event loop. 0 before the first."""
 
     def __init__(self, engine_core: Any) -> None:
         self.ended_at = 0.0
