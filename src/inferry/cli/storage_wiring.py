@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.job_wiring import AsyncWork, make_async_work
+from inferry.cli.provider_wiring import MakeProviders
 from inferry.domain.clock import Clock
 from inferry.domain.storage import StorageLimits
 from inferry.durable.background import BackgroundResponses
@@ -14,6 +15,7 @@ from inferry.durable.documents import Documents
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.durable.provider_run import Providers
 from inferry.durable.responses import StoredResponses
 from inferry.durable.sweeper import Sweeper
 from inferry.durable.tenant_data import TenantData
@@ -39,6 +41,7 @@ class Storage(NamedTuple):
     async_work: AsyncWork
     tenant_data: TenantData
     sweeper: Sweeper
+    providers: Providers
 
     def start(self) -> None:
         self.sweeper.start()
@@ -49,6 +52,7 @@ class Storage(NamedTuple):
 
     async def close(self) -> None:
         await self.runner.close()
+        self.providers.close()
         await self.background.close()
         await self.async_work.close()
         await self.sweeper.close()
@@ -67,6 +71,7 @@ def make_storage(
     clock: Clock,
     execute: Execute,
     recorder: Recorder,
+    make_providers: MakeProviders,
     *,
     max_line_bytes: int,
 ) -> Storage:
@@ -77,6 +82,7 @@ def make_storage(
     file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
     write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
+    providers = make_providers(database, executor)
     runner = BatchRunner(
         batch_store,
         files,
@@ -85,6 +91,7 @@ def make_storage(
         clock,
         max_line_bytes=max_line_bytes,
         write_ledger=write_ledger,
+        providers=providers,
     )
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
     sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep, async_work.store.sweep)
@@ -103,4 +110,5 @@ def make_storage(
         async_work,
         TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
         Sweeper(sweeps, executor, clock),
+        providers,
     )

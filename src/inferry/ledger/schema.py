@@ -134,6 +134,8 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
+        ("documents", "CREATE INDEX IF NOT EXISTS documents_by_kind ON documents (kind, created_at)"),
+        ("batch_items", "ALTER TABLE batch_items ADD COLUMN provider_batch TEXT"),
     ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
