@@ -95,7 +95,7 @@ def make_storage(
     )
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
     sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep, async_work.store.sweep)
-    documents = Documents(document_store, executor, clock)
+    documents = Documents(document_store, executor, clock, limits.max_bytes_per_tenant)
     responses = StoredResponses(documents, limits)
     return Storage(
         limits,
