@@ -6,6 +6,7 @@ import pytest
 
 from inferry.domain.errors import InvalidRequest, QueueFull
 from inferry.ingress.errors import FieldNames
+from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, post
 
 SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
@@ -42,6 +43,24 @@ def test_messages_name_their_own_fields(real: Serving) -> None:
     status, _, answer = post(real.url, "/v1/messages", {**body, "output_config": wanted})
     assert status == 400
     assert "`output_config.format`" in answer["error"]["message"]
+
+
+def test_prefilled_answers_are_continued_or_refused_by_name(scripted: ScriptedGateway, real: Serving) -> None:
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "The answer"}]
+    body = {"max_tokens": 9, "temperature": 0, "messages": turns}
+    status, _, answer = post(scripted.url, "/v1/messages", {"model": "m", **body})
+    assert status == 400
+    assert "`messages: prefilled answer` is not supported by the model" in answer["error"]["message"]
+    status, _, answer = post(real.url, "/v1/messages", {"model": "tiny", **body})
+    assert status == 200
+    chat = {"model": "tiny", **body, "continue_final_message": True}
+    _, _, same = post(real.url, "/v1/chat/completions", chat)
+    prompt = "<|bos|><|user|>hello<|end|><|assistant|>The answer"
+    _, _, raw = post(
+        real.url, "/v1/completions", {"model": "tiny", "max_tokens": 9, "temperature": 0, "prompt": prompt}
+    )
+    assert answer["content"][0]["text"] == same["choices"][0]["message"]["content"] == raw["choices"][0]["text"]
+    assert answer["usage"]["input_tokens"] == raw["usage"]["prompt_tokens"]
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -24,6 +24,12 @@ MESSAGES = (
         "an estimate of the prompt, with all fields",
         "the prompt's tokens, without the fields of the cache",
     ),
+    Difference("a last message of the assistant", "continued by the answer", "followed by another message"),
+    Difference(
+        "`thinking.budget_tokens`",
+        "without effect",
+        "a limit; an error where the server has no reasoning parser",
+    ),
 )
 RESPONSES = (
     Difference("ids of responses and items", "the id of the job", "random numbers", frozenset({"id", "item_id"})),

@@ -42,6 +42,7 @@ MESSAGE_CASES: dict[str, dict[str, Any]] = {
     "sampling": {"top_p": 0.9, "top_k": 1, "metadata": {"user_id": "u"}},
     "blocks": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello there"}]}]},
     "conversation": {"messages": [HELLO, {"role": "assistant", "content": "hm"}, HELLO]},
+    "thinking": {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
     "tool result": {
         "messages": [
             HELLO,
@@ -196,6 +197,35 @@ def test_the_events_of_a_message_are_vllms_own(
     body = messages_body(fields)
     through, direct = (message_events(events(one.url, "/v1/messages", body)) for one in (gateway, server))
     assert through == direct
+
+
+def test_a_prefilled_answer_is_continued_as_in_chat(server: VllmServer, gateway: GatewayProcess) -> None:
+    """vLLM's own endpoint begins another message instead."""
+    messages = [HELLO, {"role": "assistant", "content": "hear deco"}]
+    chat = {"model": "m", "max_tokens": 12, "temperature": 0, "messages": messages}
+    chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    direct = ask(server.url, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+    body = messages_body({"messages": messages})
+    whole = ask(gateway.url, "/v1/messages", body)
+    pieces = [
+        one["delta"]["text"]
+        for one in joined(events(gateway.url, "/v1/messages", body))
+        if "text" in one.get("delta", {})
+    ]
+    assert whole["content"] == [{"type": "text", "text": direct}]
+    assert pieces == [direct]
+    counted = ask(gateway.url, "/v1/messages/count_tokens", {"model": "m", "messages": messages})
+    assert counted["input_tokens"] == whole["usage"]["input_tokens"] + whole["usage"]["cache_read_input_tokens"]
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive"])
+def test_thinking_is_accepted_for_models_that_do_not_reason(gateway: GatewayProcess, kind: str) -> None:
+    thinking = {"type": kind} | ({"budget_tokens": 1024} if kind == "enabled" else {})
+    body = messages_body({"thinking": thinking})
+    assert (
+        ask(gateway.url, "/v1/messages", body)["content"]
+        == ask(gateway.url, "/v1/messages", messages_body({}))["content"]
+    )
 
 
 def test_tokens_are_counted_as_vllm_counts(server: VllmServer, gateway: GatewayProcess) -> None:

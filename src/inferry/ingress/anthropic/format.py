@@ -30,6 +30,7 @@ _FIELDS = FieldNames(
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "reasoning_effort": "output_config.effort",
+        "continue_final_message": "messages: prefilled answer",
     }
 )
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
