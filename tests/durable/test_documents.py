@@ -14,14 +14,14 @@ from inferry.domain.storage import Document
 from inferry.durable.documents import Documents
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.sweeper import SLICE, Sweeper
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 from support.old_schemas import undo_upgrades
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DocumentStore]:
-    with closing(SqliteDatabase(f"sqlite:///{tmp_path / 'ledger.db'}")) as database:
+def store(ledger_url: str) -> Iterator[DocumentStore]:
+    with closing(LedgerDatabase(ledger_url)) as database:
         yield DocumentStore(database)
 
 
@@ -88,6 +88,7 @@ def test_all_documents_of_a_tenant_can_be_deleted(store: DocumentStore) -> None:
     assert store.get("other", "response", "3", now=0.0) is not None
 
 
+@pytest.mark.parametrize("ledger_url", ["sqlite"], indirect=True)
 def test_a_deleted_database_is_reported_as_unavailable(store: DocumentStore, tmp_path: Path) -> None:
     (tmp_path / "ledger.db").unlink()
     with pytest.raises(LedgerUnavailable):
@@ -116,12 +117,12 @@ def test_documents_expire_by_the_clock_and_the_sweeper_deletes_all_of_them(store
 
 def test_a_database_of_the_earlier_schema_gets_its_index_and_column(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'db'}"
-    SqliteDatabase(url).close()
+    LedgerDatabase(url).close()
     with closing(sqlite3.connect(tmp_path / "db")) as raw:
         raw.execute("DROP INDEX documents_by_kind")
         undo_upgrades(raw, 5)
         raw.commit()
-    SqliteDatabase(url).close()
+    LedgerDatabase(url).close()
     with closing(sqlite3.connect(tmp_path / "db")) as raw:
         indexes = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         columns = {row[1] for row in raw.execute("PRAGMA table_info(batch_items)")}

@@ -12,13 +12,13 @@ from inferry.domain.provider_batches import BatchProvider
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.provider_run import Providers
 from inferry.ledger.recorder import Recorder
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.provider_batches import ProviderBatchStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 from inferry.workers.provider_batches.anthropic_batches import VERSION, AnthropicBatches
 from inferry.workers.provider_batches.openai_batches import OpenAIBatches
 from inferry.workers.provider_batches.provider_client import ProviderClient
 
-MakeProviders = Callable[[SqliteDatabase, StoreExecutor], Providers]
+MakeProviders = Callable[[LedgerDatabase, StoreExecutor], Providers]
 
 
 def providers_of(
@@ -31,7 +31,7 @@ def providers_of(
         price = prices.get(model, prices.get("*"))
         return None if price is None else price.nanos(prompt, cached, output)
 
-    def make(database: SqliteDatabase, executor: StoreExecutor) -> Providers:
+    def make(database: LedgerDatabase, executor: StoreExecutor) -> Providers:
         return Providers(
             batch_providers(config.workers),
             ProviderBatchStore(database),
