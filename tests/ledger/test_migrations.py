@@ -45,9 +45,6 @@ def to_version_6(connection: Connection) -> None:
     for statement in (
         "DROP TABLE rollups",
         "DROP TABLE gpu_rollups",
-        "DROP TABLE provider_batches",
-        "DROP INDEX documents_by_kind",
-        "ALTER TABLE batch_items DROP COLUMN provider_batch",
         "DROP INDEX attempts_by_run",
         "DROP INDEX attempts_by_parent",
         "CREATE INDEX attempts_by_run ON attempts (tenant, run_id)",

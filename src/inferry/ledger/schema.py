@@ -189,6 +189,8 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
+        ("documents", "CREATE INDEX IF NOT EXISTS documents_by_kind ON documents (kind, created_at)"),
+        ("batch_items", "ALTER TABLE batch_items ADD COLUMN provider_batch TEXT"),
     ),
     6: (
         ("attempts", "DROP INDEX IF EXISTS attempts_by_run"),
@@ -198,8 +200,6 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
             "attempts",
             "CREATE INDEX attempts_by_parent ON attempts (tenant, parent_run, ended_at) WHERE parent_run IS NOT NULL",
         ),
-        ("documents", "CREATE INDEX IF NOT EXISTS documents_by_kind ON documents (kind, created_at)"),
-        ("batch_items", "ALTER TABLE batch_items ADD COLUMN provider_batch TEXT"),
     ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
