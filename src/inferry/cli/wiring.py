@@ -141,7 +141,8 @@ def assemble(
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.is_ledger_up))
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -170,7 +171,9 @@ def assemble(
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    observation = Observation(metrics, clock, gate, storage, config.alerts)
+    app.use_alerts(observation.alerting.report)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
     service.observation.followers.append(gateway.account_gpu_time)
     _follow_tenants(config, service, watermarks)
     return service

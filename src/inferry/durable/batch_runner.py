@@ -73,6 +73,8 @@ class BatchRunner:
         self._provider_runs: dict[str, ProviderRun] = {}
         self._tenants: dict[str, str] = {}
         self._cancelled: set[str] = set()
+        self.ended: Counter[str] = Counter()
+        """Batches that this process took to their end, by status."""
 
     def start(self) -> None:
         """Continue what is not finished."""
@@ -136,6 +138,8 @@ class BatchRunner:
                 if batch.api == "openai":
                     output, errors = await write_files(batch, store, self._files, self._executor)
                 await run(store.finish, id, self._clock.wall(), output, errors)
+        if batch is not None:
+            self.ended[batch.status] += 1
 
     async def _validate(self, batch: Batch) -> None:
         validation = Validation(batch, self._files, self._store, self._executor, self._max_line_bytes)

@@ -13,6 +13,8 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_alerts import PATHS as ALERT_PATHS
+from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
 from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
@@ -27,6 +29,7 @@ PATHS = (
     *TENANT_PATHS,
     *STORAGE_PATHS,
     *CALLBACK_PATHS,
+    *ALERT_PATHS,
 )
 _WORKERS = "/admin/workers"
 _UNTRUSTED_HEADERS = (
@@ -45,6 +48,7 @@ class Admin:
         self._tenants = tenants
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
+        self.alerts: AdminAlerts | None = None
         self._key = None if key is None else key.encode()
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
@@ -57,6 +61,8 @@ class Admin:
         if self.storage is not None and self.storage.serve(path, request, reply):
             return
         if self.callbacks is not None and self.callbacks.serve(path, request, reply):
+            return
+        if self.alerts is not None and self.alerts.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return
