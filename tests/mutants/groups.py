@@ -2,6 +2,7 @@
 
 from mutants import (
     admission,
+    alerts,
     capacity,
     client,
     dispatch,
@@ -42,4 +43,5 @@ GROUPS = {
     "engine": engine.GROUP,
     "client": client.GROUP,
     "observing": observing.GROUP,
+    "alerts": alerts.GROUP,
 }
