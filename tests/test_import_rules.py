@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduling": DOMAIN | {"msgspec"},
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
-    "observe": DOMAIN | {"prometheus_client", "opentelemetry"},
+    "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
     "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN

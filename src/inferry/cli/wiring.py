@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from inferry.cli.config.workers import (
     VllmInProcessWorkerConfig,
     WorkerConfig,
 )
+from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
@@ -71,6 +73,7 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    diagnostics: Diagnostics
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -173,8 +176,11 @@ def assemble(
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
-    service.observation.followers.append(gateway.account_gpu_time)
+    observation.followers.append(gateway.account_gpu_time)
+    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
+    diagnostics.mount(app)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics)
     _follow_tenants(config, service, watermarks)
     return service
 
