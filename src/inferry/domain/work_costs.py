@@ -75,7 +75,8 @@ class WorkCosts:
     def solve(self) -> None:
         """Minimise the squared error plus the weighted distance from the prior, over positive costs.
 
-        Coordinate descent from the previous costs, or the prior: each cost in turn takes its best value, the others being fixed.
+        Coordinate descent from the previous costs, at first from the prior: each cost in turn takes its best value, the
+        others being fixed.
         """
         moments, spent = self._moments, self._spent
         explained = sum([a * b * moments[i][j] for i, a in enumerate(PRIOR_COSTS) for j, b in enumerate(PRIOR_COSTS)])
