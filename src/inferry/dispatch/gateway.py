@@ -8,6 +8,7 @@ from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.reports import AccountReport, RateLimitStatus
 from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
+from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
@@ -82,6 +83,7 @@ class Gateway:
         self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
         self._retry_spreader = RetryAfterSpreader()
+        self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._run_canceller = RunCanceller(
@@ -108,6 +110,9 @@ class Gateway:
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._retry_spreader.assign(error, job, caller, self.now())
+            entry = self._budget_refusals.entry(job, error, self.now(), self.wall())
+            if entry is not None:
+                self._recorder.record(entry)
             raise
 
     def submit_all(self, jobs: Sequence[InferenceJob], caller: Caller = ANONYMOUS) -> list[JobStream]:
@@ -177,6 +182,10 @@ class Gateway:
     def in_flight(self) -> int:
         """Admitted jobs that have not ended, without those that share another's execution."""
         return len(self._admission)
+
+    def streams(self) -> Iterable[JobStream]:
+        """Streams of all executions in flight."""
+        return self._loop.streams()
 
     # -- runs --------------------------------------------------------------------------------------------------------
 

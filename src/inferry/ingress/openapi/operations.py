@@ -11,6 +11,7 @@ from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, param
 from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
+from inferry.ingress.openapi.observation import observation_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
@@ -49,6 +50,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         **_tenants(),
         **callback_secret_operations(),
         **_keys(),
+        **observation_operations(),
         **_process(),
     }
 
