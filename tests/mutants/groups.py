@@ -2,6 +2,7 @@
 
 from mutants import (
     admission,
+    alerts,
     capacity,
     client,
     dispatch,
@@ -40,4 +41,5 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "alerts": alerts.GROUP,
 }
