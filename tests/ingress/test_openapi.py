@@ -10,7 +10,7 @@ import pytest
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.app import App
 from inferry.ingress.openapi import document as openapi
-from inferry.ingress.openapi import responses
+from inferry.ingress.openapi import responses, timeline_responses
 from inferry.ingress.openapi.operation import error_kinds
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
@@ -132,6 +132,8 @@ def test_responses_match_the_openapi_document(gateway: TenantGateway, key: str) 
     read(responses.ModelList, "GET", "/v1/models")
     assert read(responses.RunDetail, "GET", "/v1/runs/outer").sub_runs == ["inner"]
     assert {one.id for one in read(responses.RunList, "GET", "/v1/runs").data} >= {"outer", "inner"}
+    read(timeline_responses.RunTimeline, "GET", "/v1/runs/outer/timeline")
+    read(timeline_responses.PerfettoTrace, "GET", "/v1/runs/outer/timeline?format=perfetto")
     read(responses.RunDetail, "POST", "/v1/runs/inner/finish")
     read(responses.CancelledRun, "DELETE", "/v1/runs/outer")
     read(responses.WorkerList, "GET", "/admin/workers")

@@ -12,6 +12,7 @@ from mutants import (
     jobs,
     ledger,
     messages,
+    observing,
     packing,
     prompts,
     queues,
@@ -41,5 +42,6 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "observing": observing.GROUP,
     "alerts": alerts.GROUP,
 }

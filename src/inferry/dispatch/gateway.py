@@ -23,6 +23,7 @@ from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
+from inferry.domain.decisions import Decision
 from inferry.domain.errors import CallAborted, Draining, GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.workers import WorkerView
@@ -156,6 +157,10 @@ class Gateway:
         for job_id, error in found.items():
             self.cancel(job_id, error)
         return len(found)
+
+    def decision_of(self, attempt: Attempt) -> Decision | None:
+        """Why the attempt waits or waited, and why its worker was picked."""
+        return self._loop.decision_of(attempt)
 
     def attempt_of(self, job_id: str) -> Attempt | None:
         """The current attempt of a job in flight; None for a job that has ended or shares another's execution."""

@@ -28,6 +28,7 @@ from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
+from inferry.domain.decisions import Decision
 from inferry.domain.errors import (
     ClientClosed,
     GatewayError,
@@ -200,6 +201,10 @@ class DispatchLoop:
         """The current attempt of a job in flight."""
         stream = self._demux.get(job_id)
         return None if stream is None else stream.attempt
+
+    def decision_of(self, attempt: Attempt) -> Decision | None:
+        """The record of an attempt: why it waits, where it has not been sent."""
+        return attempt.decision or self._scheduler.decision(attempt.job.job_id, self._now())
 
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():

@@ -49,6 +49,7 @@ from inferry.ingress.runs import RunEndpoints
 from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 from inferry.observe.request_counts import RequestCounts
+from inferry.observe.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +74,13 @@ class App:
         tenants: TenantStoreExecutor | None = None,
         run_reader: RunQueries | None = None,
         problem: Callable[[], str | None] = lambda: None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._ledger_problem = problem
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
+        self._tracer = tracer
         self._auth = auth
         self._admin = Admin(
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
@@ -88,7 +91,7 @@ class App:
         self.responses = ResponsesEndpoint(gateway.wall, gateway.models, gateway.reserved_bytes)
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
-            b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse),
+            b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse, tracer),
             MESSAGES: MessagesEndpoint(),
             RESPONSES: self.responses,
             b"/v1/embeddings": EmbeddingsEndpoint(),
@@ -173,6 +176,8 @@ class App:
     # -- inference ---------------------------------------------------------------------------------------------------
 
     def _generate(self, endpoint: Endpoint, request: Request, reply: Reply) -> None:
+        if self._tracer is not None:
+            request.trace = self._tracer.begin(request.headers, request.target.partition(b"?")[0].decode("latin-1"))
         if request.problem is not None:
             self._metrics.refused(request.problem.code)
             self._refuse(request.problem, request, reply)
@@ -251,6 +256,8 @@ class App:
         self, job: InferenceJob, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
     ) -> None:
         gateway = self._gateway
+        if self._tracer is not None and request.trace is not None:
+            job = self._tracer.adopt(request.trace, job)
         try:
             stream = gateway.submit(job, caller)
         except GatewayError as error:
@@ -345,8 +352,11 @@ class App:
         own_id = request_id(request.headers)
         answer_id = own_id or generated_id
         wire_format = self._format_of(request)
+        status = wire_format.error_status(error)
+        if self._tracer is not None and request.trace is not None:
+            self._tracer.refused(request.trace, error, status)
         headers += wire_format.id_headers(answer_id)
-        reply.respond(wire_format.error_status(error), headers, wire_format.error_body(error, answer_id))
+        reply.respond(status, headers, wire_format.error_body(error, answer_id))
 
     def _format_of(self, request: Request) -> WireFormat:
         """The format of errors at this path."""

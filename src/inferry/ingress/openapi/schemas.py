@@ -23,6 +23,7 @@ from inferry.ingress.openapi import (
     response_objects,
     responses,
     storage_responses,
+    timeline_responses,
 )
 from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
@@ -100,7 +101,8 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects, storage_responses, job_responses, observation_responses)
+    calls = (responses, message_responses, response_objects)
+    modules = (*calls, storage_responses, job_responses, timeline_responses, observation_responses)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
