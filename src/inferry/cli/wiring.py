@@ -38,6 +38,7 @@ from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
+from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
@@ -171,7 +172,13 @@ def assemble(
         config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
     )
     _mount_storage(app, storage)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, Observation(metrics, clock))
+    observation = Observation(metrics, clock)
+    dashboard = DashboardData(
+        gateway, metrics, observation.history, config.lane_policies(), lambda: _open_run_reader(config.ledger)
+    )
+    observation.followers.append(dashboard.points.sample)
+    app.use_dashboard(dashboard)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
     _follow_tenants(config, service, watermarks)
     return service
 

@@ -205,6 +205,11 @@ class Gateway:
         runs = self._admission.runs
         return ((run, runs.status(run)) for run in runs.newest_first(tenant))
 
+    def all_runs(self, limit: int) -> list[tuple[Run, RunStatus]]:
+        """The latest runs of all tenants, those with calls in flight first; of both kinds at most `limit`."""
+        runs = self._admission.runs
+        return [(run, runs.status(run)) for run in runs.newest_of_all(limit)]
+
     def run_budget(self, tenant: str, run_id: str) -> AccountReport | None:
         return self._admission.gate.run_report(tenant, run_id)
 

@@ -147,6 +147,7 @@ class LedgerQueries:
                 *_usage(row),
                 # NULL instead of a division by zero.
                 (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
+                func.sum(row.cost_nanos).label("cost_nanos"),
                 func.avg(row.queue_ms).label("queue_ms_mean"),
                 func.avg(row.batch_size).label("batch_size_mean"),
             )
