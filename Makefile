@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients chromium test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
 	@echo "make clients  Claude Code, Codex and the Vercel AI SDK from npm, for their tests (700 MB); make test does this"
+	@echo "make chromium  Chromium from the system's packages, for the tests of the dashboard; make test does this"
 	@echo "make venv    the virtual environment with all development tools"
 
 $(VENV)/bin/python:
@@ -62,6 +63,9 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 
 clients: $(NODE_CLIENTS)
 
+chromium:
+	@scripts/install_chromium.sh
+
 # Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
 # and the build contains plain Python.
 build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
@@ -88,7 +92,7 @@ check: $(VENV)/.installed-dev
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev $(NODE_CLIENTS)
+test: $(VENV)/.installed-dev $(NODE_CLIENTS) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'

@@ -27,6 +27,7 @@ from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.runs.registry import Run, RunSnapshot, RunStatus, Totals
+from inferry.runs.run import tree_totals
 from inferry.streams.mailbox import JobStream
 
 __all__ = [
@@ -206,9 +207,13 @@ class Gateway:
         return ((run, runs.status(run)) for run in runs.newest_first(tenant))
 
     def all_runs(self, limit: int) -> list[tuple[Run, RunStatus]]:
-        """The latest runs of all tenants, those with calls in flight first; of both kinds at most `limit`."""
+        """The latest roots of all tenants, those with calls in flight first; of both kinds at most `limit`."""
         runs = self._admission.runs
         return [(run, runs.status(run)) for run in runs.newest_of_all(limit)]
+
+    def tree_totals(self, run: Run, most_runs: int) -> tuple[Totals, int]:
+        """Sums over at most `most_runs` runs of a tree, and their number."""
+        return tree_totals(run, most_runs)
 
     def run_budget(self, tenant: str, run_id: str) -> AccountReport | None:
         return self._admission.gate.run_report(tenant, run_id)

@@ -285,15 +285,16 @@ class RunRegistry:
                 yield run
 
     def newest_of_all(self, limit: int) -> list[Run]:
-        """Runs of all tenants by their last call, the latest first: those in flight, then the others.
+        """Roots of all tenants by their last call, the latest first: those in flight, then the others.
 
         Of each kind at most `limit`, found among the latest `MAX_LISTED_RUNS`. Calls without a run are listed while
         they are in flight.
         """
         latest = [*islice(reversed(self._anonymous.values()), limit)]
         latest += islice(reversed(self._runs.values()), MAX_LISTED_RUNS)
-        active = [run for run in latest if run.tree_in_flight]
-        return active[:limit] + [run for run in latest if not run.tree_in_flight][:limit]
+        roots = [run for run in latest if run.parent is None]
+        active = [run for run in roots if run.tree_in_flight]
+        return active[:limit] + [run for run in roots if not run.tree_in_flight][:limit]
 
     def status(self, run: Run) -> RunStatus:
         if self.is_cancelled(run):

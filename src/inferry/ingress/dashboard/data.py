@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from inferry._version import __version__
-from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.gateway import Gateway, Run, RunStatus
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.ingress.dashboard import overview
@@ -31,6 +31,8 @@ RATE_WINDOW_S = 10.0
 MINUTE_S = 60.0
 COARSE_WINDOW_S = 15.0
 MAX_RUNS = 24
+MAX_TREE_RUNS = 1000
+"""Runs of one tree that are summed for a snapshot."""
 MAX_STEPS = 500
 COST_PERIOD_S = 86_400.0
 RUN_PERIOD_S = 600.0
@@ -140,15 +142,26 @@ class DashboardData:
     def runs(self, limit: int) -> list[RunState]:
         """The latest runs of all tenants: those with calls in flight first, then the others by their last call."""
         gateway, epoch = self._gateway, self._epoch
-        live = [overview.live_run(run, status, epoch, gateway.attempt_of) for run, status in gateway.all_runs(limit)]
+        live = [self._live_run(run, status, epoch) for run, status in gateway.all_runs(limit)]
         known = {(run.tenant, run.id) for run in live}
         recorded = [
             overview.recorded_run(row, is_cancelled=gateway.is_run_cancelled(row.tenant, row.run_id))
             for row in self._recorded.runs
-            if (row.tenant, row.run_id) not in known and not gateway.has_run(row.tenant, row.run_id)
+            if row.parent_run is None
+            and (row.tenant, row.run_id) not in known
+            and not gateway.has_run(row.tenant, row.run_id)
         ]
-        ordered = sorted(live + recorded, key=lambda run: (run.tree_in_flight == 0, -run.last_active_at))
-        return ordered[:limit]
+        # Active runs keep their order while they call.
+        active = [run for run in live if run.tree_in_flight]
+        others = [run for run in live if not run.tree_in_flight] + recorded
+        active.sort(key=lambda run: -run.started_at)
+        others.sort(key=lambda run: -run.last_active_at)
+        return (active + others)[:limit]
+
+    def _live_run(self, run: Run, status: RunStatus, epoch: float) -> RunState:
+        tree = self._gateway.tree_totals(run, MAX_TREE_RUNS)
+        is_partial = tree[1] >= MAX_TREE_RUNS
+        return overview.live_run(run, status, epoch, self._gateway.attempt_of, tree, is_partial=is_partial)
 
     async def timeline(self, tenant: str, run_id: str) -> Timeline | None:
         """The latest attempts of a run; None for an unknown run."""

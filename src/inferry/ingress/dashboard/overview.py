@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from inferry.dispatch.gateway import Run, RunStatus, WorkerReport
+from inferry.dispatch.gateway import Totals as RunTotals
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.tenants import NANOS_PER_UNIT
@@ -99,19 +100,22 @@ def totals(now: Figures, minute: Figures, lanes: Iterable[LaneState], workers: S
     )
 
 
-def live_run(run: Run, status: RunStatus, epoch: float, attempt_of: AttemptOf) -> RunState:
+def live_run(
+    run: Run, status: RunStatus, epoch: float, attempt_of: AttemptOf, tree: tuple[RunTotals, int], *, is_partial: bool
+) -> RunState:
     """A run in memory. `epoch` is the Unix time at 0 of the gateway's clock."""
     states = {"queued": 0, "sent": 0, "streaming": 0, "ended": 0}
     for _, job_id in zip(range(MAX_COUNTED_CALLS), run.in_flight, strict=False):
         attempt = attempt_of(job_id)
         states["queued" if attempt is None else attempt.state.value] += 1
-    used = run.totals
+    used, runs = tree
     return RunState(
         id=run.run_id,
         tenant=run.tenant,
         status=status,
-        parent_run_id=None if run.parent is None else run.parent.run_id,
         is_call=run.is_anonymous,
+        is_partial=is_partial,
+        sub_runs=runs - 1,
         started_at=epoch + run.first_call_at,
         last_active_at=epoch + run.last_activity_at,
         queued=states["queued"],
@@ -132,8 +136,9 @@ def recorded_run(row: Any, *, is_cancelled: bool) -> RunState:
         id=row.run_id,
         tenant=row.tenant,
         status=RunStatus.CANCELLED if is_cancelled else RunStatus.IDLE,
-        parent_run_id=row.parent_run,
-        is_call=row.jobs == 1 and row.steps == 1,
+        is_call=row.jobs == 1,
+        is_partial=False,
+        sub_runs=0,
         started_at=row.started_at,
         last_active_at=row.ended_at,
         queued=0,

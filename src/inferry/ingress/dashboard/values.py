@@ -51,13 +51,15 @@ class WorkerState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RunState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run. `queued`, `prefill` and `decode` count its own calls in flight; a run without a name is one call."""
+    """One run with its sub-runs. `queued`, `prefill` and `decode` count its own calls in flight; a run without a name
+    is one call. `is_partial`: the tree is so large that calls, tokens and cost cover a part of it."""
 
     id: str
     tenant: str
     status: RunStatus
-    parent_run_id: str | None
     is_call: bool
+    is_partial: bool
+    sub_runs: int
     started_at: float
     last_active_at: float
     queued: int

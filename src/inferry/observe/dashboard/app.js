@@ -1,5 +1,6 @@
 // Puts the page together: one stream of snapshots in, panels out, and the few actions.
 
+import { setSpan } from "./charts.js";
 import { byId, setAttribute, setText } from "./dom.js";
 import { count, seconds } from "./format.js";
 import { LanesPanel } from "./lanes.js";
@@ -73,7 +74,14 @@ const panels = [
   new RunsPanel(byId("run-rows"), { open: (run) => runDialog.open(run), cancel: cancelRun, copy }),
 ];
 
+let times = [];
+const showSeries = (series) => {
+  times = series.at;
+  for (const panel of panels) panel.series?.(series);
+};
+
 const showLive = (state) => {
+  setText(byId("span"), `last ${Math.round(setSpan(times, state.at) / 60)} minutes`);
   const [text, level] = STATUS[state.status];
   setText(byId("status"), text);
   setAttribute(byId("status"), "data-state", level);
@@ -118,7 +126,7 @@ const stream = new Stream({
   live: showLive,
   session: showSession,
   connection: showConnection,
-  series: (series) => panels.forEach((panel) => panel.series?.(series)),
+  series: showSeries,
 });
 
 byId("sign-in").addEventListener("submit", async (event) => {

@@ -2,7 +2,16 @@
 
 import { s, setAttribute } from "./dom.js";
 
-export const SPAN_S = 900;
+const MOST_S = 900;
+const LEAST_S = 120;
+
+// The time that the charts cover: all that is known of the last 15 minutes, so that a young gateway has charts too.
+let spanS = LEAST_S;
+export const setSpan = (times, now) => {
+  const oldest = times[0] ?? now;
+  spanS = Math.min(MOST_S, Math.max(LEAST_S, now - oldest));
+  return spanS;
+};
 
 // Values over time: those of the gateway's series, and the live ones that came after it.
 export class Course {
@@ -23,11 +32,11 @@ export class Course {
   }
 
   points(now) {
-    return [...this.history, ...this.tail].filter(([at]) => at >= now - SPAN_S - 10);
+    return [...this.history, ...this.tail].filter(([at]) => at >= now - spanS - 10);
   }
 }
 
-const x = (at, now) => 100 * (1 - (now - at) / SPAN_S);
+const x = (at, now) => 100 * (1 - (now - at) / spanS);
 const fixed = (value) => value.toFixed(2);
 
 // Runs of points without a gap. A value that is not known is a gap.
@@ -110,13 +119,13 @@ export const targetChart = (label, number) => {
 
 const CELLS = 60;
 
-// One cell per 15 seconds, coloured by the share of calls that met the target.
+// One cell per sixtieth of the time, coloured by the share of calls that met the target.
 export const attainmentStrip = (label) => {
   const cells = Array.from({ length: CELLS }, (_, at) => s("rect", { x: (100 / CELLS) * at + 0.18, y: 0, width: 100 / CELLS - 0.36, height: 100, rx: 0.25 }));
   const node = box("strip", label, ...cells);
   const update = (points, now) => {
-    const step = SPAN_S / CELLS;
-    const last = Math.ceil(now / step) * step;
+    const step = spanS / CELLS;
+    const last = spanS === MOST_S ? Math.ceil(now / step) * step : now;
     const worst = new Array(CELLS).fill(null);
     for (const [at, value] of points) {
       const cell = CELLS - 1 - Math.floor((last - at) / step);

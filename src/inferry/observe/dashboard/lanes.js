@@ -23,7 +23,7 @@ class LaneRow {
     this.attained = h("strong", { class: "figure" }, "–");
     this.hasTarget = lane.ttft_target_ms !== null;
     this.chart = this.hasTarget ? targetChart(`${name}: p95 time to first token`, name) : sparkline(`${name}: queued calls`);
-    this.strip = this.hasTarget ? attainmentStrip(`${name}: attainment per 15 seconds`) : null;
+    this.strip = this.hasTarget ? attainmentStrip(`${name}: attainment over time`) : null;
     this.targetLabel = h("span", { class: "target-label" });
     this.course = new Course();
     this.attainment = new Course();

@@ -3,6 +3,8 @@
 import { byId, h, KeyedList, setAttribute, setShare, setText } from "./dom.js";
 import { ago, count, money, seconds } from "./format.js";
 
+const SHOWN = 5;
+
 class AlertRow {
   constructor() {
     this.name = h("strong");
@@ -75,8 +77,10 @@ export class CostsPanel {
     const worth = (tenant) => (unit === "cost" ? tenant.cost ?? 0 : tenant.prompt_tokens + tenant.output_tokens);
     const most = Math.max(0, ...tenants.map(worth));
     setText(this.empty, state.costs === null ? "The ledger has not been read yet." : "No call has ended in the last 24 hours.");
-    this.list.update(tenants.slice(0, 6).map((tenant) => ({ tenant, unit, most })), (item) => item.tenant.tenant);
-    const others = tenants.slice(6).length + (state.costs?.others ?? 0);
+    this.list.update(tenants.slice(0, SHOWN).map((tenant) => ({ tenant, unit, most })), (item) => item.tenant.tenant);
+    const total = tenants.reduce((sum, tenant) => sum + (tenant.cost ?? 0), 0);
+    setText(byId("cost-note"), unit === "cost" && !state.costs.others ? `${money(total)} in the last 24 hours` : "last 24 hours");
+    const others = tenants.slice(SHOWN).length + (state.costs?.others ?? 0);
     const hint = unit === "tokens" && tenants.length ? "No model has a price: set prices in the configuration to see money." : "";
     setText(this.more, others ? `and ${count(others)} more tenants. ${hint}` : hint);
   }

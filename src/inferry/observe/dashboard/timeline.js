@@ -165,7 +165,7 @@ export class RunDialog {
     const names = { queue: "queue", decode: "model", tool: "tools" };
     this.split.replaceChildren(
       ...parts.map(([kind, value]) => {
-        const part = h("span", { class: `k-${kind}` }, h("b", {}, `${names[kind]} ${percent(value / total, 0)}`));
+        const part = h("span", { class: `k-${kind}` }, h("b", {}, value / total > 0.12 ? `${names[kind]} ${percent(value / total, 0)}` : ""));
         part.style.flexGrow = String(value / total);
         return part;
       }),

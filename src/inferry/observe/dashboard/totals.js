@@ -5,7 +5,7 @@ import { h, setAttribute, setText } from "./dom.js";
 import { count, percent, rate } from "./format.js";
 
 const TILES = [
-  { key: "calls", label: "Calls", unit: "per second", value: (t) => rate(t.calls_per_s), number: (t) => t.calls_per_s, series: "calls_per_s" },
+  { key: "calls", label: "Calls", unit: (t) => (t.refusals_per_s > 0 ? `per second · ${rate(t.refusals_per_s)} refused` : "per second"), value: (t) => rate(t.calls_per_s), number: (t) => t.calls_per_s, series: "calls_per_s" },
   { key: "tokens", label: "Output tokens", unit: "per second", value: (t) => rate(t.output_tokens_per_s), number: (t) => t.output_tokens_per_s, series: "output_tokens_per_s" },
   { key: "flight", label: "In flight", unit: (t) => `${count(t.queued)} queued`, value: (t) => count(t.in_flight), number: (t) => t.in_flight, series: "in_flight" },
   { key: "attained", label: "SLO attainment", unit: "last minute", value: (t) => percent(t.attainment), number: (t) => t.attainment, level: (t) => level(t.attainment), top: 1 },
@@ -27,14 +27,14 @@ export class TotalsPanel {
     this.tiles = TILES.map((spec) => {
       const value = h("strong", { class: "figure" }, "–");
       const unit = h("span", { class: "muted" });
-      const chart = sparkline(`${spec.label}, last 15 minutes`);
+      const chart = sparkline(`${spec.label} over time`);
       const node = h("div", { class: "tile card", data: { key: spec.key } }, h("span", { class: "label" }, spec.label), value, unit, chart.node);
       parent.append(node);
       return { spec, node, value, unit, chart, course: new Course() };
     });
   }
 
-  series(series, lanes) {
+  series(series) {
     for (const tile of this.tiles) {
       if (tile.spec.series) tile.course.setHistory(series.at, series[tile.spec.series]);
       else if (tile.spec.key === "use") tile.course.setHistory(series.at, utilisation(series, this.limits));

@@ -2,7 +2,7 @@
 
 import { Course, ring, sparkline } from "./charts.js";
 import { byId, h, KeyedList, setAttribute, setShare, setText } from "./dom.js";
-import { ago, count, DASH, percent } from "./format.js";
+import { count, DASH, percent, seconds } from "./format.js";
 
 class WorkerCard {
   constructor(worker, onAction) {
@@ -17,7 +17,7 @@ class WorkerCard {
     this.waiting = h("span", { class: "note" });
     this.batch = h("dd", {}, DASH);
     this.gpu = h("dd", {}, DASH);
-    this.chart = sparkline("Running sequences, last 15 minutes");
+    this.chart = sparkline("Running sequences over time");
     this.course = new Course();
     this.action = h("button", { class: "ghost small", type: "button", on: { click: () => onAction(this.worker) } });
     this.node = h(
@@ -69,7 +69,7 @@ class WorkerCard {
 
   draw(now) {
     const { worker } = this;
-    setText(this.meta, `${worker.kind} · group ${worker.group} · since ${ago(worker.since, now)}`);
+    setText(this.meta, `${worker.kind} · group ${worker.group} · for ${seconds(Math.max(1, now - worker.since))}`);
     this.course.add(now, worker.running);
     const points = this.course.points(now);
     this.chart.update(points, now, Math.max(1, worker.max_sequences ?? 0, ...points.map(([, value]) => value ?? 0)));
