@@ -172,12 +172,7 @@ def assemble(
         config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
     )
     _mount_storage(app, storage)
-    observation = Observation(metrics, clock)
-    dashboard = DashboardData(
-        gateway, metrics, observation.history, config.lane_policies(), lambda: _open_run_reader(config.ledger)
-    )
-    observation.followers.append(dashboard.points.sample)
-    app.use_dashboard(dashboard)
+    observation = _mount_dashboard(config, app, gateway, metrics, Observation(metrics, clock))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
     _follow_tenants(config, service, watermarks)
     return service
@@ -202,6 +197,18 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
+
+
+def _mount_dashboard(
+    config: Config, app: App, gateway: Gateway, metrics: Metrics, observation: Observation
+) -> Observation:
+    """Serve the dashboard. Its charts have one point per sample of the metrics."""
+    dashboard = DashboardData(
+        gateway, metrics, observation.history, config.lane_policies(), lambda: _open_run_reader(config.ledger)
+    )
+    observation.followers.append(dashboard.points.sample)
+    app.use_dashboard(dashboard)
+    return observation
 
 
 def _restored_admission(

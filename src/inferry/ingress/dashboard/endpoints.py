@@ -12,7 +12,7 @@ from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.dashboard.data import MAX_RUNS, DashboardData
 from inferry.ingress.dashboard.feed import OverviewFeed
 from inferry.ingress.dashboard.sessions import LIFETIME_S, Session, Sessions, SignInLimiter
-from inferry.ingress.dashboard.values import SessionState, Timeline
+from inferry.ingress.dashboard.values import RunStates, SessionState, Timeline
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.router import Fail, Refuse, Router
@@ -113,7 +113,7 @@ class DashboardEndpoints(Router):
             elif path == OVERVIEW:
                 reply.respond(200, _JSON, self._data.overview())
             else:
-                reply.respond(200, _JSON, msgspec.json.encode({"runs": self._data.runs(MAX_RUNS)}))
+                reply.respond(200, _JSON, msgspec.json.encode(RunStates(runs=self._data.runs(MAX_RUNS))))
             return True
         if not path.startswith(f"{RUNS}/"):
             return False

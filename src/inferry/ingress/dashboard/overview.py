@@ -3,20 +3,19 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from inferry.dispatch.gateway import Run, RunStatus, WorkerReport
-from inferry.dispatch.gateway import Totals as RunTotals
+from inferry.dispatch.gateway import Run, RunStatus, Totals, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.domain.workers import WorkerView
 from inferry.ingress.dashboard.values import (
+    GatewayTotals,
     LaneSeries,
     LaneState,
     RunState,
     Series,
     TenantCost,
     TenantCosts,
-    Totals,
     WorkerSeries,
     WorkerState,
 )
@@ -81,12 +80,12 @@ def _worker_state(report: WorkerReport, view: WorkerView | None, minute: WorkerF
     )
 
 
-def totals(now: Figures, minute: Figures, lanes: Iterable[LaneState], workers: Sequence[WorkerState]) -> Totals:
+def totals(now: Figures, minute: Figures, lanes: Iterable[LaneState], workers: Sequence[WorkerState]) -> GatewayTotals:
     limits = [one.max_sequences for one in workers]
     known = [one.gpu_utilization for one in workers if one.gpu_utilization is not None]
     judged = [(one.attainment, one.calls_per_s) for one in minute.lanes.values() if one.attainment is not None]
     weight = sum(calls for _, calls in judged)
-    return Totals(
+    return GatewayTotals(
         calls_per_s=_rounded(now.calls_per_s),
         prompt_tokens_per_s=_rounded(now.prompt_tokens_per_s),
         output_tokens_per_s=_rounded(now.output_tokens_per_s),
@@ -101,7 +100,7 @@ def totals(now: Figures, minute: Figures, lanes: Iterable[LaneState], workers: S
 
 
 def live_run(
-    run: Run, status: RunStatus, epoch: float, attempt_of: AttemptOf, tree: tuple[RunTotals, int], *, is_partial: bool
+    run: Run, status: RunStatus, epoch: float, attempt_of: AttemptOf, tree: tuple[Totals, int], *, is_partial: bool
 ) -> RunState:
     """A run in memory. `epoch` is the Unix time at 0 of the gateway's clock."""
     states = {"queued": 0, "sent": 0, "streaming": 0, "ended": 0}

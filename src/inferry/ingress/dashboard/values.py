@@ -73,6 +73,12 @@ class RunState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost: float | None
 
 
+class RunStates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The latest runs of all tenants."""
+
+    runs: list[RunState]
+
+
 class TenantCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tenant in the period. `cost` and `gpu_seconds` are None where none is known."""
 
@@ -106,7 +112,7 @@ class Alert(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GatewayTotals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole gateway over the last seconds. Token rates are of calls that have ended."""
 
     calls_per_s: float
@@ -153,7 +159,7 @@ class LiveState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: str
     started_at: float
     status: Literal["starting", "ready", "draining"]
-    totals: Totals
+    totals: GatewayTotals
     lanes: list[LaneState]
     workers: list[WorkerState]
     runs: list[RunState]

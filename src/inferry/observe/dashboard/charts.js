@@ -118,6 +118,7 @@ export const targetChart = (label, number) => {
 };
 
 const CELLS = 60;
+const SAMPLE_S = 5;
 
 // One cell per sixtieth of the time, coloured by the share of calls that met the target.
 export const attainmentStrip = (label) => {
@@ -127,9 +128,12 @@ export const attainmentStrip = (label) => {
     const step = spanS / CELLS;
     const last = spanS === MOST_S ? Math.ceil(now / step) * step : now;
     const worst = new Array(CELLS).fill(null);
+    const cellOf = (at) => CELLS - 1 - Math.floor((last - at) / step);
     for (const [at, value] of points) {
-      const cell = CELLS - 1 - Math.floor((last - at) / step);
-      if (value !== null && value !== undefined && cell >= 0 && cell < CELLS) worst[cell] = Math.min(worst[cell] ?? 1, value);
+      if (value === null || value === undefined) continue;
+      for (let cell = Math.max(0, cellOf(at - SAMPLE_S) + 1); cell <= Math.min(CELLS - 1, cellOf(at)); cell++) {
+        worst[cell] = Math.min(worst[cell] ?? 1, value);
+      }
     }
     worst.forEach((value, at) => setAttribute(cells[at], "class", level(value)));
   };
