@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.serving import cpu_seconds, free_port, parse_metrics, run_gateway, run_process, wait_for
-from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 
 SLOTS, SERVICE_MS = 4, 500
 CAPACITY = SLOTS * 1000 / SERVICE_MS
@@ -235,7 +235,7 @@ def _by_ten_seconds(calls: list[dict[str, Any]]) -> list[int]:
 
 def _accounts(url: str, calls: list[dict[str, Any]], page: dict[str, float]) -> dict[str, Any]:
     """Admitted calls in the ledger, against those of clients and metrics."""
-    with closing(open_sqlite_queries(url)) as ledger:
+    with closing(open_queries(url)) as ledger:
         rows = list(ledger.jobs(limit=10**9))
     outcomes: dict[str, int] = {}
     for row in rows:

@@ -21,7 +21,7 @@ from typing import Any, Self
 import aiohttp
 
 from benchmarks.serving import parse_metrics, run_gateway
-from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 
 MODEL = "inferry-tiny"
 ROUNDS = 110
@@ -226,7 +226,7 @@ async def _gauges(http: aiohttp.ClientSession) -> dict[str, float]:
 
 def _ledger_check(url: str) -> dict[str, int]:
     """Ledger rows of the steps of cancelled runs."""
-    with closing(open_sqlite_queries(url)) as ledger:
+    with closing(open_queries(url)) as ledger:
         rows = [row for row in ledger.jobs(limit=10**9) if row.error_code == "run_cancelled"]
     never_ran = [row for row in rows if row.queue_ms is None]
     return {

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from inferry.engine.tiny import ensure_tiny_model
 from support.children import TESTS, import_the_same_tree
+from support.postgres import PostgresServer
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -60,6 +61,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(TESTS).as_posix()
         if path not in ONCE and (path in BOTH or path.partition("/")[0] in BOTH):
             item.add_marker("both")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests that leave it running."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """An empty database."""
+    url = postgres.database()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a new ledger, in SQLite and in PostgreSQL: every store passes the same tests with both."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from inferry.cli.main import app
-from inferry.ledger.stores.file_lock import LedgerLocked, exclusive_use, lock_file
+from inferry.domain.ledger import LedgerLocked
+from inferry.ledger.stores.file_lock import exclusive_use, lock_file
 from inferry.ledger.stores.sqlite_open import open_for_writing
 
 Command = Callable[..., Any]

@@ -239,7 +239,6 @@ def test_only_a_mapping_is_a_configuration(raw: Any, kind: str) -> None:
         ({"workers": [{**VLLM, "prefill_tokens": 0}]}, "workers[0].prefill_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "chunk_tokens": 0}]}, "workers[0].chunk_tokens must be at least 1"),
         ({"workers": [{"kind": "embedded", "threads": 0}]}, "workers[0].threads must be at least 1"),
-        ({"ledger": "postgresql://host/db"}, "ledger must be a URL of the form sqlite:///PATH"),
     ],
 )
 def test_an_invalid_value_is_refused(raw: Any, message: str) -> None:

@@ -12,7 +12,7 @@ from inferry.admission.caller_directory import Directory
 from inferry.cli.main import app
 from inferry.domain.callers import Caller
 from inferry.domain.keys import hash_secret
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.tenants import TenantStore
 
 CONFIG = """
 tenants:
@@ -44,7 +44,7 @@ def told(result: Result) -> Any:
 
 
 def who(tmp_path: Path, key: str, wall: float = 0.0) -> Caller:
-    store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
+    store = TenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     found = store.snapshot()
     store.close()
     return Directory(found.tenants, found.keys, is_auth_required=True).caller(None, key.encode(), None, wall)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from inferry.cli.ledger import ledger_app, parse_duration
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from ledger.builders import an_entry
 from support.children import environment
 
@@ -35,7 +35,7 @@ def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def kept(url: str, *entries: LedgerEntry) -> None:
-    with closing(SqliteLedger(url)) as ledger:
+    with closing(AttemptStore(url)) as ledger:
         ledger.append(entries)
 
 
@@ -169,7 +169,7 @@ def test_an_invalid_duration_is_refused(text: str, run: Command) -> None:
 
 
 def test_a_script_reads_while_a_gateway_writes(url: str) -> None:
-    with closing(SqliteLedger(url)) as gateway:
+    with closing(AttemptStore(url)) as gateway:
         gateway.append(some_entries())
         answer = subprocess.run(
             [sys.executable, "-W", "error", "-m", "inferry.cli.ledger", "runs", "--json"],

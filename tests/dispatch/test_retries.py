@@ -13,6 +13,7 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.cli.gateway_wiring import make_gateway, make_loop
 from inferry.dispatch import lifecycle
 from inferry.dispatch.deadlines import Deadlines
+from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
 from inferry.domain.clock import SystemClock
@@ -83,6 +84,7 @@ class House:
             waits=WaitModel(depth),
             estimator=self.estimator,
             deadlines=Deadlines(None, self.clock.now),
+            gpu_accounting=GpuAccounting(self.clock, self.pool.reported_view, self.recorder.record),
             budget=budget,
         )
 

@@ -16,12 +16,12 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidApiKey, InvalidRequest
 from inferry.domain.keys import NewKey
 from inferry.domain.tenants import Limits, Tenant
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.tenants import TenantStore
 
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
 
 
-class Counted(SqliteTenantStore):
+class Counted(TenantStore):
     """Knows how often it was looked at."""
 
     looks = 0
@@ -31,8 +31,8 @@ class Counted(SqliteTenantStore):
         return super().version()
 
 
-def a_watch(directory: Path, mode: AuthMode = "auto", store: SqliteTenantStore | None = None) -> TenantWatcher:
-    store = store or SqliteTenantStore(f"sqlite:///{directory / 'ledger.db'}")
+def a_watch(directory: Path, mode: AuthMode = "auto", store: TenantStore | None = None) -> TenantWatcher:
+    store = store or TenantStore(f"sqlite:///{directory / 'ledger.db'}")
     return TenantWatcher(TenantManager(store, CONFIGURED), mode)
 
 
@@ -45,7 +45,7 @@ def run(
     directory: Path,
     body: Callable[[TenantWatcher], Awaitable[None]],
     mode: AuthMode = "auto",
-    store: SqliteTenantStore | None = None,
+    store: TenantStore | None = None,
 ) -> None:
     async def main() -> None:
         watch = a_watch(directory, mode, store)
@@ -171,7 +171,7 @@ def test_tenants_of_the_configuration_cannot_be_changed_at_runtime(tmp_path: Pat
 
 
 def test_the_configuration_overrides_tenants_of_the_database(tmp_path: Path) -> None:
-    store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
+    store = TenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     store.put_tenant(Tenant(name="acme", limits=Limits(max_concurrent=1000)))
     store.close()
     assert a_watch(tmp_path).directory.tenants == CONFIGURED
@@ -179,7 +179,7 @@ def test_the_configuration_overrides_tenants_of_the_database(tmp_path: Path) -> 
 
 def test_a_key_of_a_tenant_removed_from_the_configuration_is_refused(tmp_path: Path) -> None:
     key = a_watch(tmp_path).manager.create_key("acme", now=1.0).text
-    store = SqliteTenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
+    store = TenantStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     with pytest.raises(InvalidApiKey):
         caller(TenantWatcher(TenantManager(store, {})), key)
 

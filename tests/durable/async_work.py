@@ -14,7 +14,7 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.result_recorder import ResultRecorder
 from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.callback_secrets import CallbackSecretStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from inferry.ledger.stores.database import LedgerDatabase
 from support.virtual_time import LoopClock
 
 URL = "https://hooks.example/in"
@@ -50,7 +50,7 @@ def a_job_with_callback(id: str = "job_1", **changes: Any) -> AsyncJob:
 
 @asynccontextmanager
 async def stores(url: str = "sqlite:///:memory:") -> AsyncIterator[Stores]:
-    database = SqliteDatabase(url)
+    database = LedgerDatabase(url)
     executor = StoreExecutor()
     try:
         yield Stores(AsyncJobStore(database), CallbackSecretStore(database), executor)

@@ -9,7 +9,7 @@ from durable.async_work import OK, ScriptedExecute, a_job, a_runner, stores, unt
 from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail
 from inferry.domain.errors import LedgerUnavailable
 from inferry.durable.execute import CallAnswer, StoredCall
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from ledger.builders import an_entry
 from support.virtual_time import CreepingLoop, run_virtual
 
@@ -210,7 +210,7 @@ def test_what_a_stopped_gateway_left_runs_again_under_the_same_job_id_and_ends_o
 
 def test_a_try_that_a_killed_process_charged_keeps_its_job_id_whatever_refuses_it_later(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = SqliteLedger(url)
+    ledger = AttemptStore(url)
     ledger.append([an_entry(job_id="job_1-3")])
     ledger.close()
     answers = [CallAnswer(status=429, body=b"", retry_after_s=1.0), CallAnswer(status=502, body=b""), OK]

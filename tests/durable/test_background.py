@@ -20,8 +20,8 @@ from inferry.durable.event_log import EventLog, split_events
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.responses import MAX_CHAIN, StoredResponse, StoredResponses
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 
 
 class FakeGateway:
@@ -91,7 +91,7 @@ Start = Callable[[], Process]
 
 @asynccontextmanager
 async def a_database(path: Path, limits: StorageLimits | None = None) -> AsyncIterator[Start]:
-    with closing(SqliteDatabase(f"sqlite:///{path / 'ledger.db'}")) as database:
+    with closing(LedgerDatabase(f"sqlite:///{path / 'ledger.db'}")) as database:
         executor, clock = StoreExecutor(), ManualClock()
         documents = Documents(DocumentStore(database), executor, clock)
         yield lambda: Process(documents, limits or StorageLimits(), clock)

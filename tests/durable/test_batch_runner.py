@@ -18,10 +18,10 @@ from inferry.durable.batches import Batches, NewBatch
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.ledger.stores.attempts import AttemptStore
 from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.files import FileStore
-from inferry.ledger.stores.sqlite import SqliteLedger
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 from ledger.builders import an_entry
 from support.virtual_time import CreepingLoop, LoopClock, run_virtual
 
@@ -59,7 +59,7 @@ class Bench:
 
     def __init__(self, path: Path, engine: Engine, **limits: Any) -> None:
         self.engine = engine
-        self.database = SqliteDatabase(f"sqlite:///{path}")
+        self.database = LedgerDatabase(f"sqlite:///{path}")
         self.executor = StoreExecutor()
         self.clock = LoopClock()
         self.store = BatchStore(self.database)
@@ -260,7 +260,7 @@ def test_a_try_that_a_killed_process_charged_is_not_charged_under_another_job_id
         async with Bench(tmp_path / "db", engine) as bench:
             batch = await bench.create(2)
             await asyncio.sleep(1)
-        with closing(SqliteLedger(url)) as ledger:
+        with closing(AttemptStore(url)) as ledger:
             ledger.append([an_entry(f"{batch.id}-1-0", outcome=Outcome.DONE)])
         engine.calls.clear()
         engine.delay_s = 0.1

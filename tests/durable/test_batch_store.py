@@ -1,12 +1,11 @@
 """Items of batches in the database, and the window of items in flight."""
 
 from contextlib import closing
-from pathlib import Path
 
 from inferry.domain.storage import Batch, BatchDetail, BatchItem, ItemResult
 from inferry.durable.window import Window
 from inferry.ledger.stores.batches import BatchStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from inferry.ledger.stores.database import LedgerDatabase
 
 
 def a_batch(total: int) -> Batch:
@@ -24,8 +23,8 @@ def a_batch(total: int) -> Batch:
     )
 
 
-def test_a_result_is_written_once(tmp_path: Path) -> None:
-    with closing(SqliteDatabase(f"sqlite:///{tmp_path / 'db'}")) as database:
+def test_a_result_is_written_once(ledger_url: str) -> None:
+    with closing(LedgerDatabase(ledger_url)) as database:
         store = BatchStore(database)
         store.create(a_batch(2), [BatchItem(1, "a", b"{}"), BatchItem(2, "b", b"{}")], None)
         store.record([ItemResult("b", 1, "succeeded", b"first")])
@@ -39,8 +38,8 @@ def test_a_result_is_written_once(tmp_path: Path) -> None:
         assert outcomes == [("succeeded", b"first"), ("canceled", None)]
 
 
-def test_pages_are_limited_in_bytes_and_never_empty_before_the_end(tmp_path: Path) -> None:
-    with closing(SqliteDatabase(f"sqlite:///{tmp_path / 'db'}")) as database:
+def test_pages_are_limited_in_bytes_and_never_empty_before_the_end(ledger_url: str) -> None:
+    with closing(LedgerDatabase(ledger_url)) as database:
         store = BatchStore(database)
         store.create(a_batch(10), [BatchItem(number, str(number), b"x" * 100) for number in range(1, 11)], None)
         assert [item.number for item in store.pending("b", 0, 100, 250)] == [1, 2, 3]

@@ -13,13 +13,13 @@ from inferry.domain.storage import Document
 from inferry.durable.documents import Documents
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.sweeper import SLICE, Sweeper
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[DocumentStore]:
-    with closing(SqliteDatabase(f"sqlite:///{tmp_path / 'ledger.db'}")) as database:
+def store(ledger_url: str) -> Iterator[DocumentStore]:
+    with closing(LedgerDatabase(ledger_url)) as database:
         yield DocumentStore(database)
 
 
@@ -86,6 +86,7 @@ def test_all_documents_of_a_tenant_can_be_deleted(store: DocumentStore) -> None:
     assert store.get("other", "response", "3", now=0.0) is not None
 
 
+@pytest.mark.parametrize("ledger_url", ["sqlite"], indirect=True)
 def test_a_deleted_database_is_reported_as_unavailable(store: DocumentStore, tmp_path: Path) -> None:
     (tmp_path / "ledger.db").unlink()
     with pytest.raises(LedgerUnavailable):

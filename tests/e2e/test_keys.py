@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
@@ -61,7 +61,7 @@ def test_the_tenant_is_the_keys_not_the_headers(tmp_path: Path) -> None:
             assert (status, body["error"]["param"]) == (401, "x-inferry-tenant")
             assert name not in str(body)
         assert post(gateway.url, CHAT, CALL, {**bearer, "x-inferry-tenant": "acme"})[0] == 200
-    with open_sqlite_queries(gateway.config.ledger) as ledger:
+    with open_queries(gateway.config.ledger) as ledger:
         assert [(row.tenant, row.key_id) for row in ledger.jobs(limit=10)] == [("acme", key.split("_")[1])]
 
 

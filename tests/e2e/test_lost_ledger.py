@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.opening import open_queries
+from inferry.ledger.stores.tenants import TenantStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
 
@@ -39,7 +40,7 @@ def delete(directory: Path) -> None:
 
 def new_key(url: str) -> str:
     """What `inferry keys create` does, in a database of its own making where there is none."""
-    store = SqliteTenantStore(url)
+    store = TenantStore(url)
     made = store.create_key("acme", now=time.time(), with_tenant=True)
     store.close()
     return made.text
@@ -47,7 +48,7 @@ def new_key(url: str) -> str:
 
 def keys_in(url: str) -> list[str]:
     """The keys of the calls that the ledger has."""
-    with open_sqlite_queries(url) as ledger:
+    with open_queries(url) as ledger:
         return [row.key_id for row in ledger.jobs(limit=1000) if row.key_id]
 
 
@@ -112,7 +113,7 @@ def test_keys_of_a_replaced_database_are_refused(tmp_path: Path) -> None:
     with ScriptedGateway(tmp_path) as gateway:
         key = new_key(gateway.config.ledger)
         until(lambda: status_of(gateway)[0] == 401)
-        SqliteLedger(f"sqlite:///{tmp_path / 'other.db'}").close()
+        AttemptStore(f"sqlite:///{tmp_path / 'other.db'}").close()
         (tmp_path / "other.db").replace(tmp_path / "ledger.db")
         until(lambda: status_of(gateway, key)[0] == 401)
         assert status_of(gateway)[0] == 401
@@ -125,7 +126,7 @@ def test_an_invalid_file_in_place_of_the_ledger_counts_as_missing(tmp_path: Path
         until(lambda: not is_ready(gateway))
         assert status_of(gateway) == (503, "ledger_unavailable")
         delete(tmp_path)
-        SqliteLedger(gateway.config.ledger).close()
+        AttemptStore(gateway.config.ledger).close()
         until(lambda: is_ready(gateway))
         assert status_of(gateway) == (200, None)
 
@@ -135,9 +136,9 @@ def test_auth_off_stays_off_without_a_database(tmp_path: Path) -> None:
         delete(tmp_path)
         until(lambda: not is_ready(gateway))
         assert status_of(gateway) == (200, None)
-        SqliteLedger(gateway.config.ledger).close()
+        AttemptStore(gateway.config.ledger).close()
         until(lambda: is_ready(gateway))
-    with open_sqlite_queries(gateway.config.ledger) as ledger:
+    with open_queries(gateway.config.ledger) as ledger:
         assert len(ledger.jobs()) == 1
 
 
@@ -148,7 +149,7 @@ def test_spending_survives_a_replaced_database_and_a_restart(tmp_path: Path) -> 
         while status_of(gateway) == (200, None):
             answers += 1
         assert answers >= 1
-        SqliteLedger(f"sqlite:///{tmp_path / 'other.db'}").close()
+        AttemptStore(f"sqlite:///{tmp_path / 'other.db'}").close()
         (tmp_path / "other.db").replace(tmp_path / "ledger.db")
         until(lambda: gateway.service.tenants.manager.generation == 1)
         assert status_of(gateway) == (402, "tenant_budget_exhausted")

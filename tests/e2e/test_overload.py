@@ -176,9 +176,9 @@ def test_no_admitted_call_is_lost(tmp_path: Path) -> None:
         ]
         statuses = [call.result()[0] for call in calls]
     assert set(statuses) == {200, 429}
-    from inferry.ledger.stores.sqlite import open_sqlite_queries
+    from inferry.ledger.stores.opening import open_queries
 
-    with contextlib.closing(open_sqlite_queries(f"sqlite:///{tmp_path / 'ledger.db'}")) as ledger:
+    with contextlib.closing(open_queries(f"sqlite:///{tmp_path / 'ledger.db'}")) as ledger:
         rows = list(ledger.jobs(limit=1000))
     assert len(rows) == statuses.count(200)
     assert all(row.error_code is None for row in rows)

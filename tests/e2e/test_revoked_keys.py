@@ -12,8 +12,8 @@ import pytest
 from inferry.domain.ledger import Outcome
 from inferry.domain.tenants import Tenant
 from inferry.domain.workers import Capacity
-from inferry.ledger.stores.sqlite import open_sqlite_queries
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.opening import open_queries
+from inferry.ledger.stores.tenants import TenantStore
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, Answer, TenantGateway
 
@@ -77,9 +77,9 @@ def id_of(key: str) -> str:
     return key.split("_")[1]
 
 
-def store_of(gateway: Talking) -> SqliteTenantStore:
+def store_of(gateway: Talking) -> TenantStore:
     """The database as another process has it open."""
-    return SqliteTenantStore(gateway.config.ledger)
+    return TenantStore(gateway.config.ledger)
 
 
 def test_running_and_queued_calls_of_a_revoked_key_end_and_others_continue(gateway: Talking) -> None:
@@ -149,7 +149,7 @@ def test_what_was_delivered_to_a_revoked_key_is_charged_and_in_the_ledger(gatewa
     assert line.leased_tokens == 0
     gateway.stop()
     gateway.join()
-    with open_sqlite_queries(gateway.config.ledger) as ledger:
+    with open_queries(gateway.config.ledger) as ledger:
         (row,) = ledger.jobs()
     assert (row.outcome, row.error_code) == (Outcome.CANCELLED, "invalid_api_key")
     assert row.prompt_tokens + row.output_tokens == line.spent_tokens

@@ -10,7 +10,7 @@ import pytest
 
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES
-from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 from inferry.workers.openai_http.profiles import PROFILES
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
@@ -94,7 +94,7 @@ def test_no_call_runs_above_max_lane(tmp_path: Path, tenant: str, lane: str, gra
         body = {"model": "m", "messages": HELLO, "service_tier": "flex"}
         status, _, answer = post(gateway.url, CHAT, body, {"x-inferry-tenant": tenant, "x-inferry-lane": "P0"})
         assert (status, answer["error"]["code"]) == (403, "lane_not_allowed")
-    with open_sqlite_queries(gateway.config.ledger) as ledger:
+    with open_queries(gateway.config.ledger) as ledger:
         assert sorted(row.lane for row in ledger.jobs(tenant=tenant)) == [lane, lane, "P2"]
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from e2e.isolation_gateway import CALL, RUN, THEIRS, WORD, House, told
 from inferry.domain.values import replace
 from inferry.domain.workers import WorkerView
-from inferry.ledger.stores.sqlite import open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 from support.http_gateway import HttpGateway
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
@@ -39,7 +39,7 @@ def test_rows_of_the_ledger_have_the_tenant_and_the_key_that_called(env: House) 
     env.ask(env.acme_too, x_inferry_run_id=RUN, x_api_key=env.globex)
     env.stop()
     env.join()
-    with open_sqlite_queries(env.config.ledger) as ledger:
+    with open_queries(env.config.ledger) as ledger:
         rows = ledger.jobs(limit=100)
         mine = {row.key_id for row in rows if row.tenant == "acme"}
         assert mine == {key.split("_")[1] for key in (env.acme, env.acme_too)}

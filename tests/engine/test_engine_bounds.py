@@ -8,6 +8,7 @@ import torch
 
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
+from inferry.domain.work_costs import WorkCosts
 from inferry.engine import sampling as drawing
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
@@ -55,12 +56,15 @@ def test_a_stop_token_that_is_also_the_last_that_may_be_written_is_a_stop() -> N
     assert [(end.stopped, end.account.output_tokens) for end in ends] == [(True, 3)]
 
 
-def test_the_time_of_a_step_is_shared_by_the_tokens_that_were_computed_in_it() -> None:
+def test_the_time_of_a_step_is_shared_by_what_it_did_for_each_sequence() -> None:
     core = EngineCore(FakeRunner(CONFIG, context_tokens=100, eos_ids=frozenset()), CONFIG, clock=Ticks())
     core.add(Request(1, [5] * 6, greedy(1), Lane.P1))
     core.add(Request(2, [5] * 2, greedy(1), Lane.P1))
-    ends = core.step().ends
-    assert {end.account.key: end.account.gpu_seconds for end in ends} == {1: 0.75, 2: 0.25}
+    costs = WorkCosts()
+    long_s, short_s = (costs.base_s / 2 + costs.prefill_s(tokens, tokens) for tokens in (6, 2))
+    seconds = {end.account.key: end.account.gpu_seconds for end in core.step().ends}
+    assert seconds[1] == pytest.approx(long_s / (long_s + short_s))
+    assert seconds[1] + seconds[2] == pytest.approx(1.0)
 
 
 # -- planning --------------------------------------------------------------------------------------------------------

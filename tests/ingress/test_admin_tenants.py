@@ -20,7 +20,7 @@ from inferry.ingress.admin_tenants import PATHS, AdminTenants, WrongMethod
 from inferry.ingress.errors import error_body, error_headers
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.tenants import TenantStore
 
 ADMIN_KEY = "correct-horse-battery-staple"
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
@@ -53,7 +53,7 @@ class QueueLimiter:
     """Everything from the admin's endpoints to the database on the disk."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = SqliteTenantStore(f"sqlite:///{directory / 'ledger.db'}")
+        self.store = TenantStore(f"sqlite:///{directory / 'ledger.db'}")
         self.watch = TenantWatcher(TenantManager(self.store, CONFIGURED))
         gateway = cast(Gateway, _Gateway())
         self._admin = Admin(gateway, ADMIN_KEY, AdminTenants(self.watch, gateway, self._refuse))
@@ -250,10 +250,10 @@ def test_a_method_that_a_path_does_not_take_is_answered_with_those_it_does() -> 
 
 def test_a_database_that_fails_is_an_error_that_names_no_file(tmp_path: Path) -> None:
     async def body(door: QueueLimiter) -> None:
-        with door.store._file.engine().begin() as connection:
+        with door.store._connector.writing() as connection:
             connection.exec_driver_sql("DROP TABLE keys")
         status, told = await door.ask("GET", "/admin/keys")
-        assert (status, told["error"]["code"]) == (500, "internal_error")
+        assert (status, told["error"]["code"]) == (503, "ledger_unavailable")
         assert str(tmp_path) not in str(told)
 
     at_the_door(tmp_path, body)

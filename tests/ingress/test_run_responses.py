@@ -13,7 +13,7 @@ import pytest
 
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ingress.run_responses import hint
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
 
@@ -53,7 +53,7 @@ class RunsGateway(ScriptedGateway):
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[RunsGateway]:
     yesterday = time.time() - 86_400
-    ledger = SqliteLedger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger = AttemptStore(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.append(
         [
             _row("old-1", "yesterday", yesterday, total_ms=2000.0, queue_ms=500.0, cost_nanos=1_500_000_000),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.spending_queries import ACTIVE_S, HISTORY_S
-from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.opening import open_queries
 from ledger.builders import an_entry
 
 NOON = datetime(2026, 3, 15, 12, tzinfo=UTC).timestamp()
@@ -20,14 +20,14 @@ FIRST_OF_MARCH = datetime(2026, 3, 1, tzinfo=UTC).timestamp()
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[SqliteLedger]:
-    with closing(SqliteLedger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+def ledger(ledger_url: str) -> Iterator[AttemptStore]:
+    with closing(AttemptStore(ledger_url)) as ledger:
         yield ledger
 
 
 @pytest.fixture
-def queries(tmp_path: Path, ledger: SqliteLedger) -> Iterator[LedgerQueries]:
-    with open_sqlite_queries(f"sqlite:///{tmp_path}/ledger.db") as queries:
+def queries(ledger_url: str, ledger: AttemptStore) -> Iterator[LedgerQueries]:
+    with open_queries(ledger_url) as queries:
         yield queries
 
 
@@ -39,7 +39,7 @@ def tokens(queries: LedgerQueries, period: str) -> list[int]:
     return [one.tokens for one in queries.query_spending(NOON) if one.period == period]
 
 
-def test_the_first_moment_of_a_day_and_of_a_month_is_part_of_it(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_the_first_moment_of_a_day_and_of_a_month_is_part_of_it(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_answer(1, 1, MIDNIGHT),
@@ -52,7 +52,7 @@ def test_the_first_moment_of_a_day_and_of_a_month_is_part_of_it(ledger: SqliteLe
     assert tokens(queries, "month") == [111]
 
 
-def test_a_run_is_over_after_its_time_and_not_before(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_a_run_is_over_after_its_time_and_not_before(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_answer(1, 1, NOON - ACTIVE_S, run_id="just active"),
@@ -67,7 +67,7 @@ def test_a_run_is_over_after_its_time_and_not_before(ledger: SqliteLedger, queri
 
 
 def test_a_second_attempt_is_charged_for_the_whole_and_the_first_for_nothing(
-    ledger: SqliteLedger, queries: LedgerQueries
+    ledger: AttemptStore, queries: LedgerQueries
 ) -> None:
     ledger.append(
         [
@@ -80,12 +80,12 @@ def test_a_second_attempt_is_charged_for_the_whole_and_the_first_for_nothing(
     assert tokens(queries, "day") == [9]
 
 
-def test_of_one_moment_the_last_attempt_comes_first(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_of_one_moment_the_last_attempt_comes_first(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry("j", attempt=attempt, ended_at=5.0) for attempt in (1, 3, 2)])
     assert [entry.attempt for entry in queries.jobs()] == [3, 2, 1]
 
 
-def test_the_since_filter_includes_its_boundary(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_the_since_filter_includes_its_boundary(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_entry(1, ended_at=10.0, run_id="at", error_code="run_cancelled", outcome=Outcome.CANCELLED),
@@ -98,7 +98,7 @@ def test_the_since_filter_includes_its_boundary(ledger: SqliteLedger, queries: L
     assert [run.run_id for run in queries.runs(before=10.1)] == ["at", "before"]
 
 
-def test_nothing_of_another_tenants_run_of_the_same_name_is_seen(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_nothing_of_another_tenants_run_of_the_same_name_is_seen(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_entry(1, tenant="a", run_id="root"),

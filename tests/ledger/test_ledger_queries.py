@@ -6,26 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
-from inferry.ledger.stores.sqlite import SqliteLedger, open_sqlite_queries
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.opening import open_queries
 from ledger.builders import an_entry
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[SqliteLedger]:
-    with closing(SqliteLedger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+def ledger(ledger_url: str) -> Iterator[AttemptStore]:
+    with closing(AttemptStore(ledger_url)) as ledger:
         yield ledger
 
 
 @pytest.fixture
-def queries(tmp_path: Path, ledger: SqliteLedger) -> Iterator[LedgerQueries]:
-    with open_sqlite_queries(f"sqlite:///{tmp_path}/ledger.db") as queries:
+def queries(ledger_url: str, ledger: AttemptStore) -> Iterator[LedgerQueries]:
+    with open_queries(ledger_url) as queries:
         yield queries
 
 
@@ -150,7 +150,7 @@ def by_run(history: Sequence[LedgerEntry]) -> list[RunSummary]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_runs_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int) -> None:
+def test_runs_add_up(ledger: AttemptStore, queries: LedgerQueries, seed: int) -> None:
     history = a_history(seed)
     ledger.append(history)
     expected = by_run(history)
@@ -163,7 +163,7 @@ def test_runs_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tenants_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int) -> None:
+def test_tenants_add_up(ledger: AttemptStore, queries: LedgerQueries, seed: int) -> None:
     history = a_history(seed)
     ledger.append(history)
     groups = defaultdict(list)
@@ -176,12 +176,12 @@ def test_tenants_add_up(ledger: SqliteLedger, queries: LedgerQueries, seed: int)
     assert_same(queries.tenants(tenant="b"), [tenant for tenant in by_size if tenant.tenant == "b"])
 
 
-def test_the_same_run_id_of_two_tenants_is_two_runs(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_the_same_run_id_of_two_tenants_is_two_runs(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, tenant="a"), an_entry(2, tenant="b"), an_entry(3, tenant="b")])
     assert {(run.tenant, run.jobs) for run in queries.runs()} == {("a", 1), ("b", 2)}
 
 
-def test_a_job_that_was_lost_and_then_done_is_done(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_a_job_that_was_lost_and_then_done_is_done(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, outcome=Outcome.FAILED), an_entry(1, attempt=2)])
     (run,) = queries.runs()
     assert (run.jobs, run.attempts, run.done, run.failed) == (1, 2, 1, 0)
@@ -189,7 +189,7 @@ def test_a_job_that_was_lost_and_then_done_is_done(ledger: SqliteLedger, queries
     assert (tenant.jobs, tenant.attempts, tenant.done, tenant.failed) == (1, 2, 1, 0)
 
 
-def test_unmeasured_values_are_none_and_not_zero(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_unmeasured_values_are_none_and_not_zero(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1)])
     (run,) = queries.runs()
     assert (run.gpu_seconds, run.queue_ms_p50, run.queue_ms_mean, run.queue_ms_max) == (None, None, None, None)
@@ -197,13 +197,13 @@ def test_unmeasured_values_are_none_and_not_zero(ledger: SqliteLedger, queries: 
     assert (tenant.gpu_seconds, tenant.tokens_per_gpu_second, tenant.batch_size_mean) == (None, None, None)
 
 
-def test_no_gpu_time_at_all_is_no_rate(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_no_gpu_time_at_all_is_no_rate(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, gpu_seconds=0.0, prompt_tokens=10)])
     (tenant,) = queries.tenants()
     assert (tenant.gpu_seconds, tenant.tokens_per_gpu_second) == (0.0, None)
 
 
-def test_a_run_with_recent_work_is_shown_whole(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_a_run_with_recent_work_is_shown_whole(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, ended_at=100.0), an_entry(2, ended_at=200.0), an_entry(3, run_id="old", ended_at=100.0)])
     (run,) = queries.runs(since=150.0)
     assert (run.run_id, run.jobs) == ("run-1", 2)
@@ -211,7 +211,7 @@ def test_a_run_with_recent_work_is_shown_whole(ledger: SqliteLedger, queries: Le
     assert (tenant.runs, tenant.jobs) == (1, 1)
 
 
-def test_jobs_are_listed_newest_first_within_the_filter(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_jobs_are_listed_newest_first_within_the_filter(ledger: AttemptStore, queries: LedgerQueries) -> None:
     history = [an_entry(n, ended_at=float(n), tenant="ab"[n % 2], run_id=f"run-{n % 3}") for n in range(30)]
     ledger.append(history)
     newest_first = history[::-1]
@@ -221,14 +221,14 @@ def test_jobs_are_listed_newest_first_within_the_filter(ledger: SqliteLedger, qu
     assert queries.jobs(limit=100, since=20.0) == newest_first[:10]
 
 
-def test_names_are_values_and_never_sql(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_names_are_values_and_never_sql(ledger: AttemptStore, queries: LedgerQueries) -> None:
     nasty = "'; DROP TABLE attempts; --"
     ledger.append([an_entry(1, tenant=nasty), an_entry(2)])
     assert [run.tenant for run in queries.runs(tenant=nasty)] == [nasty]
     assert len(queries.jobs()) == 2
 
 
-def test_a_tree_is_a_run_and_all_that_is_below_it(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_a_tree_is_a_run_and_all_that_is_below_it(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append(
         [
             an_entry(1, run_id="root", output_tokens=1, cost_nanos=5),
@@ -247,18 +247,18 @@ def test_a_tree_is_a_run_and_all_that_is_below_it(ledger: SqliteLedger, queries:
     assert queries.tree("acme", "nobody").runs == 0
 
 
-def test_runs_that_name_each_other_in_a_circle_are_one_tree(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_runs_that_name_each_other_in_a_circle_are_one_tree(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, run_id="a", parent_run="b"), an_entry(2, run_id="b", parent_run="a")])
     assert queries.tree("acme", "a").runs == 2
 
 
-def test_runs_are_paged_by_their_last_end(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_runs_are_paged_by_their_last_end(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(n, run_id=f"run-{n}", ended_at=1000.0 + n) for n in range(5)])
     ledger.append([an_entry("late", run_id="run-1", ended_at=2000.0)])
     assert [run.run_id for run in queries.runs(before=1004.0)] == ["run-3", "run-2", "run-0"]
 
 
-def test_runs_that_lost_a_job_by_a_cancel_are_known(ledger: SqliteLedger, queries: LedgerQueries) -> None:
+def test_runs_that_lost_a_job_by_a_cancel_are_known(ledger: AttemptStore, queries: LedgerQueries) -> None:
     ledger.append([an_entry(1, error_code="run_cancelled", ended_at=50.0), an_entry(2, run_id="fine")])
     assert queries.cancelled_runs(since=0.0) == [("acme", "run-1")]
     assert queries.cancelled_runs(since=60.0) == []

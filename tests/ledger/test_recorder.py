@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.ledger import recorder as module
 from inferry.ledger.recorder import Recorder
 from ledger.builders import an_entry, entries
@@ -25,6 +25,7 @@ class FakeLedger:
         self.entered = threading.Event()
         self.appended = threading.Event()
         self.fail: Callable[[Sequence[LedgerEntry]], Exception | None] = lambda _: None
+        self.gpu_time: list[GpuTimeRow] = []
         self.calls = 0
         self.closed = 0
 
@@ -36,6 +37,9 @@ class FakeLedger:
             raise error
         self.batches.append(list(entries))
         self.appended.set()
+
+    def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
+        self.gpu_time += rows
 
     def close(self) -> None:
         self.closed += 1

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -16,7 +15,7 @@ from inferry.domain.spending import Spending
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.ledger.spending_queries import query_spending
-from inferry.ledger.stores.sqlite import SqliteLedger
+from inferry.ledger.stores.attempts import AttemptStore
 from ledger.builders import an_entry
 from support.builders import a_job
 
@@ -25,14 +24,14 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[SqliteLedger]:
-    with closing(SqliteLedger(f"sqlite:///{tmp_path}/ledger.db")) as ledger:
+def ledger(ledger_url: str) -> Iterator[AttemptStore]:
+    with closing(AttemptStore(ledger_url)) as ledger:
         yield ledger
 
 
 @pytest.fixture
-def engine(tmp_path: Path, ledger: SqliteLedger) -> Iterator[Engine]:
-    engine = create_engine(f"sqlite:///{tmp_path}/ledger.db")
+def engine(ledger_url: str, ledger: AttemptStore) -> Iterator[Engine]:
+    engine = create_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
     yield engine
     engine.dispose()
 
@@ -46,7 +45,7 @@ def found(rows: list[Spending], period: str) -> dict[tuple[str, str | None, str 
     return {(one.tenant, one.key_id, one.run_id): (one.tokens, one.nanos) for one in rows if one.period == period}
 
 
-def test_days_and_months_are_added_up_by_tenant_and_by_key(ledger: SqliteLedger, engine: Engine) -> None:
+def test_days_and_months_are_added_up_by_tenant_and_by_key(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append(
         [
             an_answer(1, 10, key_id="k1"),
@@ -69,7 +68,7 @@ def test_days_and_months_are_added_up_by_tenant_and_by_key(ledger: SqliteLedger,
     assert {one.tenant for one in query_spending(engine, NOON, tenant="b")} == {"b"}
 
 
-def test_only_charged_attempts_are_summed(ledger: SqliteLedger, engine: Engine) -> None:
+def test_only_charged_attempts_are_summed(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append(
         [
             an_answer(1, 10, outcome=Outcome.FAILED),
@@ -84,12 +83,12 @@ def test_only_charged_attempts_are_summed(ledger: SqliteLedger, engine: Engine) 
     assert found(query_spending(engine, NOON), "day") == {("a", None, None): (400, 80)}
 
 
-def test_a_call_whose_deadline_passed_after_its_first_token_is_added_up(ledger: SqliteLedger, engine: Engine) -> None:
+def test_a_call_whose_deadline_passed_after_its_first_token_is_added_up(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append([an_answer(1, 10, outcome=Outcome.EXPIRED, error_code="deadline_exceeded", first_token_ms=5.0)])
     assert found(query_spending(engine, NOON), "day") == {("a", None, None): (10, 10)}
 
 
-def test_a_run_has_spent_what_all_below_it_have(ledger: SqliteLedger, engine: Engine) -> None:
+def test_a_run_has_spent_what_all_below_it_have(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append(
         [
             an_answer(1, 10, run_id="root"),
@@ -115,7 +114,7 @@ def test_a_run_has_spent_what_all_below_it_have(ledger: SqliteLedger, engine: En
     }
 
 
-def test_runs_that_are_over_are_left_out_and_circles_end(ledger: SqliteLedger, engine: Engine) -> None:
+def test_runs_that_are_over_are_left_out_and_circles_end(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append(
         [
             an_answer(1, 10, run_id="old", ended_at=NOON - 25 * HOUR),
@@ -134,7 +133,7 @@ def test_runs_that_are_over_are_left_out_and_circles_end(ledger: SqliteLedger, e
     }
 
 
-def test_a_restarted_gateway_counts_earlier_spending(ledger: SqliteLedger, engine: Engine) -> None:
+def test_a_restarted_gateway_counts_earlier_spending(ledger: AttemptStore, engine: Engine) -> None:
     ledger.append([an_answer(1, 60, run_id="root"), an_answer(2, 30, run_id="sub", parent_run="root")])
     gate = QuotaGate({})
     gate.restore(query_spending(engine, NOON))

@@ -6,9 +6,11 @@ _RECORDER = ("tests/ledger/test_recorder.py",)
 _LOCK = ("tests/cli/test_cli_mistakes.py",)
 _QUERIES = ("tests/ledger/test_ledger_queries.py", "tests/ledger/test_ledger_bounds.py")
 _SPENDING = ("tests/ledger/test_spending_queries.py", "tests/ledger/test_ledger_bounds.py")
+_RETENTION = ("tests/ledger/test_retention.py",)
+_POSTGRES = ("tests/ledger/test_postgres_ledger.py",)
 
 GROUP = MutantGroup(
-    tests=(*_SPENDING, *_QUERIES, *_RECORDER, "tests/ledger/test_sqlite_ledger.py"),
+    tests=(*_SPENDING, *_QUERIES, *_RECORDER, "tests/ledger/test_sqlite_ledger.py", *_RETENTION, *_POSTGRES),
     mutants=(
         Mutant(
             "a database is locked by its name alone",
@@ -68,14 +70,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a job that was stopped and could not go on has not failed",
-            "ledger/queries.py",
+            "ledger/measures.py",
             '"failed": (Outcome.FAILED, Outcome.PREEMPTED)',
             '"failed": (Outcome.FAILED,)',
             _QUERIES,
         ),
         Mutant(
             "a job that was tried again counts twice",
-            "ledger/queries.py",
+            "ledger/measures.py",
             'jobs_where(row.is_last).label("jobs")',
             'func.count().label("jobs")',
             _QUERIES,
@@ -103,14 +105,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "tokens of unknown GPU time make a GPU faster",
-            "ledger/queries.py",
+            "ledger/measures.py",
             "case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))",
             "(row.prompt_tokens - row.cached_tokens + row.output_tokens)",
             _QUERIES,
         ),
         Mutant(
             "cached tokens make a GPU faster",
-            "ledger/queries.py",
+            "ledger/measures.py",
             "row.prompt_tokens - row.cached_tokens + row.output_tokens",
             "row.prompt_tokens + row.output_tokens",
             _QUERIES,
@@ -146,8 +148,8 @@ GROUP = MutantGroup(
         Mutant(
             "a tenant's spending is that of its last key",
             "ledger/spending_queries.py",
-            "tenants[tenant] = (before[0] + tokens, before[1] + nanos)",
-            "tenants[tenant] = (tokens, nanos)",
+            "tenants[name] = (of_tenant[0] + tokens, of_tenant[1] + nanos)",
+            "tenants[name] = (tokens, nanos)",
             _SPENDING,
         ),
         Mutant(
@@ -159,14 +161,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "lost attempts are charged after a restart",
-            "ledger/spending_queries.py",
+            "ledger/measures.py",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
             "_BILLABLE_OUTCOMES = tuple(one.value for one in Outcome)",
             _SPENDING,
         ),
         Mutant(
             "cancelled attempts are free after a restart",
-            "ledger/spending_queries.py",
+            "ledger/measures.py",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)",
             "_BILLABLE_OUTCOMES = (Outcome.DONE.value,)",
             _SPENDING,
@@ -184,6 +186,48 @@ GROUP = MutantGroup(
             "max(ended_at, row.ended_at)",
             "row.ended_at",
             _SPENDING,
+        ),
+        Mutant(
+            "a roll-up forgets that a run is in use",
+            "ledger/stores/retention.py",
+            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff",
+            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff * 2",
+            _RETENTION,
+        ),
+        Mutant(
+            "the children of a run go before it",
+            "ledger/stores/retention.py",
+            "for one in (newer, parent, child)",
+            "for one in (newer, child)",
+            _RETENTION,
+        ),
+        Mutant(
+            "a roll-up replaces the one before",
+            "ledger/stores/retention.py",
+            "        return stored + added\n",
+            "        return added\n",
+            _RETENTION,
+        ),
+        Mutant(
+            "a run that does not fit into a step counts with every step",
+            "ledger/stores/retention.py",
+            "(rows[:limit], False)",
+            "(rows[:limit], True)",
+            _RETENTION,
+        ),
+        Mutant(
+            "the spending of a day forgets what was rolled up",
+            "ledger/spending_queries.py",
+            "for query in (recent, rolled_up.group_by(r.tenant, r.key_id)):",
+            "for query in (recent,):",
+            _RETENTION,
+        ),
+        Mutant(
+            "a gateway in PostgreSQL does not lock out another",
+            "ledger/stores/postgres.py",
+            "            if not is_free:\n",
+            "            if False:\n",
+            _POSTGRES,
         ),
     ),
 )

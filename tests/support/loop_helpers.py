@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.domain.streams import Delta, End
 from inferry.streams.mailbox import JobStream
 from support.virtual_time import run_virtual
@@ -13,9 +13,13 @@ from support.virtual_time import run_virtual
 class ListLedger:
     def __init__(self) -> None:
         self.entries: list[LedgerEntry] = []
+        self.gpu_time: list[GpuTimeRow] = []
 
     def append(self, entries: Sequence[LedgerEntry]) -> None:
         self.entries.extend(entries)
+
+    def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
+        self.gpu_time.extend(rows)
 
     def close(self) -> None:
         pass

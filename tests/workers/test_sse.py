@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from inferry.cli.checkout import is_compiled
 from inferry.domain.streams import FinishReason
-from inferry.workers.openai_http.sse import EventScanner, scan_plain_events
+from inferry.workers.openai_http.chunk_schema import ReportedUsage
+from inferry.workers.openai_http.sse import EventScanner, scan_plain_events, to_usage
 
 
 def event(delta: dict[str, str], finish: str | None = None) -> bytes:
@@ -75,3 +76,9 @@ def test_paced_events_are_scanned_one_by_one() -> None:
         == scan_plain_events(b"")
         == (0, 0)
     )
+
+
+@pytest.mark.parametrize(("reported", "expected"), [(0, 0), (7, 7), (None, 3)])
+def test_output_tokens_are_counted_only_where_the_server_reports_none(reported: int | None, expected: int) -> None:
+    usage = to_usage(ReportedUsage(prompt_tokens=5, completion_tokens=reported), counted=3)
+    assert usage.output_tokens == expected

@@ -14,6 +14,7 @@ from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.fleet_monitor import FleetMonitor
 from inferry.dispatch.foreign_load import ForeignLoadBound
 from inferry.dispatch.gateway import Gateway
+from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.hedging import HedgePolicy
 from inferry.dispatch.job_host import JobHost
 from inferry.dispatch.lifecycle import JobLifecycle
@@ -65,6 +66,7 @@ def make_gateway(
     deadlines = Deadlines(request_timeout_s, clock.now)
     waits = WaitModel(depth)
     scheduler = Scheduler(lanes, weights=weight_of)
+    gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     loop = make_loop(
         scheduler=scheduler,
         lanes=lanes,
@@ -77,8 +79,10 @@ def make_gateway(
         waits=waits,
         estimator=estimator,
         deadlines=deadlines,
+        gpu_accounting=gpu_accounting,
         budget=admission,
     )
+    metrics.watch(gpu_time=gpu_accounting.metric_rows)
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks)
     return Gateway(
@@ -93,6 +97,7 @@ def make_gateway(
         deadlines=deadlines,
         recorder=recorder,
         metrics=metrics,
+        gpu_accounting=gpu_accounting,
         watermarks=watermarks,
     )
 
@@ -142,6 +147,7 @@ def make_loop(
     waits: WaitModel,
     estimator: Estimator,
     deadlines: Deadlines,
+    gpu_accounting: GpuAccounting,
     budget: Budget | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
@@ -150,12 +156,13 @@ def make_loop(
     foreign_load = ForeignLoadBound(depth, lambda worker: scheduler.use(worker).sequences)
     hedging = HedgePolicy(pool.policy.max_hedged_retry_ratio)
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
+    load = (depth, queue_admission, capacity, gpu_accounting, hedging, deadlines)
     events = JobEvents(
         queued=(depth, queue_admission, deadlines, metrics),
-        sent=(depth, queue_admission, capacity, hedging, deadlines, metrics),
-        first_token=(capacity, hedging, metrics),
+        sent=(*load, metrics),
+        first_token=(capacity, gpu_accounting, hedging, metrics),
         produced=(metrics,),
-        ended=(depth, queue_admission, capacity, hedging, deadlines, estimator, metrics, recorder, pool),
+        ended=(*load, estimator, metrics, recorder, pool),
     )
     tasks = TaskSet()
     cancel_sender = CancelSender(pool.worker, tasks.spawn)
@@ -168,6 +175,7 @@ def make_loop(
         events=events,
         cancel_sender=cancel_sender,
         usage_validator=usage_validator,
+        gpu_accounting=gpu_accounting,
         budget=budget,
     )
     return DispatchLoop(
@@ -177,7 +185,7 @@ def make_loop(
         lifecycle=lifecycle,
         queue_admission=queue_admission,
         depth=depth,
-        fleet=FleetMonitor(scheduler, pool, capacity, foreign_load, hedging, metrics, clock.now),
+        fleet=FleetMonitor(scheduler, pool, capacity, foreign_load, hedging, gpu_accounting, metrics, clock.now),
         usage_validator=usage_validator,
         cancel_sender=cancel_sender,
         tasks=tasks,

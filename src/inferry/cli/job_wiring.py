@@ -8,6 +8,7 @@ from typing import NamedTuple
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.schema import ConfigError
 from inferry.domain.clock import Clock
+from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.storage import StorageLimits
 from inferry.durable.async_job_runner import AsyncJobRunner
 from inferry.durable.async_jobs import AsyncJobs
@@ -19,8 +20,8 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.result_recorder import ResultRecorder
 from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.callback_secrets import CallbackSecretStore
-from inferry.ledger.stores.sqlite import LedgerUnusable, require_file
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from inferry.ledger.stores.database import LedgerDatabase
+from inferry.ledger.stores.opening import require_shared
 
 
 class AsyncWork(NamedTuple):
@@ -44,7 +45,7 @@ class AsyncWork(NamedTuple):
 
 
 def make_async_work(
-    database: SqliteDatabase,
+    database: LedgerDatabase,
     executor: StoreExecutor,
     limits: StorageLimits,
     callbacks: CallbacksConfig,
@@ -79,8 +80,8 @@ def make_async_work(
 def open_callback_secrets(ledger: str) -> Iterator[CallbackSecretStore]:
     """The secrets in a database, for a command. Raises ConfigError."""
     try:
-        require_file(ledger)
-        database = SqliteDatabase(ledger)
+        require_shared(ledger)
+        database = LedgerDatabase(ledger)
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
     try:

@@ -25,9 +25,10 @@ from inferry.cli.terminal import fail
 from inferry.dispatch.tenants import TenantManager
 from inferry.domain.errors import GatewayError
 from inferry.domain.keys import NewKey, key_as_dict
+from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.settings import LimitSettings, TenantSettings
-from inferry.ledger.stores.sqlite import LedgerUnusable, require_existing, require_file
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
+from inferry.ledger.stores.opening import require_existing, require_shared
+from inferry.ledger.stores.tenants import TenantStore
 
 keys_app = typer.Typer(help="API keys: create, list, revoke, rotate.", no_args_is_help=True)
 tenants_app = typer.Typer(help="Tenants in the database: list, show, set, remove.", no_args_is_help=True)
@@ -202,8 +203,8 @@ def _tenant_manager(
     try:
         config = load(config_file)
         url = ledger or config.ledger
-        (require_file if may_create else require_existing)(url)
-        manager = TenantManager(SqliteTenantStore(url), config.configured_tenants())
+        (require_shared if may_create else require_existing)(url)
+        manager = TenantManager(TenantStore(url), config.configured_tenants())
     except (ConfigError, LedgerUnusable) as error:
         fail(str(error))
     try:

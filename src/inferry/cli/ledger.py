@@ -15,11 +15,11 @@ from rich.text import Text
 
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
-from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
 from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
-from inferry.ledger.stores.sqlite import LedgerUnusable, open_sqlite_queries
+from inferry.ledger.stores.opening import open_queries
 
 DefaultUrl = Callable[[Path | None], str]
 Row = TypeVar("Row")
@@ -78,9 +78,9 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
     """The commands; `default_url(config file or None)` finds the ledger if --db is not given."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
-    def open_queries(source: SourceOptions) -> LedgerQueries:
+    def open_ledger(source: SourceOptions) -> LedgerQueries:
         try:
-            return open_sqlite_queries(source.db or default_url(source.config))
+            return open_queries(source.db or default_url(source.config))
         except LedgerUnusable as error:
             typer.echo(f"inferry ledger: {error}", err=True)
             raise typer.Exit(2) from error
@@ -89,7 +89,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
     @grouped
     def runs(*, source: SourceOptions, only: RunFilter) -> None:
         """Runs, latest first: steps, tokens, GPU time, cost, waits, fraction of time spent in model calls, outcome."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.runs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
         _show(rows, _runs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 
@@ -97,7 +97,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
     @grouped
     def tenants(*, source: SourceOptions, only: TenantFilter) -> None:
         """Tenants, largest first: runs, jobs, tokens, tokens per GPU-second."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.tenants(tenant=only.tenant, since=only.start_time)
         _show(rows, _tenants_table, as_json=source.as_json, filtered=bool(only.tenant or only.since))
 
@@ -105,7 +105,7 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
     @grouped
     def jobs(*, source: SourceOptions, only: RunFilter) -> None:
         """Attempts, latest first."""
-        with open_queries(source) as ledger:
+        with open_ledger(source) as ledger:
             rows = ledger.jobs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
         _show(rows, _jobs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
 

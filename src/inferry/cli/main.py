@@ -30,7 +30,7 @@ from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
 from inferry.cli.workers import workers_app
-from inferry.domain.ledger_urls import IN_MEMORY
+from inferry.domain.ledger_urls import IN_MEMORY, shown_ledger_url
 
 app = typer.Typer(
     name="inferry",
@@ -169,7 +169,9 @@ def _run_server(config: Config, host: str, port: int) -> None:
                 raise ConfigError(refusal)
             service.start()
             address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-            log.info("listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, config.ledger)
+            log.info(
+                "listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, shown_ledger_url(config.ledger)
+            )
             lifecycle.tune_gc()
             stop = lifecycle.StopSignals()
             with stop.installed():

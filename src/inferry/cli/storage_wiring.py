@@ -6,6 +6,7 @@ from typing import NamedTuple
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.job_wiring import AsyncWork, make_async_work
 from inferry.domain.clock import Clock
+from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits
 from inferry.durable.background import BackgroundResponses
 from inferry.durable.batch_runner import BatchRunner
@@ -19,16 +20,17 @@ from inferry.durable.sweeper import Sweeper
 from inferry.durable.tenant_data import TenantData
 from inferry.ledger.recorder import Recorder
 from inferry.ledger.stores.batches import BatchStore
+from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
-from inferry.ledger.stores.sqlite_database import SqliteDatabase
+from inferry.ledger.stores.retention import RetentionStore
 
 
 class Storage(NamedTuple):
     """Stored content, and the work that is stored."""
 
     limits: StorageLimits
-    database: SqliteDatabase
+    database: LedgerDatabase
     executor: StoreExecutor
     documents: Documents
     files: Files
@@ -63,6 +65,7 @@ LEDGER_TIMEOUT_S = 5.0
 def make_storage(
     ledger: str,
     limits: StorageLimits,
+    retention: RetentionPolicy,
     callbacks: CallbacksConfig,
     clock: Clock,
     execute: Execute,
@@ -71,7 +74,7 @@ def make_storage(
     max_line_bytes: int,
 ) -> Storage:
     """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
-    database = SqliteDatabase(ledger)
+    database = LedgerDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
     file_store.discard_uploads()
@@ -87,7 +90,14 @@ def make_storage(
         write_ledger=write_ledger,
     )
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
-    sweeps = (document_store.sweep, file_store.sweep, batch_store.sweep, async_work.store.sweep)
+    retention_store = RetentionStore(database, retention)
+    sweeps = (
+        document_store.sweep,
+        file_store.sweep,
+        batch_store.sweep,
+        async_work.store.sweep,
+        retention_store.sweep,
+    )
     documents = Documents(document_store, executor, clock)
     responses = StoredResponses(documents, limits)
     return Storage(

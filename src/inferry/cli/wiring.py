@@ -29,6 +29,7 @@ from inferry.dispatch.values import HealthPolicy, Sharing
 from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.dispatch.workers_file import InvalidWorkersFile, WatchedFile, WorkerReconciler, WorkersFileWatcher
 from inferry.domain.clock import Clock, SystemClock
+from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
@@ -44,10 +45,10 @@ from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.recorder import Recorder
-from inferry.ledger.stores import file_lock
-from inferry.ledger.stores.sqlite import LedgerUnusable, SqliteLedger, open_sqlite_queries
-from inferry.ledger.stores.sqlite_tenants import SqliteTenantStore
-from inferry.ledger.stores.sqlite_watermarks import SqliteWatermarkStore
+from inferry.ledger.stores import opening
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.tenants import TenantStore
+from inferry.ledger.stores.watermarks import WatermarkStore
 from inferry.observe.metrics import Metrics
 from inferry.runs.registry import RunRegistry
 
@@ -92,7 +93,7 @@ def exclusive_use(config: Config) -> Iterator[None]:
     """Lock the configuration's ledger against other gateways. Raises ConfigError where another one has it."""
     with ExitStack() as held:
         try:
-            held.enter_context(file_lock.exclusive_use(config.ledger))
+            held.enter_context(opening.exclusive_use(config.ledger))
         except LedgerUnusable as error:
             raise ConfigError(str(error)) from None
         yield
@@ -124,21 +125,18 @@ def assemble(
     kinds: Mapping[str, str] | None = None,
 ) -> Service:
     """The service around given workers."""
-    try:
-        recorder = Recorder(SqliteLedger(config.ledger))
-    except LedgerUnusable as error:
-        raise ConfigError(str(error)) from None
+    watermark_store, recorder = _open_ledger(config.ledger)
     tenants = TenantWatcher(
-        TenantManager(SqliteTenantStore(config.ledger), config.configured_tenants()),
+        TenantManager(TenantStore(config.ledger), config.configured_tenants()),
         config.auth.mode,
         wall=clock.wall,
     )
     run_reader = _open_run_reader(config.ledger)
-    gate, runs, watermarks = _restored_admission(config, run_reader, recorder, clock)
+    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.ledger_error is None))
+    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.is_ledger_up))
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -167,15 +165,23 @@ def assemble(
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    limit = config.server.max_body_bytes
-    storage = make_storage(
-        config.ledger, config.storage.limits(), config.callbacks, clock, calls, recorder, max_line_bytes=limit
-    )
+    storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
     observation = _mount_dashboard(config, app, gateway, metrics, Observation(metrics, clock))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
+    observation.followers.append(gateway.account_gpu_time)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
+    """Raises ConfigError where the ledger cannot be opened, or another gateway has it."""
+    try:
+        # First, because it locks a PostgreSQL database. A ledger in memory needs no watermarks: budgets end with it.
+        watermarks = None if url == IN_MEMORY else WatermarkStore(url, exclusive=True)
+        return watermarks, Recorder(AttemptStore(url))
+    except LedgerUnusable as error:
+        raise ConfigError(str(error)) from None
 
 
 def _http_limits(server: ServerConfig) -> HttpLimits:
@@ -185,6 +191,19 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
         heartbeat_interval_s=server.heartbeat_interval_s,
         max_unread_bytes=server.max_unread_bytes,
         max_prompts=server.max_prompts,
+    )
+
+
+def _make_storage(config: Config, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
+    return make_storage(
+        config.ledger,
+        config.storage.limits(),
+        config.retention.policy(),
+        config.callbacks,
+        clock,
+        calls,
+        recorder,
+        max_line_bytes=config.server.max_body_bytes,
     )
 
 
@@ -212,11 +231,13 @@ def _mount_dashboard(
 
 
 def _restored_admission(
-    config: Config, run_reader: LedgerQueries | None, recorder: Recorder, clock: Clock
+    config: Config,
+    run_reader: LedgerQueries | None,
+    store: WatermarkStore | None,
+    recorder: Recorder,
+    clock: Clock,
 ) -> tuple[QuotaGate, RunRegistry, WatermarkWriter | None]:
     """Quotas and runs as the ledger has them."""
-    # A ledger in memory ends with the process, and so do its budgets: it needs no watermarks.
-    store = None if config.ledger == IN_MEMORY else SqliteWatermarkStore(config.ledger)
     gate = QuotaGate(config.price_list(), watermarks=None if store is None else WatermarkTracker())
     runs = RunRegistry()
     if run_reader is not None:
@@ -249,18 +270,17 @@ def _health_policy(config: HealthConfig) -> HealthPolicy:
 
 
 def _load_spending(ledger: str, wall: float) -> list[Spending]:
-    """The spending of all tenants, read with a connection of its own."""
-    run_reader = _open_run_reader(ledger)
-    if run_reader is None:
+    """The spending of all tenants, read with a connection of its own. Raises LedgerUnusable."""
+    if ledger == IN_MEMORY:
         return []
-    with run_reader:
+    with opening.open_queries(ledger) as run_reader:
         return run_reader.query_spending(wall)
 
 
 def _open_run_reader(ledger: str) -> LedgerQueries | None:
     """The read side of the ledger; None for a ledger in memory."""
     try:
-        return open_sqlite_queries(ledger)
+        return opening.open_queries(ledger)
     except LedgerUnusable:
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from inferry.dispatch.capacity import CAPACITY_INTERVAL_S, CapacityTracker
 from inferry.dispatch.foreign_load import ForeignLoadBound
+from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.hedging import HedgePolicy
 from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
@@ -33,6 +34,7 @@ class FleetMonitor:
         capacity: CapacityTracker,
         foreign_load: ForeignLoadBound,
         hedging: HedgePolicy,
+        gpu_accounting: GpuAccounting,
         metrics: Metrics,
         now: Callable[[], float],
     ) -> None:
@@ -41,6 +43,7 @@ class FleetMonitor:
         self._capacity = capacity
         self._foreign_load = foreign_load
         self._hedging = hedging
+        self._gpu_accounting = gpu_accounting
         self._metrics = metrics
         self._now = now
         self._loop = asyncio.get_running_loop()
@@ -55,6 +58,7 @@ class FleetMonitor:
         self._metrics.register_models(view.models)
         self._metrics.register_worker(worker)
         now = self._now()
+        self._gpu_accounting.add_worker(view, now)
         self._scheduler.observe(self._foreign_load.bounded(self._capacity.update_view(view, now), now), now)
         self.on_change()
 
@@ -64,6 +68,7 @@ class FleetMonitor:
         self._capacity.forget(worker)
         self._foreign_load.forget(worker)
         self._hedging.forget(worker)
+        self._gpu_accounting.forget(worker)
         self._metrics.remove_worker(worker)
 
     def take_hedge_token(self) -> bool:
@@ -90,6 +95,7 @@ class FleetMonitor:
         for view in changed + self._foreign_load.refresh(now):
             self._scheduler.observe(view, now)
             self.on_change()
+        self._gpu_accounting.refresh(now)
         for attempt in self._hedging.due(self._pool.last_activity_at, now):
             self.on_overdue(attempt, now)
         if self.has_jobs():

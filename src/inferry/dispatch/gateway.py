@@ -10,6 +10,7 @@ from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
+from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.job_host import RETRY_AFTER_S, JobHost
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
@@ -64,6 +65,7 @@ class Gateway:
         deadlines: Deadlines,
         recorder: Recorder,
         metrics: Metrics,
+        gpu_accounting: GpuAccounting,
         watermarks: WatermarkWriter | None = None,
     ) -> None:
         self.models = models
@@ -78,6 +80,7 @@ class Gateway:
         self._deadlines = deadlines
         self._recorder = recorder
         self._metrics = metrics
+        self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
         self._retry_spreader = RetryAfterSpreader()
         self._is_draining = False
@@ -234,6 +237,10 @@ class Gateway:
     def worker_reports(self) -> list[WorkerReport]:
         return self._pool.report()
 
+    def account_gpu_time(self, now: float) -> None:
+        """Add the time since the last call to the workers' GPU time."""
+        self._gpu_accounting.sample(now)
+
     def drain_worker(self, name: str) -> None:
         self._pool.drain(name)
 
@@ -285,8 +292,10 @@ class Gateway:
 
     async def close(self) -> None:
         self.stop_timers()
+        self._gpu_accounting.sample(self.now())  # while the engines can be read
         await self._pool.close()
         await self._loop.close()
+        self._gpu_accounting.close()
         await asyncio.to_thread(self._recorder.close)  # it writes its buffer
         if self._watermarks is not None:
             await self._watermarks.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from inferry.dispatch.budget import Budget, budget_stop, is_budget_capped
 from inferry.dispatch.cancel_sender import CancelSender, PendingCancel
+from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.domain.attempts import Attempt
@@ -48,6 +49,7 @@ class JobLifecycle:
         events: JobEvents,
         cancel_sender: CancelSender,
         usage_validator: UsageValidator,
+        gpu_accounting: GpuAccounting,
         budget: Budget | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -57,6 +59,7 @@ class JobLifecycle:
         self._events = events
         self._cancel_sender = cancel_sender
         self._usage_validator = usage_validator
+        self._gpu_accounting = gpu_accounting
         self._budget = budget
         self._slo_targets = {
             lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
@@ -86,8 +89,10 @@ class JobLifecycle:
         for job in plan.jobs:
             stream = self.demux.get(job.job_id)
             assert stream is not None, "a planned job has a stream"
-            stream.attempt.sent(plan, now)
-            self._events.sent(stream.attempt, now)
+            attempt = stream.attempt
+            attempt.sent(plan, now)
+            attempt.decision = self._scheduler.decision(job.job_id, now)
+            self._events.sent(attempt, now)
 
     def stop(self, attempt: Attempt, reason: GatewayError) -> PendingCancel | None:
         """Have the worker end a running attempt for this reason."""
@@ -194,6 +199,7 @@ class JobLifecycle:
         if self._budget is not None and (unwelcome := self._budget.retry_refusal(retry.job)) is not None:
             self.end(stream, replace(end, error=unwelcome), now)
             return
+        self._gpu_accounting.meter(lost, end.usage, now)
         lost.ended(end, now)
         lost.resumed = not retry.from_start
         self._settle(lost, end, now)
@@ -221,6 +227,7 @@ class JobLifecycle:
         self._budget_stopped.discard(job.job_id)
         if self._budget is not None and is_budget_capped(job, end):
             end = replace(end, stopped=self._budget.exhausted_error(job.job_id), stopped_by_engine=True)
+        self._gpu_accounting.meter(attempt, end.usage, now)
         attempt.ended(end, now)
         usage = total_usage(job, attempt.usage())
         cost = None if self._budget is None else self._budget.ended(attempt, usage, now)

@@ -148,7 +148,7 @@ class DispatchLoop:
             self._delayed.pop(job_id).cancel()
             self._lifecycle.end(stream, Failed(job_id, reason), self._now())
             return None
-        if job_id in self._evicted or self._scheduler.cancel(job_id) is JobLocation.QUEUED:
+        if job_id in self._evicted or self._take_queued(stream.attempt):
             self._evicted.discard(job_id)
             self._lifecycle.end(stream, Failed(job_id, reason), self._now())
             self._request_tick()
@@ -157,10 +157,18 @@ class DispatchLoop:
 
     def evict_queued(self, job_ids: Iterable[str]) -> set[str]:
         """Take queued jobs out of the queue and return them: none of them will run. Each waits for its `cancel`."""
-        found = {job_id for job_id in job_ids if self._scheduler.cancel(job_id) is JobLocation.QUEUED}
+        attempts = [stream.attempt for job_id in job_ids if (stream := self._demux.get(job_id)) is not None]
+        found = {attempt.job.job_id for attempt in attempts if self._take_queued(attempt)}
         self._evicted |= found
         self._request_tick()
         return found
+
+    def _take_queued(self, attempt: Attempt) -> bool:
+        """Take the job out of the queue, with the record of its wait; say whether it was there."""
+        job_id = attempt.job.job_id
+        if attempt.plan is None:
+            attempt.decision = self._scheduler.decision(job_id, self._now())
+        return self._scheduler.cancel(job_id) is JobLocation.QUEUED
 
     def is_evicted(self, job_id: str) -> bool:
         """Whether the job was taken out of the queue and waits for its `cancel`."""
@@ -264,6 +272,7 @@ class DispatchLoop:
         for job in tick.expired:
             stream = self._demux.get(job.job_id)
             if stream is not None:
+                stream.attempt.decision = self._scheduler.decision(job.job_id, now)
                 waited = (now - job.arrived_at) * 1000
                 error = QueueTimeout(f"the deadline passed after {waited:.0f} ms in the queue of lane {job.lane.name}")
                 self._lifecycle.end(stream, Failed(job.job_id, error), now)

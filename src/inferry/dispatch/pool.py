@@ -65,6 +65,11 @@ class Pool:
     def view(self, name: str) -> WorkerView:
         return self._supervisors[name].view
 
+    def reported_view(self, name: str) -> WorkerView | None:
+        """The worker's own present view; None where there is no such worker."""
+        supervisor = self._supervisors.get(name)
+        return None if supervisor is None else supervisor.worker.view()
+
     def views(self) -> list[WorkerView]:
         return [supervisor.view for supervisor in self._supervisors.values()]
 

@@ -11,8 +11,14 @@ from inferry.domain.spending import Spending
 log = logging.getLogger(__name__)
 
 
+RETRY_S = 1.0
+
+
 class SpendingSync:
-    """Updates the gate's accounts from the ledger, off the event loop. Nothing is counted twice."""
+    """Updates the gate's accounts from the ledger, off the event loop. Nothing is counted twice.
+
+    A ledger that cannot be read is asked again until it answers. Meanwhile new ceilings count from now on.
+    """
 
     def __init__(self, gate: QuotaGate, clock: Clock, spent: Callable[[], list[Spending]]) -> None:
         self._gate = gate
@@ -36,8 +42,11 @@ class SpendingSync:
         try:
             while self._sync_requested:
                 self._sync_requested = False
-                self._gate.restore(await asyncio.to_thread(self._spent), self._clock.now())
-        except Exception:
-            log.exception("cannot read past spending: new ceilings count from now on")
+                try:
+                    self._gate.restore(await asyncio.to_thread(self._spent), self._clock.now())
+                except Exception as error:
+                    log.error("cannot read past spending (retry in %g s): %s", RETRY_S, error)
+                    self._sync_requested = True
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._task = None

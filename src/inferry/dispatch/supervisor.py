@@ -91,9 +91,15 @@ class WorkerSupervisor:
         self.view = view
         if previous.phase is not view.phase:
             self.since = self._clock.wall()
-        # A new observation time alone is no change for the scheduler.
+        # A new observation time or the engine's measured time alone is no change for the scheduler.
         if (
-            replace(previous, observed_at=view.observed_at, load=view.load, last_activity_at=view.last_activity_at)
+            replace(
+                previous,
+                observed_at=view.observed_at,
+                load=view.load,
+                busy_s=view.busy_s,
+                last_activity_at=view.last_activity_at,
+            )
             != view
         ):
             self._on_change(self)
@@ -177,7 +183,11 @@ class WorkerSupervisor:
         if reported.phase is not Phase.READY:
             return reported
         if self.breaker.state is not BreakerState.CLOSED:
-            return replace(reported, phase=Phase.DOWN if self.breaker.opens else Phase.STARTING)
+            return replace(
+                reported,
+                phase=Phase.DOWN if self.breaker.opens else Phase.STARTING,
+                breaker_open=self.breaker.opens > 0,
+            )
         capacity = self.breaker.capacity(reported.capacity, self._clock.now())
         if self.is_drained or self._pending_confirmations:
             return replace(reported, phase=Phase.DRAINING, capacity=capacity)

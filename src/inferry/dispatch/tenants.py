@@ -19,13 +19,15 @@ from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.domain.callers import Caller
 from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, LedgerUnavailable, NotFound
 from inferry.domain.keys import NewKey, TenantSnapshot, is_valid_tenant_name, key_as_dict, key_status
-from inferry.domain.ledger import LedgerFileLost
+from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.domain.settings import tenant_as_dict
 from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
+POLL_TIMEOUT_S = 5.0
+"""A database that has not answered a poll for this long is reported as down."""
 RETRY_AFTER_S = 2.0
 _DATABASE_GONE_MESSAGE = "the gateway's database is unavailable, so callers cannot be authenticated"
 AuthMode = Literal["auto", "on", "off"]
@@ -164,8 +166,9 @@ class TenantWatcher:
     Callbacks run on the event loop: `on_change` after the directory was replaced, `on_keys_ended` when keys may have
     become invalid (after a change, or when one expires), `on_replaced` when the database file was replaced.
 
-    While the database is missing, known keys stay valid and calls without a key are refused, because authentication may
-    have been turned on in the database that cannot be read. A database that was replaced is used from then on.
+    While the database does not answer, everything stays as it was read last. While its file is missing, known keys stay
+    valid and calls without a key are refused, because authentication may have been turned on in the file that cannot be
+    read. A file that was replaced is used from then on.
     """
 
     def __init__(
@@ -181,6 +184,7 @@ class TenantWatcher:
         self._next_expiry_at = math.inf
         self._generation = manager.generation
         self.ledger_error: str | None = None
+        self._asked_at: float | None = None
         self._polling = PeriodicTask(self._poll_and_expire, POLL_INTERVAL_S, "tenants and keys")
         # Serialises refreshes, so that an older directory never replaces a newer one.
         self._refresh_lock = asyncio.Lock()
@@ -192,6 +196,12 @@ class TenantWatcher:
     @property
     def is_auth_required(self) -> bool:
         return self.directory.is_auth_required
+
+    @property
+    def is_ledger_up(self) -> bool:
+        """Whether the database answered the last poll."""
+        is_overdue = self._asked_at is not None and time.monotonic() - self._asked_at > POLL_TIMEOUT_S
+        return not (is_overdue or self._last_error or self.ledger_error is not None)
 
     def caller(
         self, authorization: bytes | None, x_api_key: bytes | None, tenant_header: bytes | None, wall: float
@@ -235,6 +245,7 @@ class TenantWatcher:
     async def poll(self) -> None:
         """Read tenants and keys again if another process has changed them."""
         async with self._refresh_lock:
+            self._asked_at = time.monotonic()
             try:
                 found = await asyncio.to_thread(self._read_if_new)
             except LedgerFileLost as error:
@@ -245,12 +256,13 @@ class TenantWatcher:
             except (OSError, RuntimeError) as error:
                 if str(error) != self._last_error:
                     log.error("cannot read tenants and keys; keeping the current ones: %s", error)
-                    self._last_error = str(error)
+                    self._last_error = str(error) or type(error).__name__
                 return
-            self._last_error = ""
-            if self.ledger_error is not None:
+            finally:
+                self._asked_at = None
+            if self.ledger_error is not None or self._last_error:
                 log.warning("the ledger is available again")
-                self.ledger_error = None
+                self.ledger_error, self._last_error = None, ""
             if found is not None:
                 self._apply(found)
 
@@ -311,7 +323,7 @@ class TenantWatcher:
 def _as_client_errors() -> Iterator[None]:
     try:
         yield
-    except LedgerFileLost:
+    except (LedgerFileLost, LedgerUnusable):
         raise LedgerUnavailable("the gateway's database is unavailable", retry_after_s=RETRY_AFTER_S) from None
 
 

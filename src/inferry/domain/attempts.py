@@ -3,6 +3,7 @@
 import enum
 import sys
 
+from inferry.domain.decisions import Decision, to_text
 from inferry.domain.errors import (
     CallAborted,
     ClientClosed,
@@ -40,10 +41,16 @@ class Attempt:
     """queued -> sent -> streaming -> ended. Every attempt ends exactly once, from any state."""
 
     __slots__ = (
+        "batch_fill",
         "batch_size",
+        "decision",
         "end",
         "ended_at",
+        "engine_batch",
         "first_token_at",
+        "gpu_estimated",
+        "gpu_prefill_seconds",
+        "gpu_seconds",
         "granted_tokens",
         "job",
         "last_token_at",
@@ -66,6 +73,8 @@ class Attempt:
         self.state = AttemptState.QUEUED
         self.plan: BatchPlan | None = None
         self.batch_size: int | None = None
+        # Why it waited and why this worker; of an attempt that was never sent, why it waited.
+        self.decision: Decision | None = None
         self.sent_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -83,6 +92,13 @@ class Attempt:
         self.predicted: PredictedWait | None = None
         # Whether the worker reported a usage that cannot be true.
         self.usage_corrected = False
+        # GPU-seconds on the worker and the part of the prompt, and whether they are estimates; None if not sent.
+        self.gpu_seconds: float | None = None
+        self.gpu_prefill_seconds = 0.0
+        self.gpu_estimated: bool | None = None
+        # Mean number of sequences that ran on the worker beside this attempt, itself included; part of its limit.
+        self.engine_batch: float | None = None
+        self.batch_fill: float | None = None
         self.ledger_entry: LedgerEntry | None = None
         # For an ended attempt whose job is retried: whether from what this one wrote (True) or from its start.
         self.resumed: bool | None = None
@@ -152,17 +168,19 @@ class Attempt:
         if end is None:
             raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         usage = end.usage
+        gpu_seconds = usage.gpu_seconds if self.gpu_seconds is None else self.gpu_seconds
         if isinstance(end, Done) or self.first_token_at is None:
-            return usage
+            return Usage(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, gpu_seconds)
         # Lost without a usage report: the prompt was computed, and the delivered output is known.
         prompt = usage.prompt_tokens or self.job.footprint.prompt.expected
-        return Usage(prompt, usage.cached_tokens, max(usage.output_tokens, self.output_tokens), usage.gpu_seconds)
+        return Usage(prompt, usage.cached_tokens, max(usage.output_tokens, self.output_tokens), gpu_seconds)
 
     def entry(self, wall: float, cost_nanos: int | None = None) -> LedgerEntry:
         """The ledger entry of a finished attempt."""
         if self.end is None or self.ended_at is None:
             raise IllegalTransition(f"{self.job.job_id}: not ended yet")
         job, end, usage = self.job, self.end, self.usage()
+        decision = self.decision
         error: GatewayError | None = None if isinstance(end, Done) else end.error
         reported_error = end.stopped if isinstance(end, Done) else error
         return LedgerEntry(
@@ -193,6 +211,11 @@ class Attempt:
             cost_nanos=cost_nanos,
             template_id=job.template_id,
             attained=self.slo_attained,
+            batching_ms=None if decision is None else decision.held_s * 1000,
+            decision=None if decision is None else to_text(decision),
+            engine_batch=self.engine_batch,
+            batch_fill=self.batch_fill,
+            gpu_estimated=self.gpu_estimated,
         )
 
 

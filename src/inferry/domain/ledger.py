@@ -13,8 +13,54 @@ class Outcome(enum.Enum):
     PREEMPTED = "preempted"
 
 
+class LedgerUnusable(RuntimeError):
+    """The ledger cannot be opened, or does not answer. The message is for the operator."""
+
+
+class LedgerMissing(LedgerUnusable):
+    """The ledger does not exist yet."""
+
+
+class LedgerLocked(LedgerUnusable):
+    """Another gateway uses the database."""
+
+
 class LedgerFileLost(RuntimeError):
     """The database file was deleted or replaced while it was open."""
+
+
+class RetentionPolicy(Struct, frozen=True, kw_only=True):
+    """How long rows are kept, in seconds. None: for good."""
+
+    attempts_s: float | None = 90 * 86_400.0
+    gpu_time_s: float | None = 90 * 86_400.0
+    rollups_s: float | None = 730 * 86_400.0
+
+
+class GpuTimeKind(enum.Enum):
+    """What a worker's GPUs spent time on. `WORK` is output that was delivered, or is still being produced. The next
+    three are waste: attempts that their client, run or deadline ended; attempts preempted and started over; and work
+    done twice, which is the prompt of an attempt that resumes a job, and attempts whose output was lost.
+    """
+
+    WORK = "work"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    RECOMPUTED = "recomputed"
+    IDLE = "idle"
+    UNATTRIBUTED = "unattributed"
+
+
+class GpuTimeRow(Struct, frozen=True, kw_only=True):
+    """GPU-seconds of one kind on one worker from `started_at` to `ended_at` (Unix seconds). The rows of an interval add
+    up to its length times the worker's GPUs. Appending the same (worker, started_at, kind) again has no effect.
+    """
+
+    worker: str
+    started_at: float
+    kind: str
+    ended_at: float
+    gpu_seconds: float
 
 
 class LedgerEntry(Struct, frozen=True, kw_only=True):
@@ -25,7 +71,7 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     `queue_ms` that the job was held back to share a batch. `engine_batch` and `batch_fill`: mean number of sequences
     running on the worker while the attempt ran, and the fraction of the worker's limit. `gpu_estimated`: whether
     `gpu_seconds` is an estimate. `attained`: whether every token met the lane's target, None without one. `ended_at`:
-    Unix seconds.
+    Unix seconds. `decision`: why the job waited and why its worker was picked, as JSON (`domain.decisions`).
     """
 
     job_id: str
@@ -60,3 +106,4 @@ class LedgerEntry(Struct, frozen=True, kw_only=True):
     engine_batch: float | None = None
     batch_fill: float | None = None
     gpu_estimated: bool | None = None
+    decision: str | None = None

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.domain.plans import BatchPlan
 from inferry.domain.routes import GENERATES, Task
 from inferry.domain.streams import Item
@@ -120,5 +120,7 @@ class Ledger(Protocol):
     """Stores entries. Called from one thread at a time, never from the event loop."""
 
     def append(self, entries: Sequence[LedgerEntry]) -> None: ...
+
+    def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None: ...
 
     def close(self) -> None: ...

@@ -55,9 +55,12 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     clients. `pads`: a plan runs as one padded pass and needs one batch key. `controlled`: `capacity` is the upper bound
     within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
     `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
+    `gpus`: GPUs that the worker uses; 0 for a hosted API, whose GPU time is not accounted for. `busy_s`: seconds of its
+    steps since its start, where it measures them.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
-    whether predicted KV peaks are added up, or their sum is predicted over time.
+    whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
+    and is treated as down.
     """
 
     worker: str
@@ -80,4 +83,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     prefix_hits: int | None = None
     counts: EngineCounts | None = None
     counted_at: float | None = None
+    gpus: int = 1
+    busy_s: float | None = None
     last_activity_at: float | None = None
+    breaker_open: bool = False

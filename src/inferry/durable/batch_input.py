@@ -93,6 +93,8 @@ def _parse_line(line: bytes, endpoint: str) -> _Line | BatchError:
 def custom_id_error(custom_id: str) -> str | None:
     if not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         return f"`custom_id` must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
+    if "\0" in custom_id:
+        return "`custom_id` must not contain the NUL character"
     return None
 
 

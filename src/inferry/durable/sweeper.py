@@ -1,4 +1,4 @@
-"""Deletes expired content in slices, so that no transaction is long."""
+"""Deletes expired rows in slices, so that no transaction is long."""
 
 import asyncio
 import logging
@@ -51,9 +51,7 @@ class Sweeper:
             try:
                 deleted = await self.sweep()
                 if deleted:
-                    log.info("deleted %d expired rows of stored content", deleted)
+                    log.info("deleted %d expired rows", deleted)
             except Exception as error:
-                log.error(
-                    "cannot delete expired content (next try in %g s): %s", self._interval_s, type(error).__name__
-                )
+                log.error("cannot delete expired rows (next try in %g s): %s", self._interval_s, type(error).__name__)
             await asyncio.sleep(self._interval_s)

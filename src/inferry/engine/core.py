@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
+from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
@@ -36,7 +37,8 @@ class EngineCore:
     """Sequences in, tokens out, one step at a time.
 
     Rule: every added key ends exactly once, as a rejection, an end or an abort, and then holds no block. The time of a
-    step is divided among its sequences by the tokens computed, so that their accounts sum to the time of all steps.
+    step is divided among its sequences by what it did for them (`domain.work_costs`), so that their accounts sum to the
+    time of all steps.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EngineCore:
         self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
+        self._costs = WorkCosts()
 
     @property
     def has_work(self) -> bool:
@@ -124,6 +127,7 @@ class EngineCore:
             preemptions=self._preemptions,
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
+            busy_seconds=self.busy_seconds,
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -184,11 +188,10 @@ class EngineCore:
         pooled: list[tuple[int, bytes]] = []
         ended: list[tuple[Sequence, bool]] = []
         fresh = iter(sampled)
-        computed = 0
+        weights = self._weights(work)
         for piece in work:
             sequence = piece.sequence
             sequence.computed += piece.tokens
-            computed += piece.tokens
             if sequence.computed < len(sequence.tokens):
                 continue
             if sequence.is_pooled:
@@ -202,15 +205,41 @@ class EngineCore:
                 ended.append((sequence, True))
             elif len(sequence.tokens) >= sequence.limit:
                 ended.append((sequence, False))
-        seconds = self._clock() - started
-        self.busy_seconds += seconds
-        self._step_tokens, self._step_seconds = computed, seconds
-        for piece in work:
-            piece.sequence.gpu_seconds += seconds * piece.tokens / computed
+        self._charge(work, weights, self._clock() - started)
         for sequence, _ in ended:
             self._remove(sequence)
         ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
         return StepDone(tokens, ends, self.stats(), pooled)
+
+    def _weights(self, work: tuple[Work, ...]) -> list[float]:
+        """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""
+        costs, base_s = self._costs, self._costs.base_s / len(work)
+        return [
+            base_s + costs.decode_s(1, piece.sequence.computed)
+            if piece.tokens == 1  # a prompt of one token costs as much
+            else base_s + costs.prefill_s(piece.tokens, piece.sequence.computed + piece.tokens)
+            for piece in work
+        ]
+
+    def _charge(self, work: tuple[Work, ...], weights: list[float], seconds: float) -> None:
+        """Divide the time of the step by the weights of its pieces, and learn the costs from it."""
+        self.busy_seconds += seconds
+        self._step_tokens, self._step_seconds = sum(piece.tokens for piece in work), seconds
+        scale = seconds / sum(weights)
+        decoded = prompt_tokens = 0
+        kv_tokens = 0.0
+        for piece, weight in zip(work, weights, strict=True):
+            sequence = piece.sequence
+            sequence.gpu_seconds += scale * weight
+            if piece.tokens == 1:
+                decoded += 1
+                kv_tokens += sequence.computed
+            else:
+                prompt_tokens += piece.tokens
+                kv_tokens += prefill_kv_tokens(piece.tokens, sequence.computed)
+        self._costs.add(seconds, seconds, 1, decoded, prompt_tokens, kv_tokens)
+        if self._steps % SOLVE_INTERVAL_STEPS == 0:
+            self._costs.solve()
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]

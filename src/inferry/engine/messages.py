@@ -54,7 +54,9 @@ ToEngine = Setup | Add | Abort | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
-    """State after a step: steps so far, sequences, KV cache, and the tokens and seconds of the step."""
+    """State after a step: steps so far, sequences, KV cache, the tokens and seconds of the step, and the seconds of all
+    steps.
+    """
 
     steps: int
     running: int
@@ -64,6 +66,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0
     step_tokens: int = 0
     step_seconds: float = 0.0
+    busy_seconds: float = 0.0
 
 
 class Ready(Struct, frozen=True, tag=10, array_like=True):

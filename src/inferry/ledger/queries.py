@@ -1,35 +1,33 @@
 """Reads and aggregates the ledger. The database computes the sums."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import (
     CTE,
     ColumnElement,
+    Connection,
     Engine,
-    FromClause,
     Select,
     and_,
     case,
     func,
-    literal,
-    not_,
     or_,
     select,
-    text,
+    union_all,
 )
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.runs import TreeSummary
 from inferry.domain.spending import Spending
+from inferry.ledger.client_errors import as_client_errors
+from inferry.ledger.measures import MEASURES, Columns, is_last, job_counts, measures, rolled_up, total, usage
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.schema import attempts
 from inferry.ledger.spending_queries import query_spending
-
-Columns = ReadOnlyColumnCollection[str, ColumnElement[Any]]
 
 
 class LedgerQueries:
@@ -49,6 +47,11 @@ class LedgerQueries:
     def close(self) -> None:
         self._engine.dispose()
 
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with as_client_errors(), self._engine.connect() as connection:
+            yield connection
+
     def query_spending(self, wall: float) -> list[Spending]:
         """What tenants, keys and unfinished runs have spent, for this UTC day and month."""
         return query_spending(self._engine, wall)
@@ -63,7 +66,7 @@ class LedgerQueries:
             .order_by(attempts.c.ended_at.desc(), attempts.c.job_id, attempts.c.attempt.desc())
             .limit(limit)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [_entry(dict(row)) for row in connection.execute(query).mappings()]
 
     def runs(
@@ -82,13 +85,13 @@ class LedgerQueries:
         """
         conditions = [*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent])]
         query = _run_totals(_ranked(_newest_runs(conditions, before, limit)).c)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [_run(dict(row)) for row in connection.execute(query).mappings()]
 
     def has_run(self, tenant: str, run: str) -> bool:
         """Whether an attempt of the run has ended."""
         query = select(attempts.c.job_id).where(*_matching(tenant, run, None)).limit(1)
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return connection.execute(query).first() is not None
 
     def sub_runs(self, tenant: str, run: str, limit: int = 100) -> list[str]:
@@ -100,12 +103,13 @@ class LedgerQueries:
             .order_by(func.max(attempts.c.ended_at).desc(), attempts.c.run_id)
             .limit(limit)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return list(connection.execute(query).scalars())
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
         """Totals of the run and its descendants."""
-        below = select(literal(run).label("run_id")).cte("below", recursive=True)
+        is_top = or_(attempts.c.run_id == run, attempts.c.parent_run == run)
+        below = select(attempts.c.run_id).where(attempts.c.tenant == tenant, is_top).cte("below", recursive=True)
         # UNION removes duplicates, so the recursion ends even where rows form a cycle.
         below = below.union(
             select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
@@ -117,9 +121,9 @@ class LedgerQueries:
                 func.coalesce(func.sum(attempts.c[name]), 0).label(name)
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens")
             ),
-            func.sum(attempts.c.cost_nanos).label("cost_nanos"),
+            total(attempts.c.cost_nanos).label("cost_nanos"),
         ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return TreeSummary(**connection.execute(query).mappings().one())
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
@@ -129,42 +133,43 @@ class LedgerQueries:
             .where(attempts.c.ended_at >= since, attempts.c.error_code == "run_cancelled")
             .distinct()
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [(tenant, run_id) for tenant, run_id in connection.execute(query)]
 
     def tenants(self, *, tenant: str | None = None, since: float | None = None) -> list[TenantSummary]:
-        """Totals per tenant of the attempts that ended at or after `since`, the most tokens first."""
+        """Totals per tenant of the attempts that ended at or after `since`, the most tokens first.
+
+        Of attempts whose rows were deleted, those of whole hours.
+        """
         counted = (
-            select(attempts, _is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
+            select(attempts, is_last(attempts).label("is_last")).where(*_matching(tenant, None, since)).cte("counted")
         )
-        row = counted.c
-        computed = case((row.gpu_seconds.is_not(None), row.prompt_tokens - row.cached_tokens + row.output_tokens))
+        runs = func.count(counted.c.run_id.distinct()).label("runs")
+        recent = select(counted.c.tenant, runs, *measures(counted.c)).group_by(counted.c.tenant)
+        row = union_all(recent, rolled_up(tenant, since)).subquery().c
+        totals = {name: total(row[name]) for name in ("runs", *MEASURES)}
         query = (
             select(
                 row.tenant,
-                func.count(row.run_id.distinct()).label("runs"),
-                *_counts(row),
-                *_usage(row),
+                *(totals[name].label(name) for name in _TENANT_TOTALS),
+                func.sum(row.gpu_seconds).label("gpu_seconds"),
                 # NULL instead of a division by zero.
-                (func.sum(computed) * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label("tokens_per_gpu_second"),
-                func.sum(row.cost_nanos).label("cost_nanos"),
-                func.avg(row.queue_ms).label("queue_ms_mean"),
-                func.avg(row.batch_size).label("batch_size_mean"),
+                (totals["measured_tokens"] * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label(
+                    "tokens_per_gpu_second"
+                ),
+                total(row.cost_nanos).label("cost_nanos"),
+                (func.sum(row.queue_ms) / func.nullif(totals["queued"], 0)).label("queue_ms_mean"),
+                (totals["batch_sizes"] * 1.0 / func.nullif(totals["batched"], 0)).label("batch_size_mean"),
             )
             .group_by(row.tenant)
-            .order_by((func.sum(row.prompt_tokens) + func.sum(row.output_tokens)).desc(), row.tenant)
+            .order_by((totals["prompt_tokens"] + totals["output_tokens"]).desc(), row.tenant)
         )
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return [TenantSummary(**row) for row in connection.execute(query).mappings()]
 
 
-_JOB_OUTCOMES = {
-    "done": (Outcome.DONE,),
-    "failed": (Outcome.FAILED, Outcome.PREEMPTED),
-    "cancelled": (Outcome.CANCELLED,),
-    "expired": (Outcome.EXPIRED,),
-}
-"""A job's outcome by the outcomes of its last attempt. One preempted without a later attempt has failed."""
+_TENANT_TOTALS = TenantSummary.__struct_fields__[1 : TenantSummary.__struct_fields__.index("gpu_seconds")]
+"""The columns of a tenant's summary that are sums of integers."""
 
 
 def _matching(tenant: str | None, run: str | None, since: float | None) -> Sequence[ColumnElement[bool]]:
@@ -199,7 +204,7 @@ def _ranked(chosen: CTE) -> CTE:
     return (
         select(
             attempts,
-            _is_last(attempts).label("is_last"),
+            is_last(attempts).label("is_last"),
             func.row_number().over(partition_by=partition, order_by=attempts.c.queue_ms).label("rank"),
             func.count(attempts.c.queue_ms).over(partition_by=partition).label("waits"),
             _uncovered_s(_ARRIVED_AT, partition[:2]).label("active_s"),
@@ -220,14 +225,14 @@ def _run_totals(row: Columns) -> Select[Any]:
             func.max(row.parent_run).label("parent_run"),
             *(func.max(case((row.lane == lane.name, 1), else_=0)).label(lane.name) for lane in Lane),
             func.count(row.step_id.distinct()).label("steps"),
-            *_counts(row),
-            *_usage(row),
+            *job_counts(row),
+            *usage(row),
             func.avg(case((is_middle, row.queue_ms))).label("queue_ms_p50"),
             func.avg(row.queue_ms).label("queue_ms_mean"),
             func.max(row.queue_ms).label("queue_ms_max"),
             (1000 * func.sum(row.active_s)).label("active_ms"),
             (1000 * func.sum(row.running_s)).label("running_ms"),
-            func.sum(row.cost_nanos).label("cost_nanos"),
+            total(row.cost_nanos).label("cost_nanos"),
             func.min(row.ended_at - row.total_ms / 1000).label("started_at"),
             func.max(row.ended_at).label("ended_at"),
         )
@@ -251,34 +256,6 @@ def _uncovered_s(start: ColumnElement[float], partition: Sequence[ColumnElement[
         (reached < end, end - reached),
         else_=0.0,
     )
-
-
-def _is_last(table: FromClause) -> ColumnElement[bool]:
-    """Whether this is the last attempt of its job."""
-    later = attempts.alias("later")
-    # The literal `attempt > 1` is implied, and lets the database use the partial index of retried attempts.
-    retried = and_(later.c.job_id == table.c.job_id, later.c.attempt > table.c.attempt, later.c.attempt > text("1"))
-    return not_(select(later.c.job_id).where(retried).exists())
-
-
-def _counts(row: Columns) -> list[ColumnElement[Any]]:
-    def jobs_where(condition: ColumnElement[bool]) -> ColumnElement[Any]:
-        return func.sum(case((condition, 1), else_=0))
-
-    return [
-        jobs_where(row.is_last).label("jobs"),
-        func.count().label("attempts"),
-        *(
-            jobs_where(and_(row.is_last, row.outcome.in_([one.value for one in outcomes]))).label(name)
-            for name, outcomes in _JOB_OUTCOMES.items()
-        ),
-    ]
-
-
-def _usage(row: Columns) -> list[ColumnElement[Any]]:
-    return [
-        func.sum(row[name]).label(name) for name in ("prompt_tokens", "cached_tokens", "output_tokens", "gpu_seconds")
-    ]
 
 
 def _entry(row: dict[str, Any]) -> LedgerEntry:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from inferry.domain.attempts import Attempt
-from inferry.domain.ledger import LedgerEntry
+from inferry.domain.ledger import GpuTimeRow, LedgerEntry
 from inferry.domain.ports import Ledger
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ INITIAL_RETRY_S = 0.05
 MAX_RETRY_S = 5.0
 # Raised by a ledger for an entry that it can never store, for example a lone surrogate or a 70-bit number.
 UNSTORABLE = (ValueError, TypeError, OverflowError)
+
+Record = LedgerEntry | GpuTimeRow
 
 
 class Recorder:
@@ -44,7 +46,7 @@ class Recorder:
         self._flush_interval_s = flush_interval_s
         self._max_batch = max_batch
         self._max_buffered = max_buffered
-        self._buffer: deque[LedgerEntry] = deque()
+        self._buffer: deque[Record] = deque()
         # Written by the event loop only.
         self._accepted = 0
         self._dropped = 0
@@ -90,7 +92,7 @@ class Recorder:
         if attempt.ledger_entry is not None:
             self.record(attempt.ledger_entry)
 
-    def record(self, entry: LedgerEntry) -> None:
+    def record(self, entry: Record) -> None:
         """Accept the entry. Never blocks."""
         buffered = self._accepted - self._settled
         if buffered >= self._max_buffered or self._closing.is_set():
@@ -154,19 +156,20 @@ class Recorder:
         finally:
             self._ledger.close()
 
-    def _take_batch(self) -> list[LedgerEntry]:
+    def _take_batch(self) -> list[Record]:
         buffer = self._buffer
         return [buffer.popleft() for _ in range(min(len(buffer), self._max_batch))]
 
-    def _write(self, batch: list[LedgerEntry]) -> None:
+    def _write(self, batch: list[Record]) -> None:
         """Return when every entry of the batch is written or dropped."""
         failures = 0
         while True:
             try:
-                self._ledger.append(batch)
+                self._append(batch)
             except UNSTORABLE as error:
                 if len(batch) == 1:
-                    log.error("the ledger cannot store job %r: %s", batch[0].job_id, type(error).__name__)
+                    name = batch[0].job_id if isinstance(batch[0], LedgerEntry) else batch[0].worker
+                    log.error("the ledger cannot store an entry of %r: %s", name, type(error).__name__)
                     self._settle(discarded=1)
                 else:
                     for entry in batch:
@@ -179,6 +182,13 @@ class Recorder:
             else:
                 self._settle(written=len(batch))
                 return
+
+    def _append(self, batch: list[Record]) -> None:
+        """Append each kind of entry. What was appended before a failure is appended again, without effect."""
+        self._ledger.append([entry for entry in batch if isinstance(entry, LedgerEntry)])
+        rows = [entry for entry in batch if isinstance(entry, GpuTimeRow)]
+        if rows:
+            self._ledger.append_gpu_time(rows)
 
     def _wait_to_retry(self, error: Exception, failures: int, size: int) -> bool:
         """Wait before the next try; False where the time for closing is over and the batch is lost."""

@@ -1,8 +1,12 @@
 """The tables of the ledger's database: attempts, tenants, keys and budget watermarks. `storage_schema` has the rest."""
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table
+from sqlalchemy import Text as AnyText
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+
+# Ordered by bytes in PostgreSQL too, whatever the database's language.
+Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
 
 metadata = MetaData()
 
@@ -41,7 +45,8 @@ attempts = Table(
     Column("engine_batch", Float),
     Column("batch_fill", Float),
     Column("gpu_estimated", Boolean),
-    Index("attempts_by_run", "tenant", "run_id"),
+    Column("decision", Text),
+    Index("attempts_by_run", "tenant", "run_id", "ended_at"),
     Index("attempts_by_end", "ended_at"),
 )
 
@@ -110,10 +115,59 @@ gpu_time = Table(
     Index("gpu_time_by_end", "ended_at"),
 )
 
+# Sums of attempts whose rows were deleted, by the hour in which they ended (its begin in Unix seconds). An attempt
+# counts in `attempts` or in here, never in both. Columns are as in `measures`; `key_id` is empty for calls without a
+# key. `runs`: runs of which no row is left.
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),
+    Column("tenant", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("lane", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True),
+    Column("runs", BigInteger, nullable=False),
+    Column("jobs", BigInteger, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("done", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("cancelled", BigInteger, nullable=False),
+    Column("expired", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("charged_tokens", BigInteger, nullable=False),
+    Column("charged_nanos", BigInteger, nullable=False),
+    Column("cost_nanos", BigInteger),
+    Column("gpu_seconds", Float),
+    Column("measured_tokens", BigInteger, nullable=False),
+    Column("queue_ms", Float, nullable=False),
+    Column("queued", BigInteger, nullable=False),
+    Column("batch_sizes", BigInteger, nullable=False),
+    Column("batched", BigInteger, nullable=False),
+    Column("attained", BigInteger, nullable=False),
+    Column("missed", BigInteger, nullable=False),
+)
+
+# The same for `gpu_time`.
+gpu_rollups = Table(
+    "gpu_rollups",
+    metadata,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),
+    Column("worker", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("gpu_seconds", Float, nullable=False),
+)
+
 # A partial index: most runs have no parent.
 HAS_PARENT = attempts.c.parent_run.is_not(None)
 Index(
-    "attempts_by_parent", attempts.c.tenant, attempts.c.parent_run, sqlite_where=HAS_PARENT, postgresql_where=HAS_PARENT
+    "attempts_by_parent",
+    attempts.c.tenant,
+    attempts.c.parent_run,
+    attempts.c.ended_at,
+    sqlite_where=HAS_PARENT,
+    postgresql_where=HAS_PARENT,
 )
 
 _BY_PARENT = "attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL"
@@ -134,7 +188,17 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
+        ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
+    ),
+    6: (
+        ("attempts", "DROP INDEX IF EXISTS attempts_by_run"),
+        ("attempts", "CREATE INDEX attempts_by_run ON attempts (tenant, run_id, ended_at)"),
+        ("attempts", "DROP INDEX IF EXISTS attempts_by_parent"),
+        (
+            "attempts",
+            "CREATE INDEX attempts_by_parent ON attempts (tenant, parent_run, ended_at) WHERE parent_run IS NOT NULL",
+        ),
     ),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
-missing: new tables are created whole."""
+missing: new tables are created whole. Ledgers in PostgreSQL exist from version 7 on."""

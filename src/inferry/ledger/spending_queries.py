@@ -1,33 +1,26 @@
 """Spending of budgets before the gateway was started, summed by the database.
 
-Attempts count as tenants were charged: completed and cancelled ones, and those whose deadline passed after their first
-token. Lost and preempted attempts cost nothing; the attempt that resumed them has all tokens. A job counts in the day
-in which it ended.
+Attempts count as tenants were charged (`measures.is_charged`). A job counts in the day in which it ended, also after
+its row was deleted and only the roll-up of its hour is left.
 """
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, and_, case, func, not_, or_, select
+from sqlalchemy import Connection, Engine, and_, case, func, not_, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from inferry.domain.errors import DeadlineExceeded
-from inferry.domain.ledger import Outcome
 from inferry.domain.spending import Period, Spending
-from inferry.ledger.schema import attempts
+from inferry.ledger.measures import is_charged
+from inferry.ledger.schema import attempts, rollups
 
 ACTIVE_S = 86_400.0
 """A run is over when no attempt of its tree has ended for this long."""
 HISTORY_S = 7 * 86_400.0
 """How far back the spending of an unfinished run is summed."""
 
-_BILLABLE_OUTCOMES = (Outcome.DONE.value, Outcome.CANCELLED.value)
 _row = attempts.c
-_IS_BILLABLE = or_(
-    _row.outcome.in_(_BILLABLE_OUTCOMES),
-    and_(_row.error_code == DeadlineExceeded.code, _row.first_token_ms.is_not(None)),
-)
 _TOKENS = func.sum(_row.prompt_tokens + _row.output_tokens)
 _NANOS = func.coalesce(func.sum(_row.cost_nanos), 0)
 
@@ -42,36 +35,48 @@ def query_spending(
 ) -> list[Spending]:
     """Spending of all tenants, or of one, in this UTC day and month, and of unfinished runs."""
     today = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    charged: list[ColumnElement[bool]] = [_IS_BILLABLE, _row.shared_with.is_(None)]
+    charged: list[ColumnElement[bool]] = [is_charged(_row)]
     if tenant is not None:
         charged.append(_row.tenant == tenant)
     with engine.connect() as connection:
         return [
-            *_since(connection, charged, "day", today.timestamp(), wall),
-            *_since(connection, charged, "month", today.replace(day=1).timestamp(), wall),
+            *_since(connection, charged, tenant, "day", today.timestamp(), wall),
+            *_since(connection, charged, tenant, "month", today.replace(day=1).timestamp(), wall),
             *_runs(connection, charged, wall - history_s, wall - active_s),
         ]
 
 
 def _since(
-    connection: Connection, charged: list[ColumnElement[bool]], period: Period, begin: float, wall: float
+    connection: Connection,
+    charged: list[ColumnElement[bool]],
+    tenant: str | None,
+    period: Period,
+    begin: float,
+    wall: float,
 ) -> Iterator[Spending]:
     """Spending by key, then by tenant. Jobs without a key count for the tenant only."""
-    query = (
-        select(_row.tenant, _row.key_id, _TOKENS, _NANOS)
+    recent = (
+        select(_row.tenant, func.coalesce(_row.key_id, "").label("key_id"), _TOKENS, _NANOS)
         .where(*charged, _row.ended_at >= begin)
         .group_by(_row.tenant, _row.key_id)
-        .order_by(_row.tenant, _row.key_id)
     )
+    r = rollups.c
+    rolled_up = select(r.tenant, r.key_id, func.sum(r.charged_tokens), func.sum(r.charged_nanos)).where(r.hour >= begin)
+    if tenant is not None:
+        rolled_up = rolled_up.where(r.tenant == tenant)
+    keys: dict[tuple[str, str], tuple[int, int]] = {}
     tenants: dict[str, tuple[int, int]] = {}
-    for tenant, key_id, tokens, nanos in connection.execute(query):
-        before = tenants.get(tenant, (0, 0))
-        tokens, nanos = int(tokens), int(nanos)  # some databases sum integers to decimals
-        tenants[tenant] = (before[0] + tokens, before[1] + nanos)
-        if key_id is not None:
-            yield Spending(tenant=tenant, period=period, tokens=tokens, nanos=nanos, at=wall, key_id=key_id)
-    for tenant, (tokens, nanos) in tenants.items():
-        yield Spending(tenant=tenant, period=period, tokens=tokens, nanos=nanos, at=wall)
+    for query in (recent, rolled_up.group_by(r.tenant, r.key_id)):
+        for name, key_id, some_tokens, some_nanos in connection.execute(query):
+            tokens, nanos = int(some_tokens), int(some_nanos)  # some databases sum integers to decimals
+            of_key, of_tenant = keys.get((name, key_id), (0, 0)), tenants.get(name, (0, 0))
+            keys[name, key_id] = (of_key[0] + tokens, of_key[1] + nanos)
+            tenants[name] = (of_tenant[0] + tokens, of_tenant[1] + nanos)
+    for (name, key_id), (tokens, nanos) in sorted(keys.items()):
+        if key_id:
+            yield Spending(tenant=name, period=period, tokens=tokens, nanos=nanos, at=wall, key_id=key_id)
+    for name, (tokens, nanos) in sorted(tenants.items()):
+        yield Spending(tenant=name, period=period, tokens=tokens, nanos=nanos, at=wall)
 
 
 def _runs(

@@ -1,8 +1,8 @@
 """The tables of stored content: documents, files, batches, async jobs. `metadata` has these and the ledger's."""
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, Table, UniqueConstraint
 
-from inferry.ledger.schema import metadata
+from inferry.ledger.schema import Text, metadata
 
 __all__ = [
     "async_jobs",

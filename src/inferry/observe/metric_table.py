@@ -27,6 +27,20 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         ("lane",),
         _WAIT_BUCKETS,
     ),
+    MetricSpec(
+        "inferry_batching_wait_seconds",
+        "histogram",
+        "Part of the queue wait in which the job was held for others to join its batch. Counts held jobs only.",
+        ("lane",),
+        _WAIT_BUCKETS,
+    ),
+    MetricSpec(
+        "inferry_binding_limit_total",
+        "counter",
+        "Jobs sent after a wait for capacity, by the limit that bound their queue last and the worker with that limit; "
+        "`none` if no worker was up.",
+        ("worker", "limit"),
+    ),
     MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), _BATCH_SIZE_BUCKETS),
     MetricSpec("inferry_plans_total", "counter", "Plans sent, by release reason.", ("reason",)),
     MetricSpec("inferry_jobs_total", "counter", "Finished attempts by outcome.", ("lane", "model", "outcome")),
@@ -153,6 +167,18 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         ("worker",),
     ),
     MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
+    MetricSpec(
+        "inferry_gpu_seconds_total",
+        "counter",
+        "GPU-seconds of the worker by kind: work, cancelled, preempted, recomputed, idle, unattributed.",
+        ("worker", "kind"),
+    ),
+    MetricSpec(
+        "inferry_worker_gpu_utilization_ratio",
+        "gauge",
+        "Fraction of the last 5 seconds in which the worker's GPUs were busy.",
+        ("worker",),
+    ),
     MetricSpec(
         "inferry_ledger_up",
         "gauge",

@@ -18,6 +18,8 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.workers import Phase, WorkerView
+from inferry.observe.counters import FastHistogram
+from inferry.observe.decision_metrics import DecisionMetrics
 from inferry.observe.history import SeriesReading
 from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines, row_readings
 from inferry.observe.metric_table import METRIC_TABLE
@@ -68,6 +70,7 @@ class Metrics:
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
         self._queue_wait = Histograms("inferry_queue_wait_seconds")
+        self._decisions = DecisionMetrics()
         self._batch_size = Histograms("inferry_batch_size")
         self._releases = Counters("inferry_plans_total")
         self._jobs = Counters("inferry_jobs_total")
@@ -97,6 +100,7 @@ class Metrics:
                 self._inter_token_latency,
                 self._slo_attainment,
                 self._shared,
+                *self._decisions.families,
             )
         }
 
@@ -109,6 +113,7 @@ class Metrics:
         self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
         self._views: Callable[[], Iterable[WorkerView]] | None = None
         self._health: Callable[[], Iterable[WorkerHealth]] | None = None
+        self._gpu_time: Callable[[], tuple[Rows, Rows]] = lambda: ((), ())
         self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -116,9 +121,9 @@ class Metrics:
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
         # the exception, since it should never appear.
-        self._size_of = {worker: self._batch_size.at(worker) for worker in workers}
-        for worker in self._size_of:
-            self._corrected.at(worker)
+        self._size_of: dict[str, FastHistogram] = {}
+        for worker in workers:
+            self.register_worker(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
         self._inter_token_latency_of = [self._inter_token_latency.at(lane.name) for lane in Lane]
         self._release_of = {reason: self._releases.at(reason.value) for reason in ReleaseReason}
@@ -151,12 +156,14 @@ class Metrics:
         if worker not in self._size_of:
             self._size_of[worker] = self._batch_size.at(worker)
             self._corrected.at(worker)
+            self._decisions.register_worker(worker)
 
     def remove_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
         if self._size_of.pop(worker, None) is not None:
             self._batch_size.drop(worker)
             self._corrected.drop(worker)
+            self._decisions.remove_worker(worker)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -165,6 +172,8 @@ class Metrics:
 
     def sent(self, attempt: Attempt, now: float) -> None:
         job, plan = attempt.job, attempt.plan
+        if attempt.decision is not None:
+            self._decisions.sent(job.lane, attempt.decision)
         self._wait_of[job.lane].observe(now - job.arrived_at)
         if plan is not None and plan.jobs[0].job_id == job.job_id:  # once per plan
             sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
@@ -249,6 +258,7 @@ class Metrics:
         queued_bytes: Callable[[], int] | None = None,
         shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
         overrun_tokens: Callable[[], int] | None = None,
+        gpu_time: Callable[[], tuple[Rows, Rows]] | None = None,
     ) -> None:
         """Where to read states at scrape time. Replaces the readers given and leaves the others."""
         self._queue_depths = queue_depths or self._queue_depths
@@ -259,6 +269,7 @@ class Metrics:
         self._fairness = fairness or self._fairness
         self._kv_predicted = kv_predicted or self._kv_predicted
         self._shadow_refusals = shadow_refusals or self._shadow_refusals
+        self._gpu_time = gpu_time or self._gpu_time
         for name, read in (
             ("inferry_open_streams", open_streams),
             ("inferry_merged_deltas_total", merged_deltas),
@@ -310,6 +321,7 @@ class Metrics:
         if self._shadow_refusals is not None:
             by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
             rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
+        rows["inferry_gpu_seconds_total"], rows["inferry_worker_gpu_utilization_ratio"] = self._gpu_time()
         return rows | self._worker_rows()
 
     def _series(self, job: InferenceJob) -> _LaneModelSeries:

@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
 
+from inferry.domain.decisions import PREEMPTION
 from inferry.domain.jobs import ResumeMode
+from inferry.scheduling.queues.bound_interval import bound_by
 from inferry.scheduling.queues.lane_queue import LaneQueue, RouteQueue
 from inferry.scheduling.queues.queued_job import MAX_PREEMPTIONS, NOMINATED, READY, QueuedJob
 from inferry.scheduling.worker_state import WorkerState
@@ -64,7 +66,7 @@ class Preemption:
         if not worker.nominated:
             self.nominating_workers.pop(worker, None)
 
-    def select_victims(self) -> list[QueuedJob]:
+    def select_victims(self, now: float) -> list[QueuedJob]:
         """The jobs to stop for heads that are blocked now."""
         evicted: list[QueuedJob] = []
         if not self._lane_queues:
@@ -73,10 +75,10 @@ class Preemption:
         for lane_queue in self._lane_queues:
             for queue in tuple(lane_queue.waiting):
                 if queue.no_preemption_before <= self._rounds:
-                    self._select_victims_for(queue, evicted)
+                    self._select_victims_for(queue, evicted, now)
         return evicted
 
-    def _select_victims_for(self, queue: RouteQueue, evicted: list[QueuedJob]) -> None:
+    def _select_victims_for(self, queue: RouteQueue, evicted: list[QueuedJob], now: float) -> None:
         while len(evicted) < _MAX_EVICTIONS_PER_TICK and (head := queue.head()) is not None:
             found = _find_victims(head, queue)
             if found is None:
@@ -86,13 +88,15 @@ class Preemption:
             for victim in victims:
                 worker.evict(victim)
             evicted += victims
-            self._nominate(head, queue, worker)
+            self._nominate(head, queue, worker, now)
 
-    def _nominate(self, head: QueuedJob, queue: RouteQueue, worker: WorkerState) -> None:
+    def _nominate(self, head: QueuedJob, queue: RouteQueue, worker: WorkerState, now: float) -> None:
         head.state = NOMINATED
         head.blocked = None
         head.run.job_left()
         queue.remove(head)
+        head.bound = bound_by(head.bound, PREEMPTION, worker.name, now)
+        head.picked_by = PREEMPTION
         head.worker = worker.name
         worker.admit(head)
         worker.nominated[head] = None

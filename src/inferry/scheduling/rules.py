@@ -1,5 +1,6 @@
 """The rules in use, in the order they are asked. A new rule is a file beside its siblings and a line here."""
 
+from inferry.domain.decisions import RUNNING_BATCH, SIBLINGS, WINDOW
 from inferry.scheduling.batching.fixed_hold import FixedHold
 from inferry.scheduling.batching.hold_rule import HoldRule
 from inferry.scheduling.batching.pass_hold import PassHold
@@ -15,14 +16,14 @@ FILTERS: tuple[Filter, ...] = (serves_model, has_precision, has_adapter, is_in_p
 """All of them must allow a worker."""
 
 SCORERS: tuple[Scorer, ...] = (
-    CachedPrefix(needs_affinity=True),
-    Affinity(needs_affinity=True),
-    LeastLoaded(),
-    CachedPrefixAtAnyLoad(needs_affinity=True),
+    CachedPrefix("cached_prefix", needs_affinity=True),
+    Affinity("affinity", needs_affinity=True),
+    LeastLoaded("least_loaded"),
+    CachedPrefixAtAnyLoad("cached_prefix_at_any_load", needs_affinity=True),
 )
 """The first that places the job decides."""
 
 
 def hold_rules(pass_durations: PassDurations) -> tuple[HoldRule, ...]:
     """The first that holds the job decides."""
-    return FixedHold(), PassHold(pass_durations), SiblingHold()
+    return FixedHold(WINDOW), PassHold(RUNNING_BATCH, pass_durations), SiblingHold(SIBLINGS)

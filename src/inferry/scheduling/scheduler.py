@@ -8,6 +8,7 @@ live next door: `batching` says when a job goes and with which others, `queues` 
 
 from collections.abc import Mapping
 
+from inferry.domain.decisions import Decision
 from inferry.domain.errors import QueueFull
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy, ReleaseReason
@@ -18,10 +19,11 @@ from inferry.scheduling.batching import batching_window
 from inferry.scheduling.batching.pass_window import PassDurations
 from inferry.scheduling.batching.sibling_window import SiblingWindow
 from inferry.scheduling.capacity.prefill_bucket import TickContext
+from inferry.scheduling.decision_record import decision_of
 from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.placement.borrowing import Borrowing
 from inferry.scheduling.placement.pick import Picker
-from inferry.scheduling.placement.route_filter import RouteFilter, changes_routes
+from inferry.scheduling.placement.route_filter import changes_routes
 from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
 from inferry.scheduling.preemption import Preemption
 from inferry.scheduling.queues import service_history, statistics
@@ -78,6 +80,7 @@ class Scheduler:
         self._changed_workers = self._selector.changed_workers
         self._preemption = Preemption(self._lane_queues, self._workers)
         self._borrowing = Borrowing(self._lane_queues)
+        self._expired_decisions: dict[str, Decision] = {}
         self._offer_count = 0
         self._plan_count = 0
         # What the next tick has to look at. Without either flag only time can have changed anything.
@@ -98,24 +101,17 @@ class Scheduler:
         if lane_queue.depth >= lane_queue.rules.queue_limit and job.attempt == 1 and not is_admitted:
             raise QueueFull(f"lane {job.lane.name} holds {lane_queue.depth} jobs, which is its limit")
         self._offer_count += 1
-        queue = lane_queue.known_queue(job) or self._queue_for(lane_queue, job)
+        queue = lane_queue.known_queue(job) or lane_queue.queue_for(job, FILTERS, self._workers, self._worker_groups)
         entry = self._entries[job_id] = lane_queue.add_entry(job, self._offer_count, queue)
+        entry.ready_at = now
         hold_limit = batching_window.hold_limit(entry, queue, self._hold_rules, now)
         if hold_limit is not None:
-            self._hold(entry, queue, hold_limit)
+            self._hold(entry, queue, hold_limit, now)
             return
         if job.deadline is not None:
             self._timers.put(entry, job.deadline)
         if queue.push(entry):
             self._planning_needed = True
-
-    def _queue_for(self, lane_queue: LaneQueue, job: InferenceJob) -> RouteQueue:
-        route = lane_queue.routes.get(job.route)
-        if route is None:
-            route = lane_queue.routes[job.route] = RouteFilter(
-                job.route, lane_queue.rules, FILTERS, self._workers.values(), self._worker_groups
-            )
-        return lane_queue.queue_for(job, route)
 
     def _queue_of(self, entry: QueuedJob) -> RouteQueue:
         """The queue of a job that has not been sent."""
@@ -215,7 +211,7 @@ class Scheduler:
         if self._hold_check_needed:
             self._hold_check_needed = False
             if self._queues_with_holds:
-                self._release_needless_holds()
+                self._release_needless_holds(now)
         tick_context = self._tick_context
         plans: tuple[BatchPlan, ...] = ()
         evictions: tuple[InferenceJob, ...] = ()
@@ -260,6 +256,13 @@ class Scheduler:
         """What this gateway's jobs in flight take up on the worker."""
         return self._workers[worker].own_use() if worker in self._workers else CapacityUse()
 
+    def decision(self, job_id: str, now: float) -> Decision | None:
+        """The record of a job that is queued, was just planned, or expired in the last tick."""
+        entry = self._entries.get(job_id)
+        if entry is None:
+            return self._expired_decisions.get(job_id)
+        return decision_of(entry, self._lane_queue_of[entry.lane], now)
+
     def predicted_kv_tokens(self) -> dict[str, int]:
         """The predicted KV peak by worker."""
         return {name: worker.predicted_kv_tokens() for name, worker in self._workers.items()}
@@ -271,27 +274,30 @@ class Scheduler:
 
     # Holding and releasing.
 
-    def _hold(self, entry: QueuedJob, queue: RouteQueue, latest_at: float) -> None:
+    def _hold(self, entry: QueuedJob, queue: RouteQueue, latest_at: float, now: float) -> None:
         until, entry.reason = batching_window.hold_expiry(entry.job, queue.rules, latest_at)
         self._timers.put(entry, until)
         queue.hold(entry)
         self._queues_with_holds[queue] = None
         if batching_window.is_full(queue):
-            self._release(queue, ReleaseReason.SIZE)
+            self._release(queue, ReleaseReason.SIZE, now)
 
-    def _release(self, queue: RouteQueue, reason: ReleaseReason, sibling_window: SiblingWindow | None = None) -> None:
+    def _release(
+        self, queue: RouteQueue, reason: ReleaseReason, now: float, sibling_window: SiblingWindow | None = None
+    ) -> None:
         """Release all jobs held in the queue together, or those of one sibling window."""
         for entry in tuple(queue.held.values()):
             if sibling_window is None or entry.sibling_window is sibling_window:
                 self._unhold(entry, queue)
-                self._make_ready(entry, queue, reason)
+                self._make_ready(entry, queue, reason, now)
 
     def _unhold(self, entry: QueuedJob, queue: RouteQueue) -> None:
         queue.unhold(entry)
         if not queue.held:
             del self._queues_with_holds[queue]
 
-    def _make_ready(self, entry: QueuedJob, queue: RouteQueue, reason: ReleaseReason) -> None:
+    def _make_ready(self, entry: QueuedJob, queue: RouteQueue, reason: ReleaseReason, now: float) -> None:
+        entry.held_s, entry.ready_at = now - entry.ready_at, now
         entry.reason = reason
         deadline = entry.job.deadline
         if deadline is not None:
@@ -326,25 +332,27 @@ class Scheduler:
     def _process_timers(self, now: float) -> tuple[InferenceJob, ...]:
         """End holds and expire jobs that are due, in order of time; return the jobs that expired."""
         expired = []
+        self._expired_decisions.clear()
         while (entry := self._timers.pop(now)) is not None:
             if entry.state is not HELD:
+                self._expired_decisions[entry.job.job_id] = decision_of(entry, self._lane_queue_of[entry.lane], now)
                 self._remove_from_queue(entry)
                 expired.append(entry.job)
             elif entry.reason is ReleaseReason.MAX_WAIT:
                 queue = self._queue_of(entry)
                 self._unhold(entry, queue)
-                self._make_ready(entry, queue, ReleaseReason.MAX_WAIT)
+                self._make_ready(entry, queue, ReleaseReason.MAX_WAIT, now)
             else:
-                self._release(self._queue_of(entry), entry.reason, entry.sibling_window)
+                self._release(self._queue_of(entry), entry.reason, now, entry.sibling_window)
         return tuple(expired)
 
-    def _release_needless_holds(self) -> None:
+    def _release_needless_holds(self, now: float) -> None:
         """Workers have changed: release jobs that need not be held any more."""
         for queue in tuple(self._queues_with_holds):
             if not batching_window.should_keep_holding(queue):
-                self._release(queue, ReleaseReason.IMMEDIATE)
+                self._release(queue, ReleaseReason.IMMEDIATE, now)
             elif batching_window.is_full(queue):
-                self._release(queue, ReleaseReason.SIZE)
+                self._release(queue, ReleaseReason.SIZE, now)
 
     # Planning.
 
@@ -353,7 +361,7 @@ class Scheduler:
         drafts = self._selector.plan_ready_jobs(
             preemption.ready_nominees(self._changed_workers) if preemption.nominating_workers else ()
         )
-        evicted = preemption.select_victims() if self._backlog.waiting else ()
+        evicted = preemption.select_victims(now) if self._backlog.waiting else ()
         plans = []
         for draft in drafts:
             self._plan_count += 1

@@ -14,6 +14,7 @@ from inferry.scheduling.batching.packing import Draft, add_to_drafts
 from inferry.scheduling.batching.prefix_groups import ready_siblings
 from inferry.scheduling.capacity.prefill_bucket import TickContext
 from inferry.scheduling.placement.backfill import backfill_candidates
+from inferry.scheduling.placement.binding import bind_closed, bind_refused
 from inferry.scheduling.placement.pick import Picker
 from inferry.scheduling.placement.reservation import reserve_for_share
 from inferry.scheduling.placement.route_filter import RouteFilter
@@ -26,6 +27,8 @@ from inferry.scheduling.queues.queued_job import PLANNED, BlockedHead, PrefixGro
 from inferry.scheduling.queues.timers import TimerHeap
 from inferry.scheduling.worker_state import WorkerState
 
+REBIND_INTERVAL_S: Final = 0.01
+"""How often the limit that binds a queue is determined again, for decision records: under load ticks are shorter."""
 _MAX_WAIT: Final = ReleaseReason.MAX_WAIT
 _SIBLING: Final = ReleaseReason.SIBLING
 
@@ -44,6 +47,8 @@ class Selector:
         "_lane_queues",
         "_lane_shares",
         "_picker",
+        "_rebind_at",
+        "_rebinds",
         "_round",
         "_tick_context",
         "_timers",
@@ -70,6 +75,8 @@ class Selector:
         self._drafts: list[Draft] = []
         self._blocked: list[tuple[RouteQueue, QueuedJob]] = []
         self._candidates: Candidates | None = None
+        self._rebind_at = 0.0
+        self._rebinds = False
         self._round = 0
         self._walk = 0
         self.changed_workers: dict[WorkerState, None] = {}
@@ -80,6 +87,10 @@ class Selector:
         drafts = self._drafts
         drafts.clear()
         self._round += 1
+        now = self._tick_context.now
+        self._rebinds = now >= self._rebind_at
+        if self._rebinds:
+            self._rebind_at = now + REBIND_INTERVAL_S
         for entry, worker in nominees:
             lane_queue = self._lane_queue_of(entry)
             self._mark_sent(entry, lane_queue, worker)
@@ -149,7 +160,10 @@ class Selector:
         for lane_queue in self._lane_queues:
             if len(lane_queue.waiting) == 1:
                 (queue,) = lane_queue.waiting
-                if not queue.route.is_closed(self._walk) and self._serve_queue(queue, reserved_queue):
+                if queue.route.is_closed(self._walk):
+                    if queue.bound is None or self._rebinds:
+                        self._bind_closed(queue, reserved_queue)
+                elif self._serve_queue(queue, reserved_queue):
                     return
             elif lane_queue.waiting and self._serve_queues(lane_queue, reserved_queue):
                 return
@@ -171,6 +185,8 @@ class Selector:
         while heads:
             key, first, queue = heads[0]
             if queue.route.is_closed(self._walk):
+                if queue.bound is None or self._rebinds:
+                    self._bind_closed(queue, reserved_queue)
                 heappop(heads)
                 continue
             if first.run.tenant.virtual_time == key[0]:
@@ -217,6 +233,7 @@ class Selector:
                 for entry, worker in backfill_candidates(
                     queue, head, blocked, queue.route.workers if is_new else tuple(self.changed_workers)
                 ):
+                    entry.picked_by = "backfill"
                     self._send(entry, queue, Placement(worker, entry.prefill_tokens), in_order=False)
                     return True
         return False
@@ -239,6 +256,8 @@ class Selector:
                 placement = self._pick(entry, route, fill, self.changed_workers)
                 if placement is not None:
                     return placement
+        if queue.bound is None or self._rebinds:
+            bind_refused(queue, entry, fill, self._walk, tick_context.now)
         # Where workers are reserved it has not been tried on all of them.
         blocked.tried_round = self._round if route.is_untouched(self._walk) else None
         blocked.fill = fill
@@ -276,6 +295,11 @@ class Selector:
             self._blocked.append((queue, entry))
         route.close(self._walk)
 
+    def _bind_closed(self, queue: RouteQueue, reserved_queue: RouteQueue | None) -> None:
+        """Note what a queue waits for that is not looked at, unless its own head closed its workers."""
+        if queue is not reserved_queue and queue.blocked_in_round != self._round:
+            bind_closed(queue, self._tick_context.now)
+
     # The batch.
 
     def _fill_pass(self, queue: RouteQueue, worker: WorkerState) -> bool:
@@ -287,6 +311,7 @@ class Selector:
             and worker.has_draft_for(candidate)
             and worker.accepts(candidate, candidate.prefill_tokens, fill)
         ):
+            candidate.picked_by = "padded_batch"
             due |= self._send(candidate, queue, Placement(worker, candidate.prefill_tokens))
         return due
 
@@ -304,6 +329,7 @@ class Selector:
             if joined is None:
                 break
             budget_tokens -= joined.prefill_tokens
+            candidate.picked_by = "sibling"
             due |= self._send(candidate, queue, joined, in_order=False, add_to_plan=False)
             batch.append(candidate)
         for member in batch:

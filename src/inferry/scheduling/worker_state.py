@@ -186,12 +186,12 @@ class WorkerState:
             return False
         if self.kv_peaks is not None and not self.fits_timed(self.kv_peaks, entry, fill):
             return False
-        if self.pads and not self._can_join_pass(entry):
+        if self.pads and not self.can_join_pass(entry):
             return False
         prefill_bucket = self.prefill_bucket
-        return prefill_bucket is None or not self._is_paced(entry.lane) or prefill_bucket.allows(prefill_tokens, fill)
+        return prefill_bucket is None or not self.is_paced(entry.lane) or prefill_bucket.allows(prefill_tokens, fill)
 
-    def _is_paced(self, lane: int) -> bool:
+    def is_paced(self, lane: int) -> bool:
         """Whether the prefill rate binds the lane: a higher live lane decodes here."""
         best = self.best_decoding_lane
         return best is not None and lane > best
@@ -200,10 +200,10 @@ class WorkerState:
         """Whether a job that the worker does not accept waits for the prefill rate alone."""
         return (
             self.prefill_bucket is not None
-            and self._is_paced(entry.lane)
+            and self.is_paced(entry.lane)
             and not self.is_full_for(entry, fill)
             and self.has_prefill_capacity(entry, fill)
-            and (not self.pads or self._can_join_pass(entry))
+            and (not self.pads or self.can_join_pass(entry))
         )
 
     def is_full_for(self, entry: QueuedJob, fill: float) -> bool:
@@ -251,7 +251,7 @@ class WorkerState:
             and self.prefill_ahead[0] < self.prefill_limit * fill
         )
 
-    def _can_join_pass(self, entry: QueuedJob) -> bool:
+    def can_join_pass(self, entry: QueuedJob) -> bool:
         """A running padded pass cannot be joined, so jobs wait for its end. Jobs of a lane without a batching window go
         at once and queue up in the worker.
         """
@@ -304,7 +304,7 @@ class WorkerState:
             self.kv_peaks.add(entry)
         self._count_prefill(entry.lane, entry.prefill_tokens)
         if self.prefill_bucket is not None and self.best_decoding_lane is not None:
-            if self._is_paced(entry.lane):
+            if self.is_paced(entry.lane):
                 self.prefill_bucket.spend(entry.prefill_tokens)
             else:
                 self.prefill_bucket.spend_unpaced(entry.prefill_tokens)

@@ -141,6 +141,8 @@ def test_the_timeline_of_a_run_has_its_attempts_and_no_prompt(gateway: TenantGat
         assert one.ended_at is not None
         assert one.arrived_at <= one.sent_at <= one.first_token_at <= one.ended_at
         assert (one.worker, one.status, one.lane) == ("scripted", "done", "P1")
+        assert one.decision is not None
+        assert "Sent to scripted" in one.decision
     assert CANARY.encode() not in answer.body
     detail = gateway.as_admin("GET", "/admin/runs/a%2Fb+c?tenant=acme")
     assert (detail.json["id"], detail.json["jobs"]["done"]) == ("a/b+c", 2)

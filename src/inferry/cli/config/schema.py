@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from inferry.cli.config.callbacks import CallbacksConfig
+from inferry.cli.config.retention import RetentionConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
@@ -160,9 +161,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stored content of tenants: responses, files, batches and async jobs."""
     callbacks: CallbacksConfig = CallbacksConfig()
     """Callbacks of async jobs: where they may go, and when they are retried."""
+    retention: RetentionConfig = RetentionConfig()
+    """How long the ledger keeps rows."""
     ledger: str = "sqlite:///inferry.db"
-    """Database of attempts, keys and stored content. One gateway at a time writes to it: a second `inferry serve` on
-    the same file exits with an error. `"sqlite:///:memory:"` keeps everything in the process."""
+    """Database of attempts, keys and stored content: `sqlite:///PATH`, or
+    `postgresql://USER:PASSWORD@HOST:PORT/DATABASE` (with `pip install 'inferry[postgres]'`). One gateway at a time
+    writes to it: a second `inferry serve` with the same ledger exits with an error. `"sqlite:///:memory:"` keeps
+    everything in the process. INFERRY_LEDGER sets it too, which keeps a password out of the file."""
 
     def configured_tenants(self) -> dict[str, Tenant]:
         return {name: one.tenant(name) for name, one in self.tenants.items()}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
+from inferry.cli.config.retention import check_retention
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
 from inferry.cli.config.storage import check_storage
@@ -26,6 +27,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
     yield from check_single_flight(config.single_flight)
     yield from check_storage(config.storage)
+    yield from check_retention(config.retention)
     yield from check_callbacks(config.callbacks, config.storage.job_ttl_s)
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:

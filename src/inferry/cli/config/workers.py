@@ -44,6 +44,8 @@ class EmbeddedWorkerConfig(
     capacity: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
     of it."""
+    gpus: int = 1
+    """GPUs that the engine uses. GPU-seconds in the ledger and `prices.<model>.gpu_hour` count each."""
     threads: int | None = None
     """CPU threads of the engine; null: half of the cores."""
     default_output_tokens: int = 512
@@ -95,6 +97,9 @@ class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits above; `fixed` always uses these limits."""
     chunk_tokens: int | None = None
     """Maximum tokens per step (vLLM's `--max-num-batched-tokens`); null if unknown."""
+    gpus: int = 1
+    """GPUs behind the server, such as vLLM's `--tensor-parallel-size`. GPU-seconds in the ledger and
+    `prices.<model>.gpu_hour` count each. 0 keeps no GPU-seconds."""
     tasks: tuple[Literal["generate", "embed", "score"], ...] | None = None
     """What the models do. null asks a `vllm` or `sglang` server for an embedding and a score of its first model at
     startup; a hosted API may generate and embed; other kinds generate."""
@@ -140,6 +145,8 @@ class OpenAIWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field=
     api_keys: tuple[str, ...] = ()
     """Several keys, each paced on its own; the one with the most quota left is used. `$NAME` reads an environment
     variable."""
+    gpus: int = 0
+    """GPUs behind the server: none that are paid by the hour. A hosted API has prices per token."""
     capacity: Literal["adaptive", "fixed"] = "fixed"
     """`fixed` uses what the headers and the limits above allow; `adaptive` computes capacity as for a self-hosted
     engine."""
@@ -176,6 +183,9 @@ class VllmInProcessWorkerConfig(
     """Maximum tokens per step (vLLM's `max_num_batched_tokens`): smaller values reduce the ITL of live streams."""
     context_tokens: int | None = None
     """Maximum context (vLLM's `max_model_len`); null: the model's own."""
+    gpus: int | None = None
+    """GPUs that the engine uses. GPU-seconds in the ledger and `prices.<model>.gpu_hour` count each. null:
+    `tensor_parallel_size` times `pipeline_parallel_size` of `engine_args`."""
     engine_args: dict[str, Any] = {}
     """Further engine arguments by their Python names, such as `dtype` or `gpu_memory_utilization`."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from inferry.domain.attempts import Attempt
+from inferry.domain.decision_words import describe
+from inferry.domain.decisions import Decision, from_text
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
 from inferry.domain.tenants import NANOS_PER_UNIT
@@ -43,11 +45,13 @@ def _recorded(row: LedgerEntry) -> TimelineStep:
         attained=row.attained,
         error=row.error_code,
         cost=None if row.cost_nanos is None else row.cost_nanos / NANOS_PER_UNIT,
+        decision=_words(from_text(row.decision), row.worker),
     )
 
 
 def _live(job: InferenceJob, attempt: Attempt | None, epoch: float) -> TimelineStep:
     plan = None if attempt is None else attempt.plan
+    worker = None if plan is None else plan.worker
     sent_at = None if attempt is None else attempt.sent_at
     first_token_at = None if attempt is None else attempt.first_token_at
     return TimelineStep(
@@ -57,7 +61,7 @@ def _live(job: InferenceJob, attempt: Attempt | None, epoch: float) -> TimelineS
         status="queued" if attempt is None else attempt.state.value,
         lane=job.lane.name,
         model=job.route.model,
-        worker=None if plan is None else plan.worker,
+        worker=worker,
         arrived_at=epoch + job.arrived_at,
         sent_at=None if sent_at is None else epoch + sent_at,
         first_token_at=None if first_token_at is None else epoch + first_token_at,
@@ -70,4 +74,9 @@ def _live(job: InferenceJob, attempt: Attempt | None, epoch: float) -> TimelineS
         attained=None if attempt is None else attempt.slo_attained,
         error=None,
         cost=None,
+        decision=None if attempt is None else _words(attempt.decision, worker),
     )
+
+
+def _words(decision: Decision | None, worker: str | None) -> str | None:
+    return None if decision is None else describe(decision, worker)

@@ -184,7 +184,8 @@ class SessionState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TimelineStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One attempt of one call. A time is None where the attempt has not got that far."""
+    """One attempt of one call. A time is None where the attempt has not got that far. `decision` says why the call was
+    held, which limit bound it and why its worker was picked."""
 
     step_id: str
     job_id: str
@@ -205,6 +206,7 @@ class TimelineStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     attained: bool | None
     error: str | None
     cost: float | None
+    decision: str | None
 
 
 class Timeline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

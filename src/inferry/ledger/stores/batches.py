@@ -37,6 +37,8 @@ from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
 _detail_decoder = msgspec.json.Decoder(BatchDetail)
+# A few rows at a time: without it PostgreSQL would send all of them, whatever their size.
+_STREAMED = {"stream_results": True, "max_row_buffer": 10}
 
 _IS_OPEN = (
     (batch_items.c.batch_id == bindparam("in_batch"))
@@ -153,7 +155,7 @@ class BatchStore:
         query = query.where(c.batch_id == id, c.outcome.is_(None), c.number > after).order_by(c.number).limit(limit)
         found: list[BatchItem] = []
         size = 0
-        with self._database.reading() as connection, connection.execute(query) as rows:
+        with self._database.reading() as connection, connection.execute(query, execution_options=_STREAMED) as rows:
             for row in rows:
                 found.append(BatchItem(*row))
                 size += len(found[-1].body)
@@ -199,7 +201,7 @@ class BatchStore:
         query = query.where(c.batch_id == id, c.outcome.is_not(None), c.number > after).order_by(c.number).limit(1000)
         found: list[ItemOutcome] = []
         size = 0
-        with self._database.reading() as connection, connection.execute(query) as rows:
+        with self._database.reading() as connection, connection.execute(query, execution_options=_STREAMED) as rows:
             for row in rows:
                 found.append(ItemOutcome(*row))
                 size += len(found[-1].line or b"")

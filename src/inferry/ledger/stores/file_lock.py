@@ -17,15 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from inferry.domain.ledger import LedgerLocked, LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
-from inferry.ledger.stores.sqlite_open import LedgerUnusable, require_file
+from inferry.ledger.stores.sqlite_open import require_file
 
 _LOCK_BYTE = 1 << 62
 """Far behind the largest database and the bytes that SQLite locks."""
-
-
-class LedgerLocked(LedgerUnusable):
-    """Another gateway uses the database."""
 
 
 @contextmanager

@@ -1,35 +1,79 @@
-"""A database file that may be deleted or replaced while it is open.
+"""The ledger in one SQLite file, which may be deleted or replaced while it is open.
+
+In WAL mode with synchronous=NORMAL: readers and the writer do not wait for each other, and a killed process loses no
+acknowledged transaction. A power failure may lose the last ones, but never a part of one.
 
 SQLite keeps using the file it has opened: after a replacement rows would be lost, and keys created by other processes
 would never be seen. So before every use the opened file is compared with the one at the path.
 """
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import BigInteger, ColumnElement, Connection, Engine, Table, cast
+from sqlalchemy.dialects.sqlite import Insert, insert
+from sqlalchemy.exc import DataError, IntegrityError
 
-from inferry.domain.ledger import LedgerFileLost
-from inferry.ledger.stores.sqlite_open import LedgerUnusable, ledger_path, open_for_writing
+from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
+from inferry.ledger.stores.sqlite_open import ledger_path, open_for_writing
 
 _Identity = tuple[int, int]
 
 
 class SqliteFile:
-    """One connection to the file at the address. Used by one thread at a time.
-
-    `generation` counts the files opened: after a change, everything read before is outdated.
-    """
+    """A Connector to the file at the address. `generation` counts the files opened."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._path = ledger_path(url)
-        self.generation = 0
+        self._generation = 0
         self._engine = open_for_writing(url)
+        self.dialect = self._engine.dialect
         self._record_identity()
 
-    def engine(self) -> Engine:
-        """The current database, reopened where the file was replaced. Raises LedgerGone."""
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._current().connect() as connection:
+            # sqlite3 itself would not begin a transaction for a SELECT.
+            connection.exec_driver_sql("BEGIN")
+            yield connection
+            connection.rollback()
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        with self._current().connect() as connection:
+            # Take the write lock first: a read transaction that turns into a write may fail.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def appending(self) -> Iterator[Connection]:
+        with self._current().begin() as connection:
+            yield connection
+
+    def insert(self, table: Table) -> Insert:
+        return insert(table)
+
+    def insert_new(self, connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+        try:
+            connection.exec_driver_sql(_insert_text(table), list(rows))
+        except (IntegrityError, DataError) as error:
+            raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
+
+    def floor(self, column: ColumnElement[float]) -> ColumnElement[int]:
+        return cast(column, BigInteger)  # truncates; not every build has floor()
+
+    def _current(self) -> Engine:
+        """The current database, reopened where the file was replaced. Raises LedgerFileLost."""
         path = self._path
         if path is None:
             return self._engine
@@ -55,7 +99,7 @@ class SqliteFile:
             raise LedgerFileLost(f"{path.absolute()} was replaced while in use: {error}") from None
         self._engine.dispose()
         self._engine = engine
-        self.generation += 1
+        self._generation += 1
         self._record_identity()
 
     def _record_identity(self) -> None:
@@ -75,3 +119,9 @@ def _identity(path: Path) -> _Identity | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+@lru_cache
+def _insert_text(table: Table) -> str:
+    # Compiled once and run with plain rows: time in Python holds the GIL and delays the event loop.
+    return str(insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key)).compile())

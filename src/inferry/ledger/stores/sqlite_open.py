@@ -2,24 +2,16 @@
 
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, StaticPool, create_engine, event, inspect
+from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
+from inferry.domain.ledger import LedgerMissing, LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY_MESSAGE, ledger_url_error
-from inferry.ledger.queries import LedgerQueries
-from inferry.ledger.schema import SCHEMA_VERSION, UPGRADES
-from inferry.ledger.storage_schema import metadata
+from inferry.ledger.migrations import check_readable, check_version, migrate
+from inferry.ledger.schema import SCHEMA_VERSION
 
 BUSY_TIMEOUT_MS = 5000
-
-
-class LedgerUnusable(RuntimeError):
-    """The ledger cannot be opened. The message is for the operator."""
-
-
-class LedgerMissing(LedgerUnusable):
-    """The ledger does not exist yet."""
 
 
 def open_for_writing(url: str) -> Engine:
@@ -36,13 +28,8 @@ def open_for_writing(url: str) -> Engine:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             version = _version(connection, parsed)
             if version < SCHEMA_VERSION:
-                tables = inspect(connection).get_table_names()
-                for older in range(version, SCHEMA_VERSION) if version else ():
-                    for table, statement in UPGRADES[older]:
-                        if table in tables:
-                            connection.exec_driver_sql(statement)
+                migrate(connection, version)
                 connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            metadata.create_all(connection)
             connection.commit()
     except DBAPIError as error:
         engine.dispose()
@@ -68,8 +55,8 @@ def require_existing(url: str) -> None:
         raise LedgerMissing(f"no ledger at {path.absolute()}")
 
 
-def open_sqlite_queries(url: str) -> LedgerQueries:
-    """Queries of an existing ledger, also while a gateway writes to it. Creates and changes nothing."""
+def open_for_reading(url: str) -> Engine:
+    """An existing ledger, also while a gateway writes to it. Creates and changes nothing."""
     parsed = _parse(url)
     path = _file(parsed)
     if path is None:
@@ -80,33 +67,20 @@ def open_sqlite_queries(url: str) -> LedgerQueries:
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
-            version = _version(connection, parsed)
-            if version == 0:
-                raise LedgerMissing(f"{path} contains no ledger yet")
-            if version < SCHEMA_VERSION:
-                raise LedgerUnusable(
-                    f"the ledger {path} is of an earlier release (schema {version}, this one reads {SCHEMA_VERSION}); "
-                    "start the gateway with it once to migrate it"
-                )
+            check_readable(_version(connection, parsed), str(path))
     except DBAPIError as error:
         engine.dispose()
         raise LedgerUnusable(f"cannot read the ledger {path}: {error.orig}") from error
     except BaseException:
         engine.dispose()
         raise
-    return LedgerQueries(engine)
+    return engine
 
 
 def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise LedgerUnusable("the ledger's address is not a URL; expected sqlite:///path/to/ledger.db") from error
-    if parsed.get_backend_name() != "sqlite":
-        raise LedgerUnusable(f"the ledger's address is not a SQLite URL: {parsed.render_as_string(hide_password=True)}")
     if (problem := ledger_url_error(url)) is not None:
         raise LedgerUnusable(f"the ledger's address {problem}")
-    return parsed
+    return make_url(url)
 
 
 def ledger_path(url: str) -> Path | None:
@@ -132,12 +106,8 @@ def _engine(url: URL) -> Engine:
 
 def _version(connection: Connection, url: URL) -> int:
     """The schema version of the file, 0 for an empty one. Raises LedgerUnusable for unknown versions."""
-    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-    if version > SCHEMA_VERSION:
-        raise LedgerUnusable(
-            f"the ledger {url.database} was written by a newer release (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}); upgrade, or choose another file"
-        )
+    found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    version = check_version(found, str(url.database))
     if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
         raise LedgerUnusable(f"{url.database} is a SQLite database, but not a ledger")
     return version

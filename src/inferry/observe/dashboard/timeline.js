@@ -58,7 +58,7 @@ class StepRow {
     };
     const quiet = gaps.map(([from, to]) => place("tool", from, to));
     this.track.replaceChildren(...quiet, ...phases(step, now).map(([kind, from, to]) => place(kind, from, to)));
-    this.detail.replaceChildren(...details(step, now).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    this.detail.replaceChildren(...details(step, now).map(([name, value]) => h("div", { class: name === "Decision" ? "whole" : null }, h("dt", {}, name), h("dd", {}, value))));
   }
 }
 
@@ -75,9 +75,7 @@ const details = (step, now) => {
   if (step.batch_size !== null) found.push(["Sent", `with ${count(step.batch_size - 1)} others, ${step.release_reason ?? ""}`]);
   if (step.cost !== null) found.push(["Cost", money(step.cost)]);
   // Why the call was held, which limit bound it, and why this worker.
-  for (const [name, value] of Object.entries(step.decision ?? {})) {
-    if (value !== null) found.push([`Decision: ${name.replaceAll("_", " ")}`, String(value)]);
-  }
+  if (step.decision) found.push(["Decision", step.decision]);
   return found;
 };
 

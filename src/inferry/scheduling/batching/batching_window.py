@@ -25,6 +25,7 @@ def hold_limit(entry: QueuedJob, queue: RouteQueue, hold_rules: Sequence[HoldRul
     for rule in hold_rules:
         until = rule.hold_until(entry, queue, now)
         if until is not None:
+            entry.held_by = rule.name
             return until
     return None
 

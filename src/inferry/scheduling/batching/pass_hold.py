@@ -19,7 +19,8 @@ MIN_EXPECTED_FOLLOWERS = 0.75
 
 
 class PassHold(HoldRule):
-    def __init__(self, pass_durations: PassDurations) -> None:
+    def __init__(self, name: str, pass_durations: PassDurations) -> None:
+        super().__init__(name)
         self._pass_durations = pass_durations
 
     def hold_until(self, entry: QueuedJob, queue: RouteQueue, now: float) -> float | None:

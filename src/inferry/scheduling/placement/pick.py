@@ -22,7 +22,7 @@ class Picker:
         self._prefix_index = PrefixIndex()
 
     def pick(self, entry: QueuedJob, candidates: Candidates) -> Placement | None:
-        """The placement by the first scorer that has one. Changes nothing."""
+        """The placement by the first scorer that has one. Changes nothing but the job's `picked_by`."""
         job, route = entry.job, candidates.route
         match = None
         scorers = self._plain_scorers
@@ -35,6 +35,7 @@ class Picker:
         for scorer in scorers:
             placement = scorer.place(entry, match, candidates)
             if placement is not None:
+                entry.picked_by = scorer.name
                 return placement
         return None
 

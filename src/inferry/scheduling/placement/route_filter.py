@@ -1,13 +1,17 @@
 """The workers that one lane may use for one route: what the filters allow, by worker group."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from inferry.domain import decisions
 from inferry.domain.routes import RouteKey
 from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.placement.filters import Filter
 from inferry.scheduling.placement.worker_groups import WorkerGroup, WorkerGroupIndex
 from inferry.scheduling.worker_state import WorkerState
+
+_UNAVAILABLE = (decisions.WORKER_GROUP, decisions.BREAKER, decisions.WORKER_DOWN)
+"""Why a route has no worker, the reason that is nearest to having one first."""
 
 
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
@@ -26,7 +30,8 @@ class RouteFilter:
     `tiers` are the same workers by group, best first: a worker of a later tier is used when no earlier one accepts the
     job. There is mostly one, which is asked directly. `borrowable` are the workers of other groups, by group; those
     lent now are the last tiers. Workers that pad are not lent, since batch keys would split the queue. `is_pooled`: the
-    jobs of the route embed or score.
+    jobs of the route embed or score. `filtered` counts the workers that it may not use, by reason; `unavailable` is why
+    there is none where there is none.
     """
 
     __slots__ = (
@@ -39,9 +44,11 @@ class RouteFilter:
         "all_pad",
         "any_pads",
         "borrowable",
+        "filtered",
         "is_pooled",
         "key",
         "tiers",
+        "unavailable",
         "workers",
     )
 
@@ -62,7 +69,14 @@ class RouteFilter:
 
     def refresh(self, workers: Iterable[WorkerState], worker_groups: WorkerGroupIndex) -> None:
         """Apply the filters again: workers have changed."""
-        up = [w for w in workers if w.view is not None and w.view.phase is Phase.READY and self._allows(w.view)]
+        up = []
+        filtered: dict[str, int] = {}
+        for worker in workers:
+            reason = self._rejection(worker.view)
+            if reason is None:
+                up.append(worker)
+            else:
+                filtered[reason] = filtered.get(reason, 0) + 1
         if self.key.avoid:
             up = [w for w in up if w.name not in self.key.avoid] or up
         if self.key.length is not None:
@@ -70,6 +84,10 @@ class RouteFilter:
         up.sort(key=lambda w: w.name)
         groups = self._rules.groups
         tiers = [up] if groups is None else [[w for w in up if w.group == group] for group in groups]
+        if groups is not None and (outside := len(up) - sum(map(len, tiers))):
+            filtered[decisions.WORKER_GROUP] = outside
+        self.filtered: Mapping[str, int] = filtered
+        self.unavailable = next((reason for reason in _UNAVAILABLE if reason in filtered), decisions.NO_WORKER)
         self._own_tiers = tuple(worker_groups.of(tuple(tier)) for tier in tiers if tier)
         self.borrowable: dict[str, WorkerGroup] = {}
         if self._rules.borrow_groups and groups is not None:
@@ -95,8 +113,16 @@ class RouteFilter:
         self.any_pads = any(w.pads for w in self.workers)
         self.all_pad = self.any_pads and all(w.pads for w in self.workers)
 
-    def _allows(self, view: WorkerView) -> bool:
-        return all(allows(view, self.key) for allows in self._filters)
+    def _rejection(self, view: WorkerView | None) -> str | None:
+        """What excludes a worker: the first filter by name, or that it is not up; None where it may be used."""
+        if view is None:
+            return decisions.WORKER_DOWN
+        for allows in self._filters:
+            if not allows(view, self.key):
+                return allows.__name__
+        if view.phase is Phase.READY:
+            return None
+        return decisions.BREAKER if view.breaker_open else decisions.WORKER_DOWN
 
     def overlaps(self, other: "RouteFilter") -> bool:
         return self.tiers == other.tiers or any(w in other.workers for w in self.workers)

@@ -61,10 +61,12 @@ class Candidates:
 class Scorer:
     """One rule that prefers some workers to others. Scorers are asked in order until one places the job.
 
-    A rule with `needs_affinity` is asked only for jobs with a session or a prefix.
+    A rule with `needs_affinity` is asked only for jobs with a session or a prefix. `name` is what decision records call
+    the rule.
     """
 
-    def __init__(self, needs_affinity: bool = False) -> None:
+    def __init__(self, name: str, needs_affinity: bool = False) -> None:
+        self.name: Final = name
         self.needs_affinity: Final = needs_affinity
 
     def place(self, entry: QueuedJob, match: PrefixMatch | None, candidates: Candidates) -> Placement | None:

@@ -1,6 +1,6 @@
 """The queues of a lane, and the order of jobs within each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final
 
@@ -13,11 +13,15 @@ from inferry.scheduling.batching.prefix_groups import PrefixGroups
 from inferry.scheduling.batching.sibling_window import SiblingWindows
 from inferry.scheduling.lane_rules import LaneRules
 from inferry.scheduling.overload import OverloadSelector
+from inferry.scheduling.placement.filters import Filter
 from inferry.scheduling.placement.route_filter import RouteFilter
+from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
+from inferry.scheduling.queues.bound_interval import BoundInterval
 from inferry.scheduling.queues.fair_queue import FairQueue, RunQueue, fair_key
 from inferry.scheduling.queues.fair_share import LaneAccounts
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import READY, QueuedJob
+from inferry.scheduling.worker_state import WorkerState
 
 PREPAID_TOKENS: Final = 4 * QUANTUM_TOKENS
 """Service in order that counts against a lane's share: batch work that had the engine until now is not owed a turn at
@@ -40,7 +44,8 @@ class RouteQueue:
     in `_single_run`; the second run makes `_fair_queue`. `overtaken` counts the prompt tokens of lower lanes that went
     since a head of this queue last left. `size` counts the ready jobs; none of them needs less than `min_kv_tokens`.
     `blocked_in_round` is the last round of planning with a blocked head here, `blocked_since_round` the first of that
-    series. Preemption does not look here before round `no_preemption_before`.
+    series. Preemption does not look here before round `no_preemption_before`. `bound` is what keeps the head from its
+    workers, since the queue was last empty; None before that.
     """
 
     __slots__ = (
@@ -51,6 +56,7 @@ class RouteQueue:
         "_single_run",
         "blocked_in_round",
         "blocked_since_round",
+        "bound",
         "followers",
         "held",
         "held_kv_tokens",
@@ -81,6 +87,7 @@ class RouteQueue:
         self.min_kv_tokens = 0
         self.blocked_in_round: int | None = None
         self.blocked_since_round: int | None = None
+        self.bound: BoundInterval | None = None
         self._single_job: QueuedJob | None = None
         self._single_run: RunQueue | None = None
         self._fair_queue: FairQueue | None = None
@@ -125,6 +132,7 @@ class RouteQueue:
     def push(self, entry: QueuedJob) -> bool:
         """Make the job ready, in its place; say whether it is the head now."""
         entry.state = READY
+        entry.bound_when_ready = self.bound
         lane_queue, run = self.lane_queue, entry.run
         run.job_ready(entry.number)
         lane_queue.ready += 1
@@ -166,6 +174,7 @@ class RouteQueue:
         """Take out a job that is no longer ready. Its accounts are the caller's to update."""
         if entry.prefix_group is not None:
             self._prefix_groups.remove(entry, entry.prefix_group)
+        entry.bound = self.bound
         lane_queue = self.lane_queue
         lane_queue.ready -= 1
         lane_queue.is_head_cost_known = False
@@ -176,6 +185,7 @@ class RouteQueue:
         if not self.size:
             self._single_job = None
             self._single_run = self._fair_queue = None
+            self.bound = None
             del lane_queue.waiting[self]
             lane_queue.backlog.waiting -= 1
         elif self._single_run is not None:
@@ -253,8 +263,19 @@ class LaneQueue:
         self.latest_queue = None
         self.is_head_cost_known = False
 
-    def queue_for(self, job: InferenceJob, route: RouteFilter) -> RouteQueue:
+    def queue_for(
+        self,
+        job: InferenceJob,
+        filters: Sequence[Filter],
+        workers: Mapping[str, WorkerState],
+        worker_groups: WorkerGroupIndex,
+    ) -> RouteQueue:
         """The queue a new job joins. Batch keys split queues only in front of workers that pad."""
+        route = self.routes.get(job.route)
+        if route is None:
+            route = self.routes[job.route] = RouteFilter(
+                job.route, self.rules, filters, workers.values(), worker_groups
+            )
         key = job.batch_key if route.any_pads else job.route
         queue = self.queues.get(key)
         if queue is None:

@@ -10,6 +10,7 @@ from inferry.domain.routes import BatchKey, RouteKey
 from inferry.scheduling.batching.prefix_key import PrefixKey
 from inferry.scheduling.batching.sibling_window import SiblingWindow
 from inferry.scheduling.lane_rules import LaneRules
+from inferry.scheduling.queues.bound_interval import BoundInterval
 from inferry.scheduling.queues.fair_share import RunAccount
 
 
@@ -66,22 +67,38 @@ class QueuedJob:
     its accounts so far. `prefix_group` are the ready jobs of its queue that share its prefix, `sibling_window` those
     that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers. `is_pooled`: it embeds or
     scores.
+
+    For its decision record: the job is ready since `ready_at` (held since then, while it is held), after `held_s`
+    seconds that the rule `held_by` held it. Its queue was bound by `bound_when_ready` then, and by `bound` when the job
+    left it. `picked_by` is the rule that chose its worker.
     """
+
+    # Written when the job becomes ready, leaves its queue and gets its worker; not before, since every job pays for it.
+    ready_at: float
+    bound_when_ready: BoundInterval | None
+    bound: BoundInterval | None
+    picked_by: str
 
     __slots__ = (
         "blocked",
+        "bound",
+        "bound_when_ready",
         "charged_tokens",
         "cold_tokens",
         "due",
+        "held_by",
+        "held_s",
         "is_pooled",
         "job",
         "kv_tokens",
         "lane",
         "number",
+        "picked_by",
         "prefill_tokens",
         "prefix_group",
         "produced",
         "queue_key",
+        "ready_at",
         "reason",
         "rules",
         "run",
@@ -116,6 +133,8 @@ class QueuedJob:
         self.worker: str | None = None
         self.charged_tokens = 0
         self.produced = 0
+        self.held_by: str | None = None
+        self.held_s = 0.0
 
 
 def _can_be_stopped(job: InferenceJob) -> bool:

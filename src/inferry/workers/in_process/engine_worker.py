@@ -59,6 +59,7 @@ class EngineWorker:
         precision: str | None = None,
         output_length: OutputLength | None = None,
         kv_packing: KvPacking = "sum",
+        gpus: int = 1,
         salt_for: Callable[[str], str] | None = None,
         context_tokens: int | None = None,
         clock: Clock | None = None,
@@ -78,6 +79,7 @@ class EngineWorker:
         self._precision = precision
         self._output_length = output_length
         self._kv_packing = kv_packing
+        self._gpus = gpus
         self._salt_for = salt_for
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
@@ -139,6 +141,8 @@ class EngineWorker:
             kv_capacity=kv_tokens,
             chunk_tokens=limits.chunk_tokens,
             controlled=self._controlled,
+            gpus=self._gpus,
+            busy_s=0.0 if stats is None else stats.busy_seconds,
             last_activity_at=engine.last_message_at,
         )
 

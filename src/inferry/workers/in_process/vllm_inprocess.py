@@ -65,6 +65,7 @@ class VllmInProcessWorker(EngineWorker):
         precision: str | None = None,
         output_length: OutputLength | None = None,
         kv_packing: KvPacking = "sum",
+        gpus: int | None = None,
         clock: Clock | None = None,
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 1.0,
@@ -89,6 +90,7 @@ class VllmInProcessWorker(EngineWorker):
             precision=precision,
             output_length=output_length,
             kv_packing=kv_packing,
+            gpus=gpus or _parallel_gpus(arguments),
             salt_for=CacheSalts(os.urandom(32)).salt,
             context_tokens=engine.context_tokens,
             clock=clock,
@@ -96,6 +98,10 @@ class VllmInProcessWorker(EngineWorker):
             restart_backoff_s=restart_backoff_s,
             stall_timeout_s=stall_timeout_s,
         )
+
+
+def _parallel_gpus(arguments: dict[str, Any]) -> int:
+    return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
 
 
 def _program(python: Path, arguments: dict[str, Any]) -> EngineProgram:

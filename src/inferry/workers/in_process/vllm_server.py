@@ -57,6 +57,7 @@ class VllmServer:
         self._ends: list[End] = []
         self._stats = Stats(0, 0, 0, 0, limits.blocks)
         self._preemptions = 0
+        self._step_began_at = asyncio.get_running_loop().time()
         self._flush_scheduled = False
         self.finished: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -85,7 +86,7 @@ class VllmServer:
             return
         details = scheduler_stats.iteration_details
         if details is not None:
-            self._meter.step(details.num_ctx_tokens, details.num_generation_tokens, details.elapsed_ms / 1000)
+            self._step(details)
         held = round(scheduler_stats.kv_cache_usage * self._limits.blocks)
         self._stats = Stats(
             steps=self._meter.steps,
@@ -96,8 +97,23 @@ class VllmServer:
             preemptions=self._preemptions,
             step_tokens=self._meter.step_tokens,
             step_seconds=self._meter.step_seconds,
+            busy_seconds=self._meter.busy_seconds,
         )
         self._schedule_flush()
+
+    def _step(self, details: Any) -> None:
+        """Meter a step that has ended now. It began when the step before it ended, or when vLLM got a request while it
+        had none: `elapsed_ms` of vLLM is only how long the engine core waited for the result.
+        """
+        now = asyncio.get_running_loop().time()
+        self._meter.step(
+            details.num_ctx_tokens,
+            details.num_ctx_requests,
+            details.num_generation_tokens,
+            sum(live.prompt_tokens + live.output_tokens for live in self._live.values() if live.output_tokens),
+            max(0.0, now - self._step_began_at),
+        )
+        self._step_began_at = now
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -107,6 +123,8 @@ class VllmServer:
             self._send(rejection)
             return
         live = _LiveRequest(request.key, len(request.prompt_ids))
+        if not self._live:
+            self._step_began_at = asyncio.get_running_loop().time()
         self._live[request.key] = live
         live.task = asyncio.get_running_loop().create_task(self._generate(live, request))
 
@@ -153,9 +171,10 @@ class VllmServer:
         if not live.output_tokens:
             live.cached = output.num_cached_tokens or 0
             live.seconds += self._meter.charge_prompt(live.prompt_tokens - live.cached)
-            live.seconds += self._meter.charge_new(new - 1)
+            new_later = new - 1  # the first is part of the prompt's last step
         else:
-            live.seconds += self._meter.charge_new(new)
+            new_later = new
+        live.seconds += self._meter.charge_new(new_later, live.prompt_tokens + live.output_tokens)
         live.output_tokens += new
         self._tokens += [(live.key, int(token)) for token in one.token_ids]
         self._schedule_flush()

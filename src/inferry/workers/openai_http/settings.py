@@ -14,7 +14,7 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     a hosted API is not probed. `cache_salts` isolates the prefix caches of tenants where the server supports it, with
     hashes keyed by `salt_secret`, or by a random secret. Of several `api_keys` the one with the most quota left is
     used. `media_tokens` are the assumed prompt tokens of one image, audio, video or file. `tasks`: what the models
-    do; None detects it. A request holds `max_inputs` inputs to embed or score at most.
+    do; None detects it. A request holds `max_inputs` inputs to embed or score at most. `gpus`: GPUs behind the server.
     """
 
     url: str
@@ -37,6 +37,7 @@ class HttpWorkerSettings(Struct, frozen=True, kw_only=True):
     max_inputs: int = 2048
     controlled: bool = False
     chunk_tokens: int | None = None
+    gpus: int = 1
     connect_timeout_s: float = 5.0
     first_token_timeout_s: float = 120.0
     inter_token_timeout_s: float = 30.0

@@ -57,8 +57,7 @@ class OpenAIHttpWorker:
         lanes: Mapping[Lane, LanePolicy] = DEFAULT_LANES,
     ) -> None:
         self._name = name
-        self._settings = settings
-        self._lanes = lanes
+        self._settings, self._lanes = settings, lanes
         self.clock = clock
         self._profile = profile = settings.profile
         parents = model_parents(settings, {})
@@ -124,7 +123,7 @@ class OpenAIHttpWorker:
     def view(self) -> WorkerView:
         now = self.clock.now()
         load, foreign = Load(running=self.open_calls), Load()
-        kv_capacity, prefix_hits, counts, counted_at = None, None, None, None
+        kv_capacity = prefix_hits = counts = counted_at = None
         if self._poller is not None:
             estimate = self._poller.estimate
             load, foreign = estimate.load(self.open_calls, now), estimate.foreign(now)
@@ -146,6 +145,7 @@ class OpenAIHttpWorker:
             foreign=foreign,
             kv_capacity=kv_capacity,
             observed_at=now,
+            gpus=self._settings.gpus,
             chunk_tokens=self._settings.chunk_tokens,
             controlled=self._settings.controlled,
             prefix_hits=prefix_hits,

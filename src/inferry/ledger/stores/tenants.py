@@ -25,31 +25,31 @@ from inferry.domain.keys import (
     format_key,
     hash_secret,
 )
+from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.tenants import ApiKey, Isolation, Limits, Tenant, decode_limits
 from inferry.ledger.schema import changes, keys, tenants
-from inferry.ledger.stores.sqlite_file import SqliteFile
-from inferry.ledger.stores.sqlite_open import LedgerUnusable
+from inferry.ledger.stores.opening import connect
 
 _TOPIC = "tenants"
 _GENERATION_STRIDE = 2**40
 
 
-class SqliteTenantStore:
+class TenantStore:
     """Tenants and keys that are managed at run time, beyond the configuration."""
 
     def __init__(self, url: str) -> None:
-        self._file = SqliteFile(url)
+        self._connector = connect(url)
         self._lock = threading.Lock()
         # As text, for plain rows: reading ten thousand keys in Python would delay the event loop.
-        dialect = self._file.engine().dialect
+        dialect = self._connector.dialect
         self._all_keys = str(select(keys).order_by(keys.c.created_at, keys.c.key_id).compile(dialect=dialect))
         version_query = select(changes.c.version).where(changes.c.of == _TOPIC)
         self._select_version = str(version_query.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
     @property
     def generation(self) -> int:
-        """Changes when the database file was replaced."""
-        return self._file.generation
+        """Changes when the database was replaced by another."""
+        return self._connector.generation
 
     def version(self) -> int:
         """Changes with every change of tenants or keys."""
@@ -120,31 +120,25 @@ class SqliteTenantStore:
 
     def close(self) -> None:
         with self._lock:
-            self._file.close()
+            self._connector.close()
 
     def _version(self, connection: Connection) -> int:
         # Another file may have the same revision and other keys.
         version: int = connection.exec_driver_sql(self._select_version).scalar() or 0
-        return version + self._file.generation * _GENERATION_STRIDE
+        return version + self._connector.generation * _GENERATION_STRIDE
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._lock, _wrap_database_errors(), self._file.engine().connect() as connection:
-            # One consistent snapshot: sqlite3 itself would not begin a transaction for a SELECT.
-            connection.exec_driver_sql("BEGIN")
+        with self._lock, _wrap_database_errors(), self._connector.reading() as connection:
             yield connection
-            connection.rollback()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with self._lock, _wrap_database_errors(), self._file.engine().connect() as connection:
-            # Take the write lock first: a read transaction that turns into a write may fail.
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        with self._lock, _wrap_database_errors(), self._connector.writing() as connection:
             yield connection
             bump_version = update(changes).where(changes.c.of == _TOPIC).values(version=changes.c.version + 1)
             if not connection.execute(bump_version).rowcount:
                 connection.execute(insert(changes).values(of=_TOPIC, version=1))
-            connection.commit()
 
 
 @contextmanager

@@ -1,0 +1,130 @@
+"""Why a job was held, which limit bound it, and why its worker was picked: one record per attempt that was sent.
+
+The scheduler makes the record when it plans the job. The ledger keeps it as a short JSON text, traces and timelines
+show it. It names limits, rules, workers and durations, and nothing of the prompt.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from inferry.domain.values import Value
+
+# Why a job is held voluntarily, for others to join its batch.
+WINDOW: Final = "window"
+RUNNING_BATCH: Final = "running_batch"
+SIBLINGS: Final = "siblings"
+
+# What keeps a job that is ready from a worker.
+SEQUENCES: Final = "sequences"
+BATCH_SEQUENCES: Final = "batch_sequences"
+KV_TOKENS: Final = "kv_tokens"
+PREFILL_TOKENS: Final = "prefill_tokens"
+PREFILL_RATE: Final = "prefill_rate"
+LANE_RESERVE: Final = "lane_reserve"
+LANE_SHARE: Final = "lane_share"
+JOB_AHEAD: Final = "job_ahead"
+PADDED_BATCH: Final = "padded_batch"
+PREEMPTION: Final = "preemption"
+WORKER_GROUP: Final = "worker_group"
+WORKER_DOWN: Final = "worker_down"
+BREAKER: Final = "breaker"
+NO_WORKER: Final = "no_worker"
+
+WORKER_LIMITS: Final = (
+    SEQUENCES,
+    BATCH_SEQUENCES,
+    KV_TOKENS,
+    PREFILL_TOKENS,
+    PREFILL_RATE,
+    LANE_RESERVE,
+    LANE_SHARE,
+    JOB_AHEAD,
+    PADDED_BATCH,
+    PREEMPTION,
+)
+"""Limits of one worker."""
+FLEET_LIMITS: Final = (WORKER_GROUP, WORKER_DOWN, BREAKER, NO_WORKER)
+"""Limits that leave no worker to wait for."""
+
+
+class Decision(Value):
+    """The decision about one attempt. Durations are seconds.
+
+    `held_by`: the rule that held the job for others, for `held_s`. `waits`: time that the job was ready, by what bound
+    the head of its queue; without the time until the next tick. `limit` bound it last, on `limit_worker`. `picked_by`:
+    the rule that chose the worker; None for a job that was never sent. `candidates`: workers that it could have gone
+    to, full or not. `filtered`: the other workers, by what excludes them. `cached_tokens`: prompt tokens expected in
+    the worker's prefix cache.
+    """
+
+    def __init__(
+        self,
+        *,
+        picked_by: str | None = None,
+        candidates: int = 0,
+        filtered: Mapping[str, int] | None = None,
+        cached_tokens: int = 0,
+        held_by: str | None = None,
+        held_s: float = 0.0,
+        limit: str | None = None,
+        limit_worker: str | None = None,
+        waits: Mapping[str, float] | None = None,
+    ) -> None:
+        self.picked_by: Final = picked_by
+        self.candidates: Final = candidates
+        self.filtered: Final = filtered
+        self.cached_tokens: Final = cached_tokens
+        self.held_by: Final = held_by
+        self.held_s: Final = held_s
+        self.limit: Final = limit
+        self.limit_worker: Final = limit_worker
+        self.waits: Final = waits
+
+
+def to_text(decision: Decision) -> str:
+    """The decision as short JSON; what is empty is left out. Durations are milliseconds."""
+    is_plain = decision.limit is None and decision.held_by is None and decision.picked_by is not None
+    if is_plain and not decision.filtered and not decision.cached_tokens:
+        return f'{{"picked_by":"{decision.picked_by}","candidates":{decision.candidates}}}'  # the common case
+    return msgspec.json.encode(to_fields(decision)).decode()
+
+
+def to_fields(decision: Decision) -> dict[str, object]:
+    """The decision as JSON values; what is empty is left out. Durations are milliseconds."""
+    fields: dict[str, object] = {"picked_by": decision.picked_by, "candidates": decision.candidates}
+    if decision.filtered:
+        fields["filtered"] = decision.filtered
+    if decision.cached_tokens:
+        fields["cached_tokens"] = decision.cached_tokens
+    if decision.held_by is not None:
+        fields["held_by"] = decision.held_by
+        fields["held_ms"] = round(decision.held_s * 1000, 3)
+    if decision.limit is not None:
+        fields["limit"] = decision.limit
+        if decision.limit_worker is not None:
+            fields["limit_worker"] = decision.limit_worker
+        fields["waits_ms"] = {name: round(waited * 1000, 3) for name, waited in (decision.waits or {}).items()}
+    return fields
+
+
+def from_text(text: str | None) -> Decision | None:
+    """The decision that `to_text` wrote; None where there is none or it is not one."""
+    if text is None:
+        return None
+    try:
+        fields = msgspec.json.decode(text, type=dict)
+        return Decision(
+            picked_by=fields.get("picked_by"),
+            candidates=int(fields.get("candidates", 0)),
+            filtered=fields.get("filtered"),
+            cached_tokens=int(fields.get("cached_tokens", 0)),
+            held_by=fields.get("held_by"),
+            held_s=float(fields.get("held_ms", 0.0)) / 1000,
+            limit=fields.get("limit"),
+            limit_worker=fields.get("limit_worker"),
+            waits={str(name): float(waited) / 1000 for name, waited in fields.get("waits_ms", {}).items()} or None,
+        )
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError):
+        return None

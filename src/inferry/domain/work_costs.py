@@ -1,0 +1,97 @@
+"""What a unit of an engine's work costs: seconds per step, per output token, per prompt token and per KV token read.
+
+The time of a step is shared by these costs: what a sequence adds to the step is its own, and the fixed part of the step
+is divided evenly among the sequences in it (the Shapley value of the step's cost). The busy time of an engine is
+
+    busy = base * steps + token * output tokens + prompt * prompt tokens + kv * KV tokens read
+
+The costs follow by least squares, regularised towards calibrated ratios (ridge regression). Where observations separate
+the costs, they decide; where every step is like the next, the calibrated ratios split the sum. Old observations decay.
+"""
+
+from math import exp
+from typing import Final
+
+SMOOTHING_S: Final = 3.0
+"""Smoothing of the observed sums, in seconds: counters are read some steps before or after the time they belong to."""
+MEMORY_S: Final = 120.0
+"""Time constant of the least-squares sums, in seconds."""
+PRIOR_COSTS: Final = (200.0, 1.0, 1.0, 0.002)
+"""Costs of a step, an output token, a prompt token and a KV token read, in the cost of a prompt token, as calibrated
+for an 8B model on an H200. Only their ratios matter: the observed time gives the scale."""
+PRIOR_WEIGHT: Final = 0.01
+"""Weight of the prior, relative to the observed sum of squares of each term."""
+PAIRS_PER_KV_TOKEN: Final = 40.0
+"""Pairs of a prompt token and a context token before it that cost as much as one KV token read by a decode: prefill
+reads each KV token once for many prompt tokens."""
+_TERMS = len(PRIOR_COSTS)
+SOLVE_INTERVAL_STEPS: Final = 32
+"""An engine that learns from each of its steps computes the costs anew after this many."""
+_SWEEPS = 50
+_MIN_COST_S = 1e-12
+
+
+class WorkCosts:
+    """Seconds per unit of work. Before anything was observed they have the calibrated ratios."""
+
+    __slots__ = ("_moments", "_smoothed", "_spent", "base_s", "kv_s", "prompt_s", "token_s")
+
+    def __init__(self) -> None:
+        self.base_s, self.token_s, self.prompt_s, self.kv_s = [1e-5 * cost for cost in PRIOR_COSTS]
+        self._smoothed = [0.0] * (_TERMS + 1)
+        self._moments = [[0.0] * _TERMS for _ in range(_TERMS)]
+        self._spent = [0.0] * _TERMS
+
+    def decode_s(self, tokens: float, context_tokens: float) -> float:
+        """What output tokens add to their steps. `context_tokens` is the mean number of tokens before each."""
+        return tokens * (self.token_s + self.kv_s * context_tokens)
+
+    def prefill_s(self, tokens: float, context_tokens: float) -> float:
+        """What the last `tokens` of a prompt of `context_tokens` add to their steps."""
+        return self.prompt_s * tokens + self.kv_s * prefill_kv_tokens(tokens, context_tokens)
+
+    def add(
+        self, elapsed_s: float, busy_s: float, steps: float, tokens: float, prompt_tokens: float, kv_tokens: float
+    ) -> None:
+        """Learn from `elapsed_s` seconds, of which the engine was busy for `busy_s`."""
+        decay = exp(-elapsed_s / SMOOTHING_S)
+        new = (steps, tokens, prompt_tokens, kv_tokens, busy_s)
+        self._smoothed = [old * decay + one for old, one in zip(self._smoothed, new, strict=True)]
+        busy = self._smoothed[_TERMS]
+        if busy <= 0:
+            return
+        decay = exp(-elapsed_s / MEMORY_S)
+        for i in range(_TERMS):
+            row, count = self._moments[i], self._smoothed[i]
+            for j in range(_TERMS):
+                row[j] = row[j] * decay + count * self._smoothed[j]
+            self._spent[i] = self._spent[i] * decay + count * busy
+
+    def solve(self) -> None:
+        """Minimise the squared error plus the weighted distance from the prior, over positive costs.
+
+        Coordinate descent from the previous costs: each cost in turn takes its best value, the others being fixed.
+        """
+        moments, spent = self._moments, self._spent
+        explained = sum([a * b * moments[i][j] for i, a in enumerate(PRIOR_COSTS) for j, b in enumerate(PRIOR_COSTS)])
+        if explained <= 0:
+            return
+        scale = sum([cost * spent[i] for i, cost in enumerate(PRIOR_COSTS)]) / explained
+        prior = [scale * cost for cost in PRIOR_COSTS]
+        costs = [self.base_s, self.token_s, self.prompt_s, self.kv_s]
+        for _ in range(_SWEEPS):
+            for i in range(_TERMS):
+                row = moments[i]
+                weight = row[i]
+                if weight <= 0:
+                    costs[i] = prior[i]
+                    continue
+                rest = spent[i] - sum([row[j] * costs[j] for j in range(_TERMS) if j != i])
+                best = (rest + PRIOR_WEIGHT * weight * prior[i]) / ((1 + PRIOR_WEIGHT) * weight)
+                costs[i] = max(best, _MIN_COST_S)
+        self.base_s, self.token_s, self.prompt_s, self.kv_s = costs
+
+
+def prefill_kv_tokens(tokens: float, context_tokens: float) -> float:
+    """KV tokens read by a decode that cost as much as attention over the last `tokens` of a prompt."""
+    return tokens * max(0.0, context_tokens - tokens / 2) / PAIRS_PER_KV_TOKEN

@@ -1,0 +1,38 @@
+"""Metrics of decision records: voluntary holds, and the limits that kept jobs waiting."""
+
+from inferry.domain.decisions import FLEET_LIMITS, WORKER_LIMITS, Decision
+from inferry.domain.lanes import Lane
+from inferry.observe.metric_families import Counters, Histograms
+
+NO_WORKER = "none"
+OTHER = "other"
+
+
+class DecisionMetrics:
+    """Belongs to `Metrics`, which names the workers. Jobs that neither were held nor waited cost two comparisons."""
+
+    def __init__(self) -> None:
+        self._batching_wait = Histograms("inferry_batching_wait_seconds")
+        self._binding_limits = Counters("inferry_binding_limit_total")
+        self._batching_wait_of = [self._batching_wait.at(lane.name) for lane in Lane]
+        self._workers = {NO_WORKER}
+        for limit in FLEET_LIMITS:
+            self._binding_limits.at(NO_WORKER, limit)
+        self.families: tuple[Counters | Histograms, ...] = (self._batching_wait, self._binding_limits)
+
+    def register_worker(self, worker: str) -> None:
+        self._workers.add(worker)
+        for limit in WORKER_LIMITS:
+            self._binding_limits.at(worker, limit)
+
+    def remove_worker(self, worker: str) -> None:
+        self._workers.discard(worker)
+        for limit in (*WORKER_LIMITS, *FLEET_LIMITS):
+            self._binding_limits.drop(worker, limit)
+
+    def sent(self, lane: Lane, decision: Decision) -> None:
+        if decision.held_by is not None:
+            self._batching_wait_of[lane].observe(decision.held_s)
+        if decision.limit is not None:
+            worker = decision.limit_worker or NO_WORKER
+            self._binding_limits.at(worker if worker in self._workers else OTHER, decision.limit).value += 1

@@ -1,0 +1,96 @@
+"""Ledgers of earlier releases are migrated: tables, columns and indexes are those of a new ledger, rows are kept."""
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, inspect
+
+from inferry.domain.ledger import LedgerUnusable
+from inferry.domain.ledger_urls import is_postgresql
+from inferry.ledger import migrations, schema
+from inferry.ledger.schema import SCHEMA_VERSION
+from inferry.ledger.stores import postgres, sqlite_open
+from inferry.ledger.stores.attempts import AttemptStore
+from inferry.ledger.stores.opening import connect, open_queries
+from ledger.builders import an_entry
+
+
+def shape(url: str) -> dict[str, Any]:
+    """Tables with their columns and indexes."""
+    with closing(connect(url)) as connector, connector.reading() as connection:
+        found = inspect(connection)
+        return {
+            table: (
+                {column["name"]: (str(column["type"]), column["nullable"]) for column in found.get_columns(table)},
+                {index["name"]: index["column_names"] for index in found.get_indexes(table)},
+            )
+            for table in found.get_table_names()
+        }
+
+
+def change(url: str, version: int, work: Callable[[Connection], None]) -> None:
+    """Make a ledger of another version of it."""
+    with closing(connect(url)) as connector, connector.writing() as connection:
+        work(connection)
+        connection.exec_driver_sql(
+            f"UPDATE inferry_schema SET version = {version}"
+            if is_postgresql(url)
+            else f"PRAGMA user_version = {version}"
+        )
+
+
+def to_version_6(connection: Connection) -> None:
+    for statement in (
+        "DROP TABLE rollups",
+        "DROP TABLE gpu_rollups",
+        "DROP INDEX attempts_by_run",
+        "DROP INDEX attempts_by_parent",
+        "CREATE INDEX attempts_by_run ON attempts (tenant, run_id)",
+        "CREATE INDEX attempts_by_parent ON attempts (tenant, parent_run) WHERE parent_run IS NOT NULL",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+def test_the_schema_before_roll_ups_becomes_that_of_a_new_ledger(ledger_url: str) -> None:
+    with closing(AttemptStore(ledger_url)) as ledger:
+        ledger.append([an_entry()])
+    wanted = shape(ledger_url)
+    change(ledger_url, 6, to_version_6)
+    with pytest.raises(LedgerUnusable, match="of an earlier release"):
+        open_queries(ledger_url)
+    assert shape(ledger_url) == wanted
+    with open_queries(ledger_url) as queries:
+        assert queries.jobs() == [an_entry()]
+        assert queries.tenants()[0].jobs == 1
+
+
+def test_a_column_that_a_later_release_adds_is_added_once(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(AttemptStore(ledger_url)) as ledger:
+        ledger.append([an_entry()])
+    for module in (schema, migrations, sqlite_open, postgres):
+        monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    step = (("attempts", "ALTER TABLE attempts ADD COLUMN colour TEXT"), ("missing", "DROP TABLE keys"))
+    monkeypatch.setitem(migrations.UPGRADES, SCHEMA_VERSION, step)
+    for _ in range(2):
+        columns, _ = shape(ledger_url)["attempts"]
+        assert columns["colour"] == ("TEXT", True)
+    with open_queries(ledger_url) as queries:
+        assert queries.jobs() == [an_entry()]
+
+
+def test_a_migration_that_fails_changes_nothing(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    AttemptStore(ledger_url).close()
+    wanted = shape(ledger_url)
+    with monkeypatch.context() as patched:
+        for module in (schema, migrations, sqlite_open, postgres):
+            patched.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        step = (
+            ("attempts", "ALTER TABLE attempts ADD COLUMN colour TEXT"),
+            ("attempts", "ALTER TABLE nothing RENAME TO x"),
+        )
+        patched.setitem(migrations.UPGRADES, SCHEMA_VERSION, step)
+        with pytest.raises(LedgerUnusable):
+            AttemptStore(ledger_url)
+    assert shape(ledger_url) == wanted
