@@ -38,7 +38,7 @@ def test_figures_are_rates_and_quantiles_of_the_window() -> None:
     history = MetricHistory(FakeSource())
     for at in (0.0, 5.0, 10.0):
         history.sample(at)
-    found = figures(history, 10.0, ["w", "unknown"], 10.0)
+    found = figures(history, 10.0, 10.0)
     assert found.calls_per_s == pytest.approx(2.0)
     rates = [found.output_tokens_per_s, found.prompt_tokens_per_s, found.refusals_per_s]
     assert rates == pytest.approx([60.0, 180.0, 0.2])
@@ -51,7 +51,6 @@ def test_figures_are_rates_and_quantiles_of_the_window() -> None:
     worker = found.workers["w"]
     assert (worker.running, worker.kv_used, worker.batch_mean) == (3, 512, 2.0)
     assert worker.gpu_utilization is None
-    assert found.workers["unknown"].batch_mean is None
 
 
 def test_a_bounded_number_of_points_is_kept() -> None:

@@ -167,7 +167,7 @@ def assemble(
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
-    observation = _mount_dashboard(config, app, gateway, metrics, Observation(metrics, clock))
+    observation = _mount_dashboard(config, app, gateway, Observation(metrics, clock))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
     observation.followers.append(gateway.account_gpu_time)
     _follow_tenants(config, service, watermarks)
@@ -218,13 +218,10 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
 
 
-def _mount_dashboard(
-    config: Config, app: App, gateway: Gateway, metrics: Metrics, observation: Observation
-) -> Observation:
+def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> Observation:
     """Serve the dashboard. Its charts have one point per sample of the metrics."""
-    dashboard = DashboardData(
-        gateway, metrics, observation.history, config.lane_policies(), lambda: _open_run_reader(config.ledger)
-    )
+    lanes, history = config.lane_policies(), observation.history
+    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger))
     observation.followers.append(dashboard.points.sample)
     app.use_dashboard(dashboard)
     return observation

@@ -1,7 +1,7 @@
 """The facade: all that ingress and the command line know of what is behind it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from inferry.admission.queue_limiter import QueueLimiter
@@ -24,6 +24,7 @@ from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
 from inferry.domain.errors import CallAborted, Draining, GatewayError
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -178,6 +179,10 @@ class Gateway:
     def in_flight(self) -> int:
         """Admitted jobs that have not ended, without those that share another's execution."""
         return len(self._admission)
+
+    def queue_depths(self) -> Mapping[Lane, int]:
+        """Queued jobs by lane."""
+        return self._loop.queue_depths()
 
     # -- runs --------------------------------------------------------------------------------------------------------
 

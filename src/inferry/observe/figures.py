@@ -5,11 +5,11 @@ of the last minutes. The event loop owns it. Memory is bounded by the number of 
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from inferry.domain.lanes import Lane
-from inferry.observe.history import MetricHistory
+from inferry.observe.history import MetricHistory, quantile_of
 
 POINTS = 180
 POINT_WINDOW_S = 15.0
@@ -54,49 +54,88 @@ class Figures(NamedTuple):
     workers: dict[str, WorkerFigures]
 
 
-def figures(history: MetricHistory, window_s: float, workers: Iterable[str], at: float) -> Figures:
+def figures(history: MetricHistory, window_s: float, at: float) -> Figures:
     """The figures over the window that ends with the last sample."""
+    calls = _rates(history, "inferry_jobs_total", window_s, "lane")
+    tokens = _rates(history, "inferry_tokens_total", window_s, "kind")
     return Figures(
         at=at,
-        calls_per_s=history.rate("inferry_jobs_total", window_s),
-        prompt_tokens_per_s=history.rate("inferry_tokens_total", window_s, kind="prompt"),
-        output_tokens_per_s=history.rate("inferry_tokens_total", window_s, kind="output"),
+        calls_per_s=sum(calls.values()),
+        prompt_tokens_per_s=tokens.get("prompt", 0.0),
+        output_tokens_per_s=tokens.get("output", 0.0),
         refusals_per_s=history.rate("inferry_errors_total", window_s),
         in_flight=history.latest("inferry_jobs_in_flight") or 0.0,
-        lanes={lane: _lane(history, window_s, lane.name) for lane in Lane},
-        workers={name: _worker(history, window_s, name) for name in workers},
+        lanes=_lanes(history, window_s, calls),
+        workers=_workers(history, window_s),
     )
 
 
-def _lane(history: MetricHistory, window_s: float, lane: str) -> LaneFigures:
-    def quantile_ms(q: float, name: str) -> float | None:
-        seconds = history.quantile(q, name, window_s, lane=lane)
-        return None if seconds is None else 1000 * seconds
+def _lanes(history: MetricHistory, window_s: float, calls: Mapping[str, float]) -> dict[Lane, LaneFigures]:
+    waits = _buckets(history, "inferry_queue_wait_seconds", window_s, "lane")
+    firsts = _buckets(history, "inferry_time_to_first_token_seconds", window_s, "lane")
+    gaps = _buckets(history, "inferry_inter_token_latency_seconds", window_s, "lane")
+    judged = history.increase_by("inferry_slo_attainment_total", window_s, ("lane", "attained"))
+    queued = _latest(history, "inferry_queue_depth", "lane")
+    fairness = _latest(history, "inferry_fairness_index", "lane")
+    found = {}
+    for lane in Lane:
+        met = judged.get((("lane", lane.name), ("attained", "true")), 0.0)
+        missed = judged.get((("lane", lane.name), ("attained", "false")), 0.0)
+        found[lane] = LaneFigures(
+            queued=queued.get(lane.name, 0.0),
+            calls_per_s=calls.get(lane.name, 0.0),
+            queue_p50_ms=_quantile_ms(0.5, waits.get(lane.name)),
+            queue_p95_ms=_quantile_ms(0.95, waits.get(lane.name)),
+            ttft_p50_ms=_quantile_ms(0.5, firsts.get(lane.name)),
+            ttft_p95_ms=_quantile_ms(0.95, firsts.get(lane.name)),
+            itl_p95_ms=_quantile_ms(0.95, gaps.get(lane.name)),
+            attainment=met / (met + missed) if met + missed > 0 else None,
+            fairness=fairness.get(lane.name),
+        )
+    return found
 
-    met = history.increase("inferry_slo_attainment_total", window_s, lane=lane, attained="true")
-    judged = history.increase("inferry_slo_attainment_total", window_s, lane=lane)
-    return LaneFigures(
-        queued=history.latest("inferry_queue_depth", lane=lane) or 0.0,
-        calls_per_s=history.rate("inferry_jobs_total", window_s, lane=lane),
-        queue_p50_ms=quantile_ms(0.5, "inferry_queue_wait_seconds"),
-        queue_p95_ms=quantile_ms(0.95, "inferry_queue_wait_seconds"),
-        ttft_p50_ms=quantile_ms(0.5, "inferry_time_to_first_token_seconds"),
-        ttft_p95_ms=quantile_ms(0.95, "inferry_time_to_first_token_seconds"),
-        itl_p95_ms=quantile_ms(0.95, "inferry_inter_token_latency_seconds"),
-        attainment=met / judged if judged > 0 else None,
-        fairness=history.latest("inferry_fairness_index", lane=lane),
-    )
+
+def _workers(history: MetricHistory, window_s: float) -> dict[str, WorkerFigures]:
+    running = _latest(history, "inferry_worker_running_sequences", "worker")
+    kv_used = _latest(history, "inferry_worker_kv_used_tokens", "worker")
+    utilization = _latest(history, GPU_UTILIZATION, "worker")
+    jobs = history.increase_by("inferry_batch_size", window_s, ("worker",))
+    plans = {
+        worker: counts[-1]
+        for worker, (_, counts) in _buckets(history, "inferry_batch_size", window_s, "worker").items()
+    }
+    return {
+        worker: WorkerFigures(
+            running=running.get(worker, 0.0),
+            kv_used=kv_used.get(worker, 0.0),
+            batch_mean=jobs[("worker", worker),] / count if (count := plans.get(worker, 0)) > 0 else None,
+            gpu_utilization=utilization.get(worker),
+        )
+        for worker in history.label_values("inferry_worker_up", "worker")
+    }
 
 
-def _worker(history: MetricHistory, window_s: float, worker: str) -> WorkerFigures:
-    plans = history.count("inferry_batch_size", window_s, worker=worker)
-    jobs = history.increase("inferry_batch_size", window_s, worker=worker)
-    return WorkerFigures(
-        running=history.latest("inferry_worker_running_sequences", worker=worker) or 0.0,
-        kv_used=history.latest("inferry_worker_kv_used_tokens", worker=worker) or 0.0,
-        batch_mean=jobs / plans if plans else None,
-        gpu_utilization=history.latest(GPU_UTILIZATION, worker=worker),
-    )
+def _rates(history: MetricHistory, name: str, window_s: float, label: str) -> dict[str, float]:
+    # As much of the window as has samples.
+    rate, rise = history.rate(name, window_s), history.increase(name, window_s)
+    per_s = rate / rise if rise else 0.0
+    found = history.increase_by(name, window_s, (label,))
+    return {labels[0][1]: one * per_s for labels, one in found.items()}
+
+
+def _latest(history: MetricHistory, name: str, label: str) -> dict[str, float]:
+    return {labels[0][1]: sum(values) for labels, values in history.latest_by(name, (label,)).items()}
+
+
+def _buckets(
+    history: MetricHistory, name: str, window_s: float, label: str
+) -> dict[str, tuple[tuple[float, ...], list[int]]]:
+    return {labels[0][1]: counted for labels, counted in history.buckets_by(name, window_s, (label,)).items()}
+
+
+def _quantile_ms(q: float, counted: tuple[tuple[float, ...], list[int]] | None) -> float | None:
+    seconds = None if counted is None else quantile_of(q, *counted)
+    return None if seconds is None else 1000 * seconds
 
 
 class FigureHistory:
@@ -108,12 +147,16 @@ class FigureHistory:
         self.version = 0
 
     @property
+    def latest(self) -> Figures:
+        """The last point, or what is known before the first."""
+        return self._points[-1] if self._points else figures(self._history, POINT_WINDOW_S, 0.0)
+
+    @property
     def points(self) -> list[Figures]:
         """The oldest first."""
         return list(self._points)
 
     def sample(self, now: float) -> None:
         """Add a point. Called after each sample of the metrics."""
-        workers = self._history.label_values("inferry_worker_up", "worker")
-        self._points.append(figures(self._history, POINT_WINDOW_S, workers, now))
+        self._points.append(figures(self._history, POINT_WINDOW_S, now))
         self.version += 1

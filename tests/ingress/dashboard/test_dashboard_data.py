@@ -56,8 +56,7 @@ def a_tenant(name: str, *, cost: int | None = None, tokens: int = 0) -> TenantSu
 
 def collector(gateway: ScriptedGateway, ledger: FakeLedger) -> DashboardData:
     service = gateway.service
-    observation = service.observation
-    return DashboardData(service.gateway, observation.history._source, observation.history, DEFAULT_LANES, ledger.open)
+    return DashboardData(service.gateway, service.observation.history, DEFAULT_LANES, ledger.open)
 
 
 async def until_read(data: DashboardData, ledger: FakeLedger) -> LiveState:

@@ -1,8 +1,9 @@
 """Collects what the dashboard shows: metrics, workers, runs, and what the ledger has recorded.
 
-Belongs to the event loop of its gateway. One snapshot serves all viewers: it is made at most once per `FRESH_S`, and
-nothing is collected while there are no viewers, except one point of the charts per sample of the metrics. The ledger is
-read off the event loop, for at most a small part of the time.
+Belongs to the event loop of its gateway. One snapshot serves all viewers: it is made at most once per `FRESH_S`. Rates
+and quantiles change with each sample of the metrics; queues, workers and runs are those of the moment. Nothing is
+collected while there are no viewers, except one point of the charts per sample. The ledger is read off the event loop,
+for a small part of the time at most.
 """
 
 import asyncio
@@ -21,15 +22,13 @@ from inferry.ingress.dashboard import overview
 from inferry.ingress.dashboard.timeline import timeline_steps
 from inferry.ingress.dashboard.values import Alert, LiveState, RunState, TenantCosts, Timeline
 from inferry.observe.figures import FigureHistory, Figures, figures
-from inferry.observe.history import MetricHistory, MetricSource
+from inferry.observe.history import MetricHistory
 
 log = logging.getLogger(__name__)
 
 FRESH_S = 0.5
 """A snapshot is used again for this long."""
-RATE_WINDOW_S = 10.0
 MINUTE_S = 60.0
-COARSE_WINDOW_S = 15.0
 MAX_RUNS = 24
 MAX_TREE_RUNS = 1000
 """Runs of one tree that are summed for a snapshot."""
@@ -60,7 +59,6 @@ class DashboardData:
     def __init__(
         self,
         gateway: Gateway,
-        metrics: MetricSource,
         history: MetricHistory,
         lanes: Mapping[Lane, LanePolicy],
         open_ledger: OpenLedger,
@@ -71,9 +69,7 @@ class DashboardData:
         self._alerts = alerts
         self.points = FigureHistory(history)
         self._history = history
-        # Samples at the rate of the snapshots, while there are viewers.
-        self._recent = MetricHistory(metrics, kept_s=MINUTE_S + RATE_WINDOW_S)
-        self._watched_since = self._sampled_at = float("-inf")
+        self._minute: tuple[int, Figures] | None = None
         self._started_at = gateway.wall()
         self._recorded = _RecordedFacts(open_ledger, gateway.wall)
         self._live: tuple[float, bytes] | None = None
@@ -106,16 +102,15 @@ class DashboardData:
     def _live_state(self, now: float) -> LiveState:
         gateway, wall = self._gateway, self._gateway.wall()
         self._recorded.refresh()
-        reports = gateway.worker_reports()
-        moment, minute = self._figures(now, [one.name for one in reports])
-        lanes = overview.lane_states(moment, minute, self._lanes)
-        workers = overview.worker_states(reports, gateway.views(), minute, wall)
+        moment, minute = self.points.latest, self._last_minute(now)
+        lanes = overview.lane_states(moment, minute, self._lanes, gateway.queue_depths())
+        workers = overview.worker_states(gateway.worker_reports(), gateway.views(), minute)
         return LiveState(
             at=wall,
             version=__version__,
             started_at=self._started_at,
             status="draining" if gateway.is_draining else "ready" if gateway.is_ready else "starting",
-            totals=overview.totals(moment, minute, lanes, workers),
+            totals=overview.totals(moment, minute, lanes, workers, gateway.in_flight),
             lanes=lanes,
             workers=workers,
             runs=self.runs(MAX_RUNS),
@@ -123,19 +118,12 @@ class DashboardData:
             alerts=None if self._alerts is None else list(self._alerts()),
         )
 
-    def _figures(self, now: float, workers: Sequence[str]) -> tuple[Figures, Figures]:
-        """Over the last seconds, and over the last minute."""
-        if now > self._sampled_at + RATE_WINDOW_S:
-            self._watched_since = now
-        self._sampled_at = now
-        self._recent.sample(now)
-        moment = figures(self._recent, RATE_WINDOW_S, workers, now)
-        if now < self._watched_since + RATE_WINDOW_S:
-            coarse = figures(self._history, COARSE_WINDOW_S, workers, now)
-            lanes = {lane: one._replace(queued=moment.lanes[lane].queued) for lane, one in coarse.lanes.items()}
-            moment = coarse._replace(in_flight=moment.in_flight, lanes=lanes)
-        is_long = now >= self._watched_since + MINUTE_S
-        return moment, figures(self._recent if is_long else self._history, MINUTE_S, workers, now)
+    def _last_minute(self, now: float) -> Figures:
+        """Figures of the last minute, made again with each sample of the metrics."""
+        version = self.points.version
+        if self._minute is None or self._minute[0] != version:
+            self._minute = (version, figures(self._history, MINUTE_S, now))
+        return self._minute[1]
 
     # -- runs --------------------------------------------------------------------------------------------------------
 

@@ -29,19 +29,24 @@ AttemptOf = Callable[[str], Attempt | None]
 _UNKNOWN_WORKER = WorkerFigures(running=0, kv_used=0, batch_mean=None, gpu_utilization=None)
 
 
-def lane_states(now: Figures, minute: Figures, policies: Mapping[Lane, LanePolicy]) -> list[LaneState]:
-    """Every lane: rates of the last seconds, quantiles of the last minute."""
-    return [_lane_state(lane, now.lanes[lane], minute.lanes[lane], policy) for lane, policy in policies.items()]
+def lane_states(
+    moment: Figures, minute: Figures, policies: Mapping[Lane, LanePolicy], queued: Mapping[Lane, int]
+) -> list[LaneState]:
+    """Every lane: its queue now, rates of the last seconds, quantiles of the last minute."""
+    return [
+        _lane_state(lane, moment.lanes[lane], minute.lanes[lane], policy, queued.get(lane, 0))
+        for lane, policy in policies.items()
+    ]
 
 
-def _lane_state(lane: Lane, now: LaneFigures, minute: LaneFigures, policy: LanePolicy) -> LaneState:
+def _lane_state(lane: Lane, moment: LaneFigures, minute: LaneFigures, policy: LanePolicy, queued: int) -> LaneState:
     return LaneState(
         lane=lane.name,
         ttft_target_ms=policy.ttft_ms,
         itl_target_ms=policy.itl_ms,
         queue_limit=policy.queue_limit,
-        queued=int(now.queued),
-        calls_per_s=_rounded(now.calls_per_s),
+        queued=queued,
+        calls_per_s=_rounded(moment.calls_per_s),
         queue_p50_ms=_ms(minute.queue_p50_ms),
         queue_p95_ms=_ms(minute.queue_p95_ms),
         ttft_p50_ms=_ms(minute.ttft_p50_ms),
@@ -52,9 +57,7 @@ def _lane_state(lane: Lane, now: LaneFigures, minute: LaneFigures, policy: LaneP
     )
 
 
-def worker_states(
-    reports: Iterable[WorkerReport], views: Iterable[WorkerView], minute: Figures, wall: float
-) -> list[WorkerState]:
+def worker_states(reports: Iterable[WorkerReport], views: Iterable[WorkerView], minute: Figures) -> list[WorkerState]:
     view_of = {view.worker: view for view in views}
     return [_worker_state(one, view_of.get(one.name), minute.workers.get(one.name, _UNKNOWN_WORKER)) for one in reports]
 
@@ -80,17 +83,19 @@ def _worker_state(report: WorkerReport, view: WorkerView | None, minute: WorkerF
     )
 
 
-def totals(now: Figures, minute: Figures, lanes: Iterable[LaneState], workers: Sequence[WorkerState]) -> GatewayTotals:
+def totals(
+    moment: Figures, minute: Figures, lanes: Iterable[LaneState], workers: Sequence[WorkerState], in_flight: int
+) -> GatewayTotals:
     limits = [one.max_sequences for one in workers]
     known = [one.gpu_utilization for one in workers if one.gpu_utilization is not None]
     judged = [(one.attainment, one.calls_per_s) for one in minute.lanes.values() if one.attainment is not None]
     weight = sum(calls for _, calls in judged)
     return GatewayTotals(
-        calls_per_s=_rounded(now.calls_per_s),
-        prompt_tokens_per_s=_rounded(now.prompt_tokens_per_s),
-        output_tokens_per_s=_rounded(now.output_tokens_per_s),
-        refusals_per_s=_rounded(now.refusals_per_s),
-        in_flight=int(now.in_flight),
+        calls_per_s=_rounded(moment.calls_per_s),
+        prompt_tokens_per_s=_rounded(moment.prompt_tokens_per_s),
+        output_tokens_per_s=_rounded(moment.output_tokens_per_s),
+        refusals_per_s=_rounded(moment.refusals_per_s),
+        in_flight=in_flight,
         queued=sum(one.queued for one in lanes),
         running=sum(one.running for one in workers),
         max_sequences=None if not limits or None in limits else sum(one for one in limits if one is not None),
