@@ -72,7 +72,7 @@ def test_a_column_that_a_later_release_adds_is_added_once(ledger_url: str, monke
     for module in (schema, migrations, sqlite_open, postgres):
         monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     step = (("attempts", "ALTER TABLE attempts ADD COLUMN colour TEXT"), ("missing", "DROP TABLE keys"))
-    monkeypatch.setitem(migrations.UPGRADES, SCHEMA_VERSION, step)
+    monkeypatch.setitem(schema.UPGRADES, SCHEMA_VERSION, step)
     for _ in range(2):
         columns, _ = shape(ledger_url)["attempts"]
         assert columns["colour"] == ("TEXT", True)
@@ -90,7 +90,7 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str, monkeypatch: py
             ("attempts", "ALTER TABLE attempts ADD COLUMN colour TEXT"),
             ("attempts", "ALTER TABLE nothing RENAME TO x"),
         )
-        patched.setitem(migrations.UPGRADES, SCHEMA_VERSION, step)
+        patched.setitem(schema.UPGRADES, SCHEMA_VERSION, step)
         with pytest.raises(LedgerUnusable):
             AttemptStore(ledger_url)
     assert shape(ledger_url) == wanted
