@@ -4,6 +4,7 @@ from mutants import (
     admission,
     capacity,
     client,
+    dashboard,
     dispatch,
     durable,
     engine,
@@ -40,4 +41,5 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "dashboard": dashboard.GROUP,
 }
