@@ -10,6 +10,7 @@ VLLM_VENV ?= .venv-vllm
 export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 NODE_CLIENTS := tests/clients/node_modules/.installed
+PROMTOOL := $(VENV)/promtool/promtool
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
 # stay together because of shared fixtures; slow ones come first (tests/conftest.py).
@@ -30,7 +31,7 @@ help:
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
-	@echo "make docs    regenerate the generated reference pages"
+	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
@@ -66,6 +67,9 @@ clients: $(NODE_CLIENTS)
 chromium:
 	@scripts/install_chromium.sh
 
+$(PROMTOOL): | $(VENV)/bin/python
+	@scripts/install_promtool.sh $(dir $@)
+
 # Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
 # and the build contains plain Python.
 build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
@@ -92,7 +96,7 @@ check: $(VENV)/.installed-dev
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev $(NODE_CLIENTS) chromium
+test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'
@@ -145,6 +149,7 @@ chaos: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m inferry.cli.docs
+	$(BIN)/python -m inferry.cli.deploy_files
 
 clean:
 	rm -rf build tests/clients/node_modules $(VENV) .venv-vllm .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -4,15 +4,18 @@ The truth divides each step by what it did: the fixed part evenly among the sequ
 to the step is its own. The estimate sees what the gateway sees of an HTTP server: when jobs are sent, their tokens and
 ends, and where the server has them, its counters of steps, prompt tokens and output tokens.
 
-- `per_run_error`: 95th percentile over runs of |estimate / truth - 1|, of runs with at least `MIN_RUN_S` of GPU time.
-- `per_job_error_p95`: the same over jobs.
-- `total_error`: estimated over true GPU time of all jobs, less 1.
+- `run_error_p50`, `run_error_p95`: quantiles over runs of |estimate / truth - 1|; `job_error_*` the same over jobs.
+- `total_error`: estimated GPU time of all jobs over the engine's true busy time, less 1.
+- `unattributed`: part of the busy time that no job was charged for.
 """
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.controller import engines
+from inferry.dispatch.gpu_accounting import SETTLE_INTERVAL_S
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.plans import Tick
 from inferry.domain.streams import End
@@ -20,13 +23,20 @@ from inferry.domain.workers import Capacity, EngineCounts, Load
 from inferry.ledger.attribution import GpuTimeEstimator
 from inferry.sim.calls import Call, Run
 from inferry.sim.controlled_gateway import ControlledFrontend
-from inferry.sim.costs import CostModel, EngineFlags
+from inferry.sim.costs import CostModel, EngineFlags, load_model
 from inferry.sim.engine import Engine
+from inferry.sim.harbor import harbor
 from inferry.sim.sequence import EngineEvent, EngineSequence
 from inferry.sim.simulation import Simulation
 
-SETTLE_S = 0.25
+SEEDS = range(1, 6)
+SECONDS = 60.0
+WARM_UP_S = 10.0
+"""Runs of the first seconds are not compared: the costs of the engine are learned meanwhile."""
+LOADS = {"few agents": (0.1, 0), "agents and some batch jobs": (0.3, 20), "burst": (1.0, 100)}
+"""Scale of the Harbor workload and number of batch jobs."""
 COUNTS_INTERVAL_S = 0.5
+"""Interval at which an engine publishes its counters."""
 
 
 class MeteredEngine(Engine):
@@ -92,7 +102,7 @@ class EstimatingFrontend(ControlledFrontend):
 
     def _compute_capacity(self, worker: int, engine: Engine, now: float) -> Capacity:
         if now >= self._settle_at:
-            self._settle_at = now + SETTLE_S
+            self._settle_at = now + SETTLE_INTERVAL_S
             self.settle(worker, engine, now)
         return super()._compute_capacity(worker, engine, now)
 
@@ -115,33 +125,42 @@ class EstimatingFrontend(ControlledFrontend):
         self.estimators[worker].settle(now, last[1] if last else None, last[0] if last else None, load)
 
 
-def play(runs: Sequence[Run], costs: CostModel, flags: EngineFlags, *, counts: bool = True) -> dict[str, float]:
-    """Errors of the estimate in one simulation."""
+def play(
+    runs: Sequence[Run], costs: CostModel, flags: EngineFlags, *, counts: bool = True, warm_up_s: float = 0.0
+) -> dict[str, float]:
+    """Errors of the estimate in one simulation, of the runs that begin after `warm_up_s`."""
     frontend = EstimatingFrontend(DEFAULT_LANES, counts=counts)
     simulation = Simulation(frontend, costs, flags)
     engine = MeteredEngine(costs, flags)
     simulation.engines[0] = engine
     simulation.play(runs)
     estimator = frontend.estimators[0]
-    true_jobs, true_runs = engine.spent_s, _by_run(engine.spent_s)
-    runs_found = _by_run(frontend.seconds)
+    early = {run.run_id for run in runs if run.at < warm_up_s}
+    true_jobs = {job: spent_s for job, spent_s in engine.spent_s.items() if _run_of(job) not in early}
+    job_errors = [abs(frontend.seconds[job] / spent_s - 1) for job, spent_s in true_jobs.items()]
+    run_seconds = _by_run(frontend.seconds)
+    run_errors = [abs(run_seconds[run] / spent_s - 1) for run, spent_s in _by_run(true_jobs).items()]
     return {
-        "jobs": len(true_jobs),
-        "busy_s": engine.busy_s,
+        "jobs": len(job_errors),
+        "runs": len(run_errors),
+        "engine_busy_s": engine.busy_s,
         "total_error": sum(frontend.seconds.values()) / engine.busy_s - 1,
-        "true_closure": sum(true_jobs.values()) / engine.busy_s - 1,
-        "run_error_p50": _quantile(0.5, [abs(runs_found[run] / s - 1) for run, s in true_runs.items()]),
-        "run_error_p95": _quantile(0.95, [abs(runs_found[run] / s - 1) for run, s in true_runs.items()]),
-        "job_error_p50": _quantile(0.5, [abs(frontend.seconds[job] / s - 1) for job, s in true_jobs.items()]),
-        "job_error_p95": _quantile(0.95, [abs(frontend.seconds[job] / s - 1) for job, s in true_jobs.items()]),
+        "run_error_p50": _quantile(0.5, run_errors),
+        "run_error_p95": _quantile(0.95, run_errors),
+        "job_error_p50": _quantile(0.5, job_errors),
+        "job_error_p95": _quantile(0.95, job_errors),
         "unattributed": estimator.unattributed_s / estimator.busy_s,
     }
+
+
+def _run_of(job: str) -> str:
+    return job.rpartition("/")[0]
 
 
 def _by_run(seconds: Mapping[str, float]) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for job, one in seconds.items():
-        found[job.rpartition("/")[0]] += one
+        found[_run_of(job)] += one
     return found
 
 
@@ -151,4 +170,29 @@ def _quantile(q: float, values: Sequence[float]) -> float:
 
 
 def measure() -> dict[str, Any]:
-    return {}
+    """Every engine and load, with and without counters: the mean over seeds, and the worst seed."""
+    flags = load_model().flags
+    found: dict[str, Any] = {}
+    for engine, (costs, _) in engines().items():
+        for load, (scale, digests) in LOADS.items():
+            for counts in (True, False):
+                results = [
+                    play(
+                        harbor(seed, seconds=SECONDS, scale=scale, digests=digests),
+                        costs,
+                        flags,
+                        counts=counts,
+                        warm_up_s=WARM_UP_S,
+                    )
+                    for seed in SEEDS
+                ]
+                name = f"{engine}, {load}, {'counters' if counts else 'no counters'}"
+                found[name] = {
+                    key: {
+                        "mean": round(statistics.mean(one[key] for one in results), 4),
+                        "worst": round(max((one[key] for one in results), key=abs), 4),
+                    }
+                    for key in results[0]
+                }
+                print(name, found[name]["run_error_p95"], found[name]["job_error_p95"], flush=True)
+    return {"seeds": len(SEEDS), "seconds": SECONDS, "warm_up_s": WARM_UP_S, "cases": found}

@@ -12,6 +12,8 @@ from inferry.cli.config import schema
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import Config, LaneConfig, ServerConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmWorkerConfig
+from inferry.cli.markdown import attribute_docs
+from inferry.cli.metrics_page import metrics_page
 from inferry.domain import errors
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import Lane
@@ -111,7 +113,7 @@ def test_the_complete_example_names_every_key_and_works() -> None:
 
 
 def test_every_metric_is_on_its_page() -> None:
-    assert all(f"`{metric.name}`" in docs.metrics_page() for metric in METRIC_TABLE)
+    assert all(f"`{metric.name}`" in metrics_page() for metric in METRIC_TABLE)
 
 
 ERRORS = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GatewayError)}
@@ -133,7 +135,7 @@ def test_a_status_and_a_code_named_together_are_those_of_one_error(path: Path) -
 
 
 def test_text_under_an_attribute_is_read_from_the_source() -> None:
-    assert docs.attribute_docs(schema)["ServerConfig", "port"] == "Port to listen on; 0 selects a free one."
+    assert attribute_docs(schema)["ServerConfig", "port"] == "Port to listen on; 0 selects a free one."
 
 
 # -- all pages -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -227,6 +228,30 @@ def test_an_unreadable_database_keeps_the_current_directory(
         looks = store.looks
         await until(lambda: store.looks >= looks + 3)
         assert caplog.text.count("the disk is gone") == 1, "said once, not at every look"
+        assert not watch.is_ledger_up
+        store.is_broken = False
+        await until(lambda: watch.is_ledger_up)
+        assert "the ledger is available again" in caplog.text
         await watch.close()
 
     asyncio.run(main())
+
+
+def test_a_database_that_does_not_answer_is_reported_as_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "POLL_TIMEOUT_S", 0.0)
+    answers = threading.Event()
+
+    class Hanging(Counted):
+        def version(self) -> int:
+            found = super().version()
+            assert answers.wait(120)
+            return found
+
+    async def body(watch: TenantWatcher) -> None:
+        await until(lambda: not watch.is_ledger_up)
+        assert caller(watch).tenant.name == "default"
+        answers.set()
+        await until(lambda: watch.is_ledger_up)
+
+    run(tmp_path, body, store=Hanging(f"sqlite:///{tmp_path / 'ledger.db'}"))

@@ -1,6 +1,7 @@
 """Async jobs in virtual time: every job ends once, whatever is refused, lost, cancelled or stopped."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def run_jobs(execute: ScriptedExecute, *jobs: AsyncJob, concurrency: int = 64) -
             await runner.close()
             ended = [found.jobs.get(job.tenant, job.id, 0.0) for job in jobs]
             assert all(job is not None for job in ended)
+            assert runner.ended == Counter(job.status for job in ended if job is not None)
             return [job for job in ended if job is not None]
 
     return run_virtual(run())

@@ -313,6 +313,7 @@ def test_a_cancelled_batch_stops_at_once(run: Callable[..., None]) -> None:
         assert bench.engine.in_flight["acme"] == 0
         ended = await bench.ended(batch)
         assert (ended.status, ended.completed, ended.failed) == ("cancelled", 8, 92)
+        assert bench.runner.ended == {"cancelled": 1}
         with pytest.raises(Conflict):
             await bench.batches.cancel("acme", "anthropic", (await bench.ended(await bench.create(1))).id)
 

@@ -75,6 +75,8 @@ def deliver(receiver: Receiver, *, jitter: float = 1.0, secrets: int = 1) -> tup
             job = found.jobs.get("t", "job_1", 0.0)
             assert job is not None
             check_signatures(found, receiver)
+            assert deliverer.attempts.total() == job.callback_attempts
+            assert deliverer.attempts[job.callback or ""] == 1
             return job, found.jobs.deliveries("job_1"), found
 
     return run_virtual(run())

@@ -73,7 +73,7 @@ def test_a_new_gateway_says_how_to_send_the_first_call(tmp_path: Path, open_page
         command = viewer.text(".first-call code")
         assert f"curl -N {gateway.url}/v1/chat/completions" in command
         assert r"<b>m</b>'\''; rm" in command, "a shell takes a model's name as text"
-        expect(viewer.page.locator("#alert-rows")).to_have_text("No alert rules are loaded.")
+        expect(viewer.page.locator("#alert-rows")).to_have_text("All quiet: no alert is pending or firing.")
         expect(viewer.page.locator(".lane .chip")).to_have_text(["P0", "P1", "P2"])
         expect(viewer.page.locator(".worker h3")).to_have_text("scripted")
 

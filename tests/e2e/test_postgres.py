@@ -134,12 +134,31 @@ def test_a_server_that_is_stopped_delays_rows_and_no_call(tmp_path: Path, own_se
         assert get(gateway.url, "/ready")[0] == 200
         assert get(gateway.url, "/v1/files")[0] == 503
         assert get(gateway.url, "/admin/keys")[0] == 503
+        assert get(gateway.url, "/v1/runs")[0] == 503
         own_server.start()
         until(lambda: metric(gateway, "inferry_ledger_up") == 1.0)
         until(lambda: metric(gateway, "inferry_ledger_entries_written_total") == 25)
         assert get(gateway.url, "/v1/files")[0] == 200
         assert call(gateway) == (200, None)
     assert len({row.job_id for row in rows_of(url)}) == 26
+
+
+def test_a_batch_goes_on_when_the_server_is_back(tmp_path: Path, own_server: PostgresServer) -> None:
+    items = [{"custom_id": f"r{number}", "params": CALL} for number in range(30)]
+    url = own_server.database()
+    with ScriptedGateway(tmp_path, {"ledger": url}) as gateway:
+        gateway.worker.gate.clear()
+        batch = post(gateway.url, "/v1/messages/batches", {"requests": items})[2]
+        until(lambda: gateway.worker.running > 0)
+        own_server.stop("immediate")
+        until(lambda: metric(gateway, "inferry_ledger_up") == 0.0)
+        gateway._loop.call_soon_threadsafe(gateway.worker.gate.set)
+        until(lambda: metric(gateway, "inferry_ledger_entries_written_total") == 0 and not gateway.worker.running)
+        own_server.start()
+        path = f"/v1/messages/batches/{batch['id']}"
+        until(lambda: get(gateway.url, path)[2].get("processing_status") == "ended")
+        assert get(gateway.url, path)[2]["request_counts"]["succeeded"] == 30
+    assert len({row.job_id for row in rows_of(url)}) >= 30
 
 
 def test_a_budget_is_not_overspent_while_its_watermark_cannot_be_written(

@@ -2,8 +2,9 @@
 
 import pytest
 
+from inferry.cli.observation_wiring import prefix_cache_hit_ratios
 from inferry.domain.lanes import Lane
-from inferry.observe.history import MetricHistory, SeriesReading
+from inferry.observe.history import MetricHistory, SeriesReading, quantile_of
 from inferry.observe.metrics import Metrics
 
 
@@ -87,9 +88,65 @@ def test_old_samples_are_forgotten() -> None:
 
 def test_every_series_of_the_gateway_is_read() -> None:
     metrics = Metrics(["m"], ["w"])
-    metrics.watch(queue_depths=lambda: {Lane.P0: 3})
+    metrics.watch({"inferry_queue_depth": lambda: {Lane.P0: 3}})
     history = MetricHistory(metrics)
     history.sample(0.0)
     assert history.latest("inferry_queue_depth", lane="P0") == 3
     assert history.latest("inferry_jobs_total", model="m") == 0
     assert history.label_values("inferry_queue_wait_seconds", "lane") == [lane.name for lane in Lane]
+
+
+def test_values_by_labels_are_those_of_each_selection() -> None:
+    source = FakeSource()
+    history = MetricHistory(source)
+    for at, count in ((0.0, 0), (10.0, 100), (20.0, 140)):
+        source.values = [
+            *(_counter(factor * count, lane=lane, model=model) for factor, lane, model in SERIES),
+            _wait(0.0, count, 2 * count, 2 * count, 2 * count),
+        ]
+        history.sample(at)
+    assert history.increase_by("calls", 10, ("lane",)) == {
+        (("lane", lane),): history.increase("calls", 10, lane=lane) for lane in ("P0", "P1")
+    }
+    assert history.latest_by("calls", (), where=(("model", "b"),)) == {(): [420.0]}
+    assert history.mean_by("calls", 20, ("model",)) == {
+        (("model", "a"),): [80.0, 160.0],
+        (("model", "b"),): [240.0],
+    }
+    ((labels, (bounds, buckets)),) = history.buckets_by("wait", 10, ("lane",)).items()
+    assert (labels, bounds, buckets) == ((("lane", "P0"),), (1.0, 2.0, 4.0), [40, 80, 80, 80])
+    assert quantile_of(0.5, bounds, buckets) == history.quantile(0.5, "wait", 10)
+    assert history.buckets_by("wait", 10, ("lane",), ago_s=10.0)[labels][1] == [100, 200, 200, 200]
+    assert history.increase_by("unknown", 10, ("lane",)) == {}
+    assert history.mean_by("unknown", 10, ()) == {}
+
+
+SERIES = ((1, "P0", "a"), (2, "P1", "a"), (3, "P1", "b"))
+
+
+def test_a_series_that_does_not_change_is_kept_once() -> None:
+    source = FakeSource()
+    history = MetricHistory(source)
+    for at in range(100):
+        source.values = [_counter(7.5, lane="P0"), _counter(float(at), lane="P1")]
+        history.sample(float(at))
+    assert history.values("calls", 100, lane="P1")[-2:] == [(98.0, 98.0), (99.0, 99.0)]
+    kept = {id(sample.series["calls"][0]) for sample in history._samples}
+    assert len(kept) == 1
+
+
+def test_the_prefix_cache_hit_ratio_is_of_the_last_minutes() -> None:
+    source = FakeSource()
+    history = MetricHistory(source)
+
+    def tokens(model: str, prompt: float, cached: float) -> list[SeriesReading]:
+        return [
+            SeriesReading("inferry_tokens_total", (("kind", kind), ("model", model), ("lane", "P0")), value)
+            for kind, value in (("prompt", prompt), ("cached", cached), ("output", 5.0))
+        ]
+
+    assert prefix_cache_hit_ratios(history) == {}
+    for at, prompt, cached in ((0.0, 1000.0, 1000.0), (10.0, 2000.0, 1250.0)):
+        source.values = [*tokens("busy", prompt, cached), *tokens("idle", 10.0, 10.0)]
+        history.sample(at)
+    assert prefix_cache_hit_ratios(history) == {"busy": 0.25}

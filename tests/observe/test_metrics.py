@@ -23,6 +23,7 @@ from inferry.domain.workers import Capacity, Load, Phase, WorkerView
 from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.metric_table import METRIC_TABLE
 from inferry.observe.metrics import Metrics
+from inferry.observe.watched_states import by_lane
 
 Labels = frozenset[tuple[str, str]]
 
@@ -130,7 +131,6 @@ def test_every_row_of_the_table_can_be_made_by_prometheus_client() -> None:
             case "gauge":
                 Gauge(spec.name, spec.help, spec.labels, registry=registry)
             case "histogram":
-                assert spec.labels, "the exposition writes the bucket after another label"
                 Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=registry)
         assert bool(spec.buckets) == (spec.kind == "histogram")
 
@@ -247,16 +247,19 @@ def test_a_refusal_counts_its_code(metrics: Metrics) -> None:
 
 
 def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
-    depths = {Lane.P0: 1}
+    depths: dict[Lane, float] = {Lane.P0: 1}
     views = [
         a_view("gpu-a", load=Load(running=3, waiting=2, kv_tokens=1000), kv_capacity=4096),
         a_view("gpu-b", Phase.DRAINING),
     ]
     written = [10]
     assert value(metrics, "queue_depth", lane="P0") is None
-    metrics.watch(lambda: depths, lambda: views, open_streams=lambda: 5)
-    metrics.watch(merged_deltas=lambda: 7, ledger_written=lambda: written[0], ledger_dropped=lambda: 0)
-    metrics.watch(wait_coverage=lambda: {Lane.P1: 0.875}, output_error=lambda: 0.5)
+    metrics.workers.views = lambda: views
+    metrics.watch({"inferry_queue_depth": lambda: by_lane(depths), "inferry_open_streams": lambda: 5})
+    metrics.watch({"inferry_merged_deltas_total": lambda: 7, "inferry_ledger_entries_dropped_total": lambda: 0})
+    metrics.watch({"inferry_ledger_entries_written_total": lambda: written[0]})
+    metrics.watch({"inferry_wait_prediction_coverage_ratio": lambda: {Lane.P1: 0.875}})
+    metrics.watch({"inferry_output_prediction_log_error": lambda: 0.5})
     depths[Lane.P0], written[0] = 4, 11
     found = {
         (name.removeprefix("inferry_"), *sorted(v for _, v in labels)): number
@@ -280,7 +283,7 @@ def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize(("phase", "up"), [("starting", 0), ("ready", 1), ("draining", 1), ("down", 0)])
 def test_a_worker_is_up_while_it_can_generate(metrics: Metrics, phase: str, up: int) -> None:
-    metrics.watch(views=lambda: [a_view("gpu-a", Phase(phase))])
+    metrics.workers.views = lambda: [a_view("gpu-a", Phase(phase))]
     assert value(metrics, "worker_up", worker="gpu-a") == up
 
 
@@ -305,7 +308,7 @@ def test_labels_stay_bounded_whatever_clients_and_workers_call_themselves(metric
             metrics.ended(attempt, 101.0)
         metrics.refused(code)
         views = [a_view(worker, kv_capacity=1), a_view(f"{worker}-2", kv_capacity=1)]
-        metrics.watch(dict, lambda: views)
+        metrics.workers.views = lambda: views
 
     everything_happens("stranger", "stranger", "stranger")
     before = set(samples(metrics))

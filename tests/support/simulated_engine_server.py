@@ -41,7 +41,7 @@ class RealTimeEngine:
         if self._loop is not asyncio.get_running_loop():
             self._loop = asyncio.get_running_loop()
             self._begin()
-        prompt, output = body["prompt"], body["max_tokens"]
+        prompt, output, chat = body.get("prompt", [0]), body["max_tokens"], "messages" in body
         await asyncio.sleep(self._engine.receive(len(prompt), self._now()) - self._now())
         block = self._flags.block_tokens
         blocks = tuple(hash(tuple(prompt[: end * block])) for end in range(1, len(prompt) // block + 1))
@@ -53,7 +53,7 @@ class RealTimeEngine:
         is_last = False
         while not is_last:
             is_last = await tokens.get()
-            await response.write(chunk("x", "length" if is_last else None, chat=False))
+            await response.write(chunk("x", "length" if is_last else None, chat=chat))
         await response.write(usage(len(prompt), output) + DONE)
         await response.write_eof()
         return response
@@ -137,6 +137,7 @@ class EngineServer:
         app = web.Application(client_max_size=1 << 30, middlewares=[self._check_key])
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete)
         if self._version:
             app.router.add_get("/version", self._send_version)
         if self._metrics:

@@ -67,7 +67,7 @@ class VirtualGateway:
         self.pool = Pool(workers, self.clock, health=health)
         self.recorder = Recorder(ListLedger())
         self.metrics = Metrics(["m"], [worker.name for worker in workers])
-        self.metrics.watch(health=self.pool.health)
+        self.metrics.workers.health = self.pool.health
         self.gateway = make_gateway(
             lanes=DEFAULT_LANES, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
         )

@@ -5,6 +5,7 @@ when a ceiling first applies. The number of owners and runs is bounded, because 
 """
 
 from collections.abc import Callable
+from itertools import islice
 
 from inferry.admission.budgets import UNBOUNDED, Account, Calendar, to_nanos
 from inferry.admission.quotas import MINUTE_S, Quotas
@@ -161,6 +162,10 @@ class RunAccounts:
 
     def all(self) -> list[Account]:
         return list(self._accounts.values())
+
+    def newest(self, limit: int) -> list[Account]:
+        """The accounts used most recently."""
+        return list(islice(reversed(self._accounts.values()), limit))
 
     def acquire(self, account: Account, now: float) -> None:
         """Count a job that charges the account, and store the account as the most recently used one."""

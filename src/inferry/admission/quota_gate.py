@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from inferry.admission.account_restorer import AccountRestorer
 from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
+from inferry.admission.budget_burn import BudgetBurn, elapsed_day, elapsed_month, highest_burn
 from inferry.admission.budgets import (
     NO_THRESHOLD,
     UNBOUNDED,
@@ -37,6 +38,8 @@ from inferry.domain.tenants import Limits, Price
 LEASE_TOKENS = 256
 MAX_OWNERS = 10_000
 MAX_RUNS = 100_000
+MAX_BURN_RUNS = 1000
+"""Most recently used runs that `budget_burn` looks at."""
 RUN_IDLE_TIMEOUT_S = 86_400.0
 """A run without calls for this long is considered over: its account is forgotten."""
 
@@ -251,6 +254,19 @@ class QuotaGate:
         """What a run and its sub-runs have spent and leased; None for a run without a ceiling or not known."""
         account = self._runs.find(tenant, run_id)
         return None if account is None else account_report(account, run_id=run_id)
+
+    def budget_burn(self, wall: float) -> dict[str, BudgetBurn]:
+        """By period, the account that is furthest ahead of it: of tenants and keys, and of recently used runs."""
+        self._calendar.advance_to(wall)
+        day, month = self._calendar.day, self._calendar.month
+        owners = [*self._tenants.all(), *self._keys.all()]
+        days = [one.day for one in owners if one.day is not None and one.day.period == day]
+        months = [one.month for one in owners if one.month is not None and one.month.period == month]
+        return {
+            "day": highest_burn(days, elapsed_day(wall)),
+            "month": highest_burn(months, elapsed_month(wall)),
+            "run": highest_burn(self._runs.newest(MAX_BURN_RUNS), 1.0),
+        }
 
     def unpriced_models(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
         """Models without a price per token, if any limit is in money: that limit does not count them."""

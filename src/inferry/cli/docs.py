@@ -4,13 +4,12 @@ Each page is a pure function of the code it describes.
 """
 
 import argparse
-import ast
 import inspect
 import json
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,8 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import alerts, callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config.alerts import AlertRuleConfig, AlertsConfig, AlertWebhookConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
@@ -29,12 +29,14 @@ from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
-from inferry.domain import errors, lanes, ledger, settings
+from inferry.cli.markdown import attribute_docs, codes, page, table
+from inferry.cli.metrics_page import metrics_page
+from inferry.domain import errors, settings
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.ingress.errors import error_body
 from inferry.ingress.openapi import document
-from inferry.observe.metric_table import METRIC_TABLE
+from inferry.observe.alerts import ALERT_RULES
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -73,10 +75,11 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
+    docs |= attribute_docs(alerts)
     docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
-    return _page(
+    return page(
         "Configuration",
         "src/inferry/cli/config/ and src/inferry/domain/settings.py",
         "One YAML file, given with `--config`. Every key except the name and URL of an HTTP worker has a default, so "
@@ -92,6 +95,10 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`alerts`", "alerts.", AlertsConfig, docs),
+        *_section("`alerts.rules`", "alerts.rules.<rule>.", AlertRuleConfig, docs),
+        _alert_rules(),
+        *_section("`alerts.webhook`", "alerts.webhook.", AlertWebhookConfig, docs),
         *_section("`auth`", "auth.", AuthConfig, docs),
         *_section("`tenants`", "tenants.<name>.", TenantConfig, docs),
         *_section("`prices`", "prices.<model>.", PriceConfig, docs),
@@ -134,7 +141,22 @@ def _section(
         if base is None or (struct.__name__, field.name) in docs
     ]
     if rows:
-        yield _table(("key", "type", "default", "meaning"), rows)
+        yield table(("key", "type", "default", "meaning"), rows)
+
+
+def _alert_rules() -> str:
+    """The rules with their defaults."""
+    rows = [
+        (
+            f"`{rule.name}`",
+            rule.severity,
+            "" if rule.threshold is None else shown(rule.threshold),
+            rule.unit,
+            shown(rule.for_s),
+        )
+        for rule in ALERT_RULES
+    ]
+    return table(("rule", "severity", "threshold", "unit", "`for_s`"), rows)
 
 
 def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
@@ -147,32 +169,7 @@ def _lanes_section(docs: dict[tuple[str, str], str]) -> Iterator[str]:
         defaults = [shown(getattr(DEFAULT_LANES[lane], field.name)) for lane in Lane]
         key = f"`lanes.<lane>.{field.encode_name}`"
         rows.append((key, type_name(field.type), *defaults, docs["LaneConfig", field.name]))
-    yield _table(("key", "type", *(f"default {name}" for name in lanes), "meaning"), rows)
-
-
-def attribute_docs(module: types.ModuleType) -> dict[tuple[str, str], str]:
-    """The strings below the attributes of the module's classes, read from the source."""
-    found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef):
-            for before, after in zip(node.body, node.body[1:], strict=False):
-                name, text = _assigned_name(before), _text(after)
-                if name is not None and text is not None:
-                    found[node.name, name] = " ".join(text.split())
-    return found
-
-
-def _assigned_name(node: ast.stmt) -> str | None:
-    target = (
-        node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
-    )
-    return target.id if isinstance(target, ast.Name) else None
-
-
-def _text(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return node.value.value
-    return None
+    yield table(("key", "type", *(f"default {name}" for name in lanes), "meaning"), rows)
 
 
 def type_name(kind: Any) -> str:
@@ -207,46 +204,6 @@ def shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value).strip(chr(34))}`"
 
 
-# -- metrics ---------------------------------------------------------------------------------------------------------
-
-
-def metrics_page() -> str:
-    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), one.help) for one in METRIC_TABLE]
-    buckets = [
-        (f"`{one.name}`", ", ".join(f"{bound:g}" for bound in one.buckets)) for one in METRIC_TABLE if one.buckets
-    ]
-    return _page(
-        "Metrics",
-        "src/inferry/observe/metric_table.py",
-        "`GET /metrics` returns the metrics below in the Prometheus text format and, where available, those of the "
-        "process (`process_*`). What to look at: [Monitor the gateway](../howto/monitoring.md).",
-        _table(("name", "kind", "labels", "meaning"), rows),
-        "## Labels",
-        "Values are bounded. Models and workers come from the configuration; any other value is `other`.",
-        _table(("label", "values"), _label_values()),
-        "## Release reasons",
-        _table(("reason", "meaning"), _release_reasons()),
-        "## Histogram buckets",
-        _table(("name", "upper bounds, and +Inf"), buckets),
-    )
-
-
-def _label_values() -> Iterator[tuple[str, str]]:
-    yield "`lane`", _codes(lane.name for lane in Lane)
-    yield "`outcome`", _codes(outcome.value for outcome in ledger.Outcome)
-    yield "`kind`", _codes(("prompt", "cached", "output"))
-    yield "`attained`", _codes(("true", "false"))
-    yield "`reason`", "the release reasons below"
-    yield "`code`", "the codes of [Errors](errors.md)"
-    yield "`model`, `worker`", "names from the configuration"
-
-
-def _release_reasons() -> Iterator[tuple[str, str]]:
-    docs = attribute_docs(lanes)
-    for reason in lanes.ReleaseReason:
-        yield f"`{reason.value}`", docs["ReleaseReason", reason.name]
-
-
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +212,7 @@ def errors_page() -> str:
         (str(kind.status), f"`{kind.code}`", f"`{_wire_type(kind)}`", _yes(kind.retryable), _summary(kind))
         for kind in sorted(_error_kinds(), key=lambda kind: (kind.status, kind.code, kind.__name__))
     ]
-    return _page(
+    return page(
         "Errors",
         "src/inferry/domain/errors.py",
         "All errors have this body; `param` is the field or header concerned, or null:",
@@ -263,7 +220,7 @@ def errors_page() -> str:
         "Responses with status 429 and 503 have `Retry-After` in seconds. Retryable: the same call may succeed later. "
         "After the first byte of a stream the same object is sent in-band, see [HTTP](http.md#streams). Messages never "
         "contain prompts or outputs.",
-        _table(("status", "code", "type", "retryable", "meaning"), rows),
+        table(("status", "code", "type", "retryable", "meaning"), rows),
     )
 
 
@@ -288,7 +245,7 @@ def _summary(kind: type[GatewayError]) -> str:
 
 def cli_page() -> str:
     sections = [part for path, command in commands() for part in _command_section(path, command)]
-    return _page(
+    return page(
         "Command line",
         "src/inferry/cli/",
         "Exit status: 0 for success, 2 for an invalid command line, configuration or ledger. "
@@ -326,11 +283,11 @@ def _command_section(path: str, command: Any) -> Iterator[str]:
     named = "".join(f" {_argument(one)}" for one in arguments)
     yield f"```\n{path} [OPTIONS]{named}{' COMMAND [ARGS]...' if inner else ''}\n```"
     if inner:
-        yield f"Commands: {_codes(f'{path} {name}' for name in inner)}."
+        yield f"Commands: {codes(f'{path} {name}' for name in inner)}."
     rows = [(f"`{_argument(one)}`", _default(one), one.help or "") for one in arguments]
     rows += [(_spelling(names, one), _default(one), one.help or "") for names, one in options(command)]
     if rows:
-        yield _table(("option", "default", "meaning"), rows)
+        yield table(("option", "default", "meaning"), rows)
 
 
 def _argument(argument: Any) -> str:
@@ -346,26 +303,6 @@ def _spelling(names: list[str], option: Any) -> str:
 def _default(option: Any) -> str:
     is_value = isinstance(option.default, str | int | float) and not isinstance(option.default, bool)
     return shown(option.default) if is_value else ""
-
-
-# -- markdown --------------------------------------------------------------------------------------------------------
-
-
-def _page(title: str, source: str, *parts: str) -> str:
-    note = f"<!-- Generated by `make docs` from {source}. Do not edit. -->"
-    return "\n\n".join([note, f"# {title}", *(part for part in parts if part)]) + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([_row(head), _row(["---"] * len(head)), *map(_row, rows)])
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _codes(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _yes(flag: bool) -> str:

@@ -2,7 +2,7 @@
 written down here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
@@ -34,6 +34,7 @@ from inferry.domain.ports import Tokenizer
 from inferry.domain.queue_depth import QueueDepth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.observe.watched_states import by_lane, by_limit
 from inferry.prediction.estimator import Estimator
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
@@ -63,8 +64,7 @@ def make_gateway(
         admission.on_renewed = watermarks.wake
     depth, estimator = QueueDepth(), Estimator()
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
-    deadlines = Deadlines(request_timeout_s, clock.now)
-    waits = WaitModel(depth)
+    deadlines, waits = Deadlines(request_timeout_s, clock.now), WaitModel(depth)
     scheduler = Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     loop = make_loop(
@@ -82,8 +82,9 @@ def make_gateway(
         gpu_accounting=gpu_accounting,
         budget=admission,
     )
-    metrics.watch(gpu_time=gpu_accounting.metric_rows)
-    _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes)
+    metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
+    _watch_gpu_time(metrics, gpu_accounting)
+    _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks)
     return Gateway(
         clock=clock,
@@ -102,6 +103,15 @@ def make_gateway(
     )
 
 
+def _watch_gpu_time(metrics: Metrics, gpu_accounting: GpuAccounting) -> None:
+    metrics.watch(
+        {
+            "inferry_gpu_seconds_total": gpu_accounting.seconds_by_kind,
+            "inferry_worker_gpu_utilization_ratio": gpu_accounting.utilisation,
+        }
+    )
+
+
 def _watch_states(
     metrics: Metrics,
     pool: Pool,
@@ -113,24 +123,37 @@ def _watch_states(
     estimator: Estimator,
     admission: AdmissionControl,
     loop: DispatchLoop,
-    lanes: Iterable[Lane],
+    lanes: Mapping[Lane, LanePolicy],
+    clock: Clock,
 ) -> None:
     """Where metrics read states at scrape time."""
+    metrics.workers.views = pool.views
+    metrics.workers.kv_predicted = scheduler.predicted_kv_tokens
+    gate = admission.gate
+    ttft = {lane: policy.ttft_ms / 1000 for lane, policy in lanes.items() if policy.ttft_ms is not None}
+    itl = {lane: policy.itl_ms / 1000 for lane, policy in lanes.items() if policy.itl_ms is not None}
+    queue_limits = {lane: policy.queue_limit for lane, policy in lanes.items()}
     metrics.watch(
-        queue_depths=depth.by_lane,
-        views=pool.views,
-        open_streams=lambda: loop.open_streams,
-        merged_deltas=lambda: loop.merged_deltas,
-        ledger_written=lambda: recorder.written,
-        ledger_dropped=lambda: recorder.dropped,
-        wait_coverage=waits.coverages,
-        output_error=lambda: estimator.output_accuracy.mean_abs_log_error,
-        pending_retries=limiter.pending_retries,
-        kv_predicted=scheduler.predicted_kv_tokens,
-        fairness=lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
-        queued_bytes=lambda: limiter.queued_bytes,
-        shadow_refusals=lambda: admission.gate.shadow_refused,
-        overrun_tokens=lambda: admission.gate.overrun_tokens,
+        {
+            "inferry_queue_depth": lambda: by_lane(depth.by_lane()),
+            "inferry_queue_limit": lambda: queue_limits,
+            "inferry_slo_ttft_target_seconds": lambda: ttft,
+            "inferry_slo_itl_target_seconds": lambda: itl,
+            "inferry_open_streams": lambda: loop.open_streams,
+            "inferry_merged_deltas_total": lambda: loop.merged_deltas,
+            "inferry_ledger_entries_written_total": lambda: recorder.written,
+            "inferry_ledger_entries_dropped_total": lambda: recorder.dropped,
+            "inferry_wait_prediction_coverage_ratio": waits.coverages,
+            "inferry_output_prediction_log_error": lambda: estimator.output_accuracy.mean_abs_log_error,
+            "inferry_pending_retries": lambda: by_lane(limiter.pending_retries()),
+            "inferry_fairness_index": lambda: {lane: scheduler.jain_index(lane) for lane in lanes},
+            "inferry_tenant_fairness_index": lambda: metrics.tenants.fairness(clock.now()),
+            "inferry_active_tenants": lambda: len(metrics.tenants.tokens(clock.now())),
+            "inferry_queued_bytes": lambda: limiter.queued_bytes,
+            "inferry_limit_refusals_total": lambda: by_limit(gate.refused),
+            "inferry_shadow_refusals_total": lambda: by_limit(gate.shadow_refused),
+            "inferry_budget_overrun_tokens_total": lambda: gate.overrun_tokens,
+        }
     )
 
 
@@ -189,4 +212,5 @@ def make_loop(
         usage_validator=usage_validator,
         cancel_sender=cancel_sender,
         tasks=tasks,
+        ticks=metrics.ticks,
     )

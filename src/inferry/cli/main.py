@@ -14,10 +14,12 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from inferry._version import __version__
+from inferry.cli.alerts import alerts_app
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
 from inferry.cli.callback_secrets import callback_secrets_app
 from inferry.cli.checkout import is_compiled
+from inferry.cli.config.alerts import check_webhook_secret
 from inferry.cli.config.checks import check_host
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
@@ -52,6 +54,7 @@ app.add_typer(ledger_app(_ledger_url), name="ledger")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(callback_secrets_app, name="callback-secrets")
+app.add_typer(alerts_app, name="alerts")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
 app.command()(simulate)
@@ -138,6 +141,7 @@ def check_config(
         typer.echo(f"# workers_file has {names or 'no workers'}")
         missing = [*missing, *check_secret_variables(watched, config.workers_file, os.environ)]
         missing = [*missing, *check_pools(config.tenants, (*config.workers, *watched))]
+    missing = [*missing, *check_webhook_secret(config.alerts)]
     if missing:
         fail("; ".join(missing))
 

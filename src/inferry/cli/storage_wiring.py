@@ -24,6 +24,7 @@ from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
 from inferry.ledger.stores.files import FileStore
 from inferry.ledger.stores.retention import RetentionStore
+from inferry.ledger.stores.storage_statistics import StorageStatisticsStore
 
 
 class Storage(NamedTuple):
@@ -41,6 +42,7 @@ class Storage(NamedTuple):
     async_work: AsyncWork
     tenant_data: TenantData
     sweeper: Sweeper
+    statistics: StorageStatisticsStore
 
     def start(self) -> None:
         self.sweeper.start()
@@ -113,4 +115,5 @@ def make_storage(
         async_work,
         TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
         Sweeper(sweeps, executor, clock),
+        StorageStatisticsStore(database),
     )

@@ -136,7 +136,8 @@ def assemble(
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.watch(health=pool.health, ledger_up=lambda: float(tenants.is_ledger_up))
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -167,9 +168,11 @@ def assemble(
     calls = StoredCalls(app.serve, app.inference_paths, tenants)
     storage = _make_storage(config, clock, calls, recorder)
     _mount_storage(app, storage)
-    observation = _mount_dashboard(config, app, gateway, Observation(metrics, clock))
+    observation = Observation(metrics, clock, gate, storage, config.alerts)
+    app.use_alerts(observation.alerting.report)
+    _mount_dashboard(config, app, gateway, observation)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
-    observation.followers.append(gateway.account_gpu_time)
+    service.observation.followers.append(gateway.account_gpu_time)
     _follow_tenants(config, service, watermarks)
     return service
 
@@ -218,13 +221,13 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
 
 
-def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> Observation:
+def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
     """Serve the dashboard. Its charts have one point per sample of the metrics."""
     lanes, history = config.lane_policies(), observation.history
-    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger))
+    alerts = observation.alerting.report if config.alerts.active_rules() else None
+    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger), alerts)
     observation.followers.append(dashboard.points.sample)
     app.use_dashboard(dashboard)
-    return observation
 
 
 def _restored_admission(

@@ -14,7 +14,6 @@ from inferry.domain.streams import Usage
 from inferry.domain.workers import WorkerView
 from inferry.ledger.attribution import GpuTimeEstimator
 from inferry.ledger.gpu_time import GpuTimeBook, waste_of
-from inferry.observe.metric_families import Rows
 
 SETTLE_INTERVAL_S = 0.25
 ROW_INTERVAL_S = 60.0
@@ -211,13 +210,14 @@ class GpuAccounting:
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
-    def metric_rows(self) -> tuple[Rows, Rows]:
-        """GPU-seconds by worker and kind, and the busy part of the last interval by worker."""
+    def seconds_by_kind(self) -> dict[tuple[str, ...], float]:
+        """GPU-seconds by worker and kind."""
         books = {worker: account.book for worker, account in self._accounts.items()}
-        return (
-            [((worker, kind.value), total) for worker, book in books.items() for kind, total in book.totals.items()],
-            [((worker,), book.utilisation) for worker, book in books.items()],
-        )
+        return {(worker, kind.value): total for worker, book in books.items() for kind, total in book.totals.items()}
+
+    def utilisation(self) -> dict[str, float]:
+        """The busy part of the last interval by worker."""
+        return {worker: account.book.utilisation for worker, account in self._accounts.items()}
 
     def _account_of(self, attempt: Attempt) -> _WorkerAccount | None:
         return None if attempt.plan is None else self._accounts.get(attempt.plan.worker)

@@ -42,6 +42,7 @@ from inferry.domain.plans import BatchPlan, JobLocation
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.routes import RouteKey
 from inferry.domain.streams import Failed
+from inferry.observe.counters import TickStatistics
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.mailbox import JobStream
 
@@ -62,6 +63,7 @@ class DispatchLoop:
         usage_validator: UsageValidator,
         cancel_sender: CancelSender,
         tasks: TaskSet,
+        ticks: TickStatistics,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -75,6 +77,7 @@ class DispatchLoop:
         self._usage_validator = usage_validator
         self._cancel_sender = cancel_sender
         self._tasks = tasks
+        self._ticks = ticks
         self._loop = asyncio.get_running_loop()
         self._tick_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -262,8 +265,11 @@ class DispatchLoop:
         self._tick_due = False
         now = self._now()
         tick = self._scheduler.tick(now)
+        decided_at, jobs = self._now(), 0
         for plan in tick.plans:
+            jobs += len(plan.jobs)
             self._send(plan, now)
+        self._ticks.record(decided_at - now, jobs)
         for job in tick.evictions:
             stream = self._demux.get(job.job_id)
             if stream is not None and not self._lifecycle.is_stopping(job.job_id):

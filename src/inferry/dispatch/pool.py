@@ -20,7 +20,7 @@ from inferry.domain.ports import ModelCard, TokenCounter, Worker
 from inferry.domain.streams import Done
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
-from inferry.observe.metrics import WorkerHealth
+from inferry.observe.worker_states import WorkerHealth
 
 log = logging.getLogger(__name__)
 

@@ -44,6 +44,22 @@ class StorageLimits(Struct, frozen=True, kw_only=True):
     max_jobs_per_tenant: int | None = 10_000
 
 
+class StorageStatistics(Struct, frozen=True, kw_only=True):
+    """Stored work that has not ended, and bytes of stored content and of the whole database.
+
+    `file_bytes`, `batch_bytes` and `async_job_bytes` are as counted for quotas. A callback is open while the receiver
+    of an ended job has not confirmed it.
+    """
+
+    open_batches: int = 0
+    open_async_jobs: int = 0
+    open_callbacks: int = 0
+    file_bytes: int = 0
+    batch_bytes: int = 0
+    async_job_bytes: int = 0
+    database_bytes: int = 0
+
+
 class Document(Struct, frozen=True, kw_only=True):
     """A JSON document of one tenant. `kind` and `id` name it there."""
 

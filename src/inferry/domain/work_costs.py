@@ -32,11 +32,15 @@ _MIN_COST_S = 1e-12
 
 
 class WorkCosts:
-    """Seconds per unit of work. Before anything was observed they have the calibrated ratios."""
+    """Seconds per unit of work. Before anything was observed they have the calibrated ratios.
 
-    __slots__ = ("_moments", "_smoothed", "_spent", "base_s", "kv_s", "prompt_s", "token_s")
+    `is_exact`: what is added is one step with its own work, so nothing is smoothed.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_is_exact", "_moments", "_smoothed", "_spent", "base_s", "kv_s", "prompt_s", "token_s")
+
+    def __init__(self, *, is_exact: bool = False) -> None:
+        self._is_exact = is_exact
         self.base_s, self.token_s, self.prompt_s, self.kv_s = [1e-5 * cost for cost in PRIOR_COSTS]
         self._smoothed = [0.0] * (_TERMS + 1)
         self._moments = [[0.0] * _TERMS for _ in range(_TERMS)]
@@ -54,7 +58,7 @@ class WorkCosts:
         self, elapsed_s: float, busy_s: float, steps: float, tokens: float, prompt_tokens: float, kv_tokens: float
     ) -> None:
         """Learn from `elapsed_s` seconds, of which the engine was busy for `busy_s`."""
-        decay = exp(-elapsed_s / SMOOTHING_S)
+        decay = 0.0 if self._is_exact else exp(-elapsed_s / SMOOTHING_S)
         new = (steps, tokens, prompt_tokens, kv_tokens, busy_s)
         self._smoothed = [old * decay + one for old, one in zip(self._smoothed, new, strict=True)]
         busy = self._smoothed[_TERMS]

@@ -6,6 +6,7 @@ under the same job id where its try had not ended, so that the ledger charges it
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from math import ceil
 from typing import Any, Protocol
@@ -72,6 +73,8 @@ class AsyncJobRunner:
         self._entries: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self.ended: Counter[str] = Counter()
+        """Jobs that this process ended, by status."""
 
     def start(self) -> None:
         """Continue what has not ended."""
@@ -204,6 +207,7 @@ class AsyncJobRunner:
         else:
             end = self.end_of(job.id, "failed", answer)
         await self._recorder.record(end)
+        self.ended[end.status] += 1
         return None
 
     def _stored_call(self, job: AsyncJob, body: bytes) -> StoredCall:
@@ -230,6 +234,7 @@ class AsyncJobRunner:
 
     async def _end_expired(self, id: str) -> None:
         await self._recorder.record(self.end_of(id, "expired"))
+        self.ended["expired"] += 1
         self.stop(id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -153,6 +153,7 @@ class AsyncJobs:
         """End a job; its call ends at once. Raises NotFound, and Conflict where it has ended otherwise."""
         job = await self.get(tenant, id)
         if await self._executor.run(self._store.end, self._runner.end_of(id, "cancelled")):
+            self._runner.ended["cancelled"] += 1
             self._runner.stop(id)
         elif (job := await self.get(tenant, id)).status != "cancelled":
             raise Conflict(f"a job that is {job.status} cannot be cancelled")

@@ -68,6 +68,8 @@ class BatchRunner:
         self._runs: dict[str, BatchRun] = {}
         self._tenants: dict[str, str] = {}
         self._cancelled: set[str] = set()
+        self.ended: Counter[str] = Counter()
+        """Batches that this process took to their end, by status."""
 
     def start(self) -> None:
         """Continue what is not finished."""
@@ -130,6 +132,8 @@ class BatchRunner:
                 if batch.api == "openai":
                     output, errors = await write_files(batch, store, self._files, self._executor)
                 await run(store.finish, id, self._clock.wall(), output, errors)
+        if batch is not None:
+            self.ended[batch.status] += 1
 
     async def _validate(self, batch: Batch) -> None:
         validation = Validation(batch, self._files, self._store, self._executor, self._max_line_bytes)

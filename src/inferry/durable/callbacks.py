@@ -70,6 +70,8 @@ class CallbackDeliverer:
         self._in_flight: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self.attempts: Counter[str] = Counter()
+        """Attempts by the state of the callback after it: delivered, pending (to be retried) or failed."""
 
     def start(self) -> None:
         self._spawn(self._run())
@@ -140,6 +142,7 @@ class CallbackDeliverer:
         if callback == "failed":
             log.warning("the callback of job %s is given up after %d attempts", job.id, one.number)
         await self._executor.run(self._store.record_delivery, job.id, one, callback, next_at)
+        self.attempts[callback] += 1
 
     async def _post(self, job: AsyncJob, at: float) -> tuple[int | None, str | None]:
         run = self._executor.run

@@ -68,7 +68,7 @@ class EngineCore:
         self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
-        self._costs = WorkCosts()
+        self._costs = WorkCosts(is_exact=True)
 
     @property
     def has_work(self) -> bool:

@@ -14,6 +14,8 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_alerts import PATHS as ALERT_PATHS
+from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
 from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
@@ -31,6 +33,7 @@ PATHS = (
     *TENANT_PATHS,
     *STORAGE_PATHS,
     *CALLBACK_PATHS,
+    *ALERT_PATHS,
     *DASHBOARD_PATHS,
     *SESSION_PATHS,
 )
@@ -50,6 +53,7 @@ class Admin:
         self._tenants = tenants
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
+        self.alerts: AdminAlerts | None = None
         self.dashboard: DashboardEndpoints | None = None
         self._key = None if key is None else key.encode()
         self.sessions = Sessions(self._key, gateway.wall)
@@ -70,6 +74,8 @@ class Admin:
         if self.storage is not None and self.storage.serve(path, request, reply):
             return
         if self.callbacks is not None and self.callbacks.serve(path, request, reply):
+            return
+        if self.alerts is not None and self.alerts.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
             return

@@ -18,6 +18,7 @@ from inferry.durable.callback_secrets import CallbackSecrets
 from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
+from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
@@ -52,6 +53,7 @@ from inferry.ingress.runs import PREFIX as RUNS
 from inferry.ingress.runs import RunEndpoints
 from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
+from inferry.observe.request_counts import RequestCounts
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,12 @@ class App:
     def inference_paths(self) -> list[str]:
         return [path.decode() for path in self._posts]
 
+    def count_requests(self) -> RequestCounts:
+        """The counters of HTTP requests, by the endpoints that are mounted now."""
+        prefixes = [*self.inference_paths, *self._gets, RUNS, *(router.prefix for router in self._routers)]
+        self._metrics.serve_endpoints([*prefixes, _ADMIN_PREFIX.rstrip("/")])
+        return self._metrics.requests
+
     def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
         """Serve the endpoints of a router. An earlier router has precedence."""
         self._routers.append(router(self._refuse, self._internal_error))
@@ -130,6 +138,10 @@ class App:
         self._admin.dashboard = DashboardEndpoints(
             self._refuse, self._internal_error, data, feed, self._runs, self._admin.sessions.find
         )
+
+    def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
+        """Show alerts to operators."""
+        self._admin.alerts = AdminAlerts(report)
 
     def accepts_body(self, request: Request, peer: str) -> bool:
         """Whether to read a request's body: the caller is authenticated and the path accepts one. Never raises.

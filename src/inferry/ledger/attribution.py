@@ -21,8 +21,10 @@ from inferry.ledger.engine_readings import EngineReadings, ObservedWork
 DEFAULT_CHUNK_TOKENS = 2048
 """Prompt tokens in one step of an engine that does not report its limit."""
 MIN_INTERVAL_S = 0.05
-"""A job's end settles if the last settlement is this old. A settlement visits all jobs of the worker, and tokens of one
-step arrive one after the other: shorter intervals would cut steps."""
+MIN_INTERVAL_TOKENS = 10
+"""A job's end settles if the last settlement is this old and the job has had this many tokens since. A settlement
+visits all jobs of the worker, and the tokens of one step arrive one after the other: a shorter interval would lack the
+last tokens of other jobs."""
 SCALE_GAIN = 0.3
 MIN_SCALE, MAX_SCALE = 0.25, 4.0
 """How fast, and within which bounds, the charge per modelled second follows the observed time."""
@@ -92,7 +94,7 @@ class GpuTimeEstimator:
         # Decoding time divided by the number of streams: what a stream would get of it by head count.
         self._even_s = 0.0
         self._interval = _Interval()
-        # Busy time that is not divided yet: work of open prompts. Negative: ended jobs were charged too much.
+        # Busy time that is not divided yet: work of open prompts.
         self._kept_s = 0.0
         # Charge per modelled second; None before the first settlement.
         self._scale: float | None = None
@@ -126,7 +128,8 @@ class GpuTimeEstimator:
         if share is None:
             return None
         self._advance(now)
-        if share.is_open or now - self._settled_at >= MIN_INTERVAL_S:
+        new_tokens = attempt.output_tokens - share.counted_tokens
+        if share.is_open or (new_tokens >= MIN_INTERVAL_TOKENS and now - self._settled_at >= MIN_INTERVAL_S):
             self._divide(now)
         if share.is_open:
             prefill_s = charge_s = self._open_part_s(share)
@@ -137,9 +140,9 @@ class GpuTimeEstimator:
             charge_s = prefill_s + scale * self._decode_due_s(share, written)
             self._streams -= 1
         del self._shares[attempt]
-        if not self._shares:
-            charge_s = self._undivided_s()  # all that is left is this job's
-        charge_s = max(charge_s, -share.seconds)
+        left_s = max(0.0, self._undivided_s())
+        # No more than is left, and the last job is charged for all of it.
+        charge_s = max(min(charge_s, left_s) if self._shares else left_s, -share.seconds)
         share.seconds += charge_s
         share.prefill_seconds = min(share.seconds, max(0.0, share.prefill_seconds + prefill_s))
         self._interval.charged_s += charge_s
@@ -185,7 +188,7 @@ class GpuTimeEstimator:
         self._end_interval(elapsed_s, now)
         if work_s <= 0 or time_s <= 0:
             # Nothing to divide by: the time waits for the open prompts. Without jobs it has no owner.
-            self._kept_s = time_s if self._shares else min(0.0, time_s)
+            self._kept_s = time_s if self._shares else 0.0
             self.unattributed_s += time_s - self._kept_s
             return
         self._kept_s = min(max(0.0, time_s - work_s), open_s)

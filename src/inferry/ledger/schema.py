@@ -188,9 +188,9 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
         ("attempts", "ALTER TABLE attempts ADD COLUMN engine_batch FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN batch_fill FLOAT"),
         ("attempts", "ALTER TABLE attempts ADD COLUMN gpu_estimated BOOLEAN"),
-        ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
     ),
     6: (
+        ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
         ("attempts", "DROP INDEX IF EXISTS attempts_by_run"),
         ("attempts", "CREATE INDEX attempts_by_run ON attempts (tenant, run_id, ended_at)"),
         ("attempts", "DROP INDEX IF EXISTS attempts_by_parent"),

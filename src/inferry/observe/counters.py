@@ -9,7 +9,7 @@ from itertools import accumulate
 
 
 class FastCounter:
-    """Only goes up. Whoever is in a hurry adds to `value` directly."""
+    """Only goes up. Code on the hot path adds to `value` directly."""
 
     __slots__ = ("value",)
 
@@ -39,3 +39,17 @@ class FastHistogram:
     def cumulative(self) -> list[int]:
         """How many values were at most each bound, then how many there were."""
         return list(accumulate(self.counts))
+
+
+class TickStatistics:
+    """How long ticks of the scheduler take, and how many jobs each plans."""
+
+    __slots__ = ("_jobs", "_seconds")
+
+    def __init__(self, seconds: FastHistogram, jobs: FastHistogram) -> None:
+        self._seconds = seconds
+        self._jobs = jobs
+
+    def record(self, seconds: float, jobs: int) -> None:
+        self._seconds.observe(seconds)
+        self._jobs.observe(jobs)

@@ -6,7 +6,7 @@ from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.history import SeriesReading
 from inferry.observe.metric_table import METRIC_TABLE, MetricSpec
 
-_SPECS = {spec.name: spec for spec in METRIC_TABLE}
+SPECS = {spec.name: spec for spec in METRIC_TABLE}
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
@@ -15,17 +15,25 @@ class Counters:
     """The children of one counter."""
 
     def __init__(self, name: str) -> None:
-        self.spec = _SPECS[name]
+        self.spec = SPECS[name]
         self._children: dict[tuple[str, ...], FastCounter] = {}
+        # Made once and shared by all readings: the history keeps many of each series.
+        self._pairs: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {}
 
     def at(self, *labels: str) -> FastCounter:
-        return self._children.setdefault(labels, FastCounter())
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = FastCounter()
+            self._pairs[labels] = tuple(zip(self.spec.labels, labels, strict=True))
+        return child
 
     def drop(self, *labels: str) -> None:
         self._children.pop(labels, None)
+        self._pairs.pop(labels, None)
 
     def readings(self) -> list[SeriesReading]:
-        return row_readings(self.spec, ((labels, child.value) for labels, child in self._children.items()))
+        name, pairs = self.spec.name, self._pairs
+        return [SeriesReading(name, pairs[labels], child.value) for labels, child in self._children.items()]
 
     def lines(self) -> list[str]:
         return exposition_lines(self.spec, ((labels, child.value) for labels, child in self._children.items()))
@@ -35,8 +43,9 @@ class Histograms:
     """The children of one histogram."""
 
     def __init__(self, name: str) -> None:
-        self.spec = _SPECS[name]
+        self.spec = SPECS[name]
         self._children: dict[tuple[str, ...], FastHistogram] = {}
+        self._pairs: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {}
         # The text before each number never changes, so it is made once: a scrape blocks the event loop.
         self._heads: dict[tuple[str, ...], tuple[list[str], str, str]] = {}
 
@@ -44,24 +53,27 @@ class Histograms:
         child = self._children.get(labels)
         if child is None:
             child = self._children[labels] = FastHistogram(self.spec.buckets)
+            self._pairs[labels] = tuple(zip(self.spec.labels, labels, strict=True))
             name, pairs = self.spec.name, _pairs(self.spec.labels, labels)
+            before, after = (f"{pairs},", f"{{{pairs}}}") if pairs else ("", "")
             bounds = [*(repr(float(bound)) for bound in self.spec.buckets), "+Inf"]
             self._heads[labels] = (
-                [f'{name}_bucket{{{pairs},le="{bound}"}} ' for bound in bounds],
-                f"{name}_count{{{pairs}}} ",
-                f"{name}_sum{{{pairs}}} ",
+                [f'{name}_bucket{{{before}le="{bound}"}} ' for bound in bounds],
+                f"{name}_count{after} ",
+                f"{name}_sum{after} ",
             )
         return child
 
     def drop(self, *labels: str) -> None:
         self._children.pop(labels, None)
+        self._pairs.pop(labels, None)
         self._heads.pop(labels, None)
 
     def readings(self) -> list[SeriesReading]:
         return [
             SeriesReading(
                 self.spec.name,
-                tuple(zip(self.spec.labels, labels, strict=True)),
+                self._pairs[labels],
                 child.total,
                 child.bounds,
                 tuple(child.cumulative()),

@@ -16,7 +16,11 @@ class MetricSpec(NamedTuple):
 _WAIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60)
 _ITL = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3.5, 5, 7.5, 10, 15, 20, 30, 60, 120, 300, 600)
+_BY_BATCH_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LOOP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_TICK_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_queue_depth", "gauge", "Jobs queued in the gateway.", ("lane",)),
@@ -43,6 +47,35 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("inferry_batch_size", "histogram", "Jobs per plan sent to a worker.", ("worker",), _BATCH_SIZE_BUCKETS),
     MetricSpec("inferry_plans_total", "counter", "Plans sent, by release reason.", ("reason",)),
+    MetricSpec(
+        "inferry_padded_prompt_tokens_total",
+        "counter",
+        "Expected prompt tokens of plans sent to workers that pad, without padding.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_padding_tokens_total",
+        "counter",
+        "Padding of plans sent to workers that pad: tokens computed beyond the prompts because every prompt of a pass "
+        "is as long as the longest.",
+        ("worker",),
+    ),
+    MetricSpec("inferry_tick_seconds", "histogram", "Time that the scheduler takes for one tick.", (), _TICK_BUCKETS),
+    MetricSpec("inferry_tick_jobs", "histogram", "Jobs planned by one tick.", (), (0, *_BATCH_SIZE_BUCKETS)),
+    MetricSpec(
+        "inferry_event_loop_lag_seconds",
+        "histogram",
+        "Delay of a timer of the event loop beyond its due time, measured ten times a second.",
+        (),
+        _LOOP_BUCKETS,
+    ),
+    MetricSpec(
+        "inferry_http_requests_total",
+        "counter",
+        "Answered HTTP requests by endpoint and class of status. A client that disconnects before the end counts as "
+        "4xx (499).",
+        ("endpoint", "status"),
+    ),
     MetricSpec("inferry_jobs_total", "counter", "Finished attempts by outcome.", ("lane", "model", "outcome")),
     MetricSpec(
         "inferry_attempt_retries_total",
@@ -82,7 +115,20 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "of n tenants gets everything. Tokens are counted since the tenant was last idle.",
         ("lane",),
     ),
+    MetricSpec(
+        "inferry_tenant_fairness_index",
+        "gauge",
+        "Jain's index of the weighted tokens of calls that ended in the last 5 minutes, over all lanes and tenants "
+        "with such calls. Tenants with little demand lower it.",
+    ),
+    MetricSpec("inferry_active_tenants", "gauge", "Tenants with calls that ended in the last 5 minutes."),
+    MetricSpec(
+        "inferry_queue_limit", "gauge", "Maximum number of queued jobs (`lanes.<lane>.queue_limit`).", ("lane",)
+    ),
     MetricSpec("inferry_queued_bytes", "gauge", "Bytes of request bodies of queued jobs."),
+    MetricSpec(
+        "inferry_limit_refusals_total", "counter", "Calls refused by a tenant's or key's limit, by limit.", ("limit",)
+    ),
     MetricSpec(
         "inferry_shadow_refusals_total",
         "counter",
@@ -94,12 +140,37 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "counter",
         "Tokens used by engines beyond a budget's leases that could not be charged to it.",
     ),
+    MetricSpec(
+        "inferry_budget_burn_ratio",
+        "gauge",
+        "Highest ratio of spent part of a ceiling to elapsed part of its day or month, over all tenants and keys; "
+        "above 1 the ceiling is reached before the period ends. The elapsed part counts as at least 0.1.",
+        ("period",),
+    ),
+    MetricSpec(
+        "inferry_run_budget_spent_ratio",
+        "gauge",
+        "Highest spent part of a run's ceiling, over the 1000 runs used most recently.",
+    ),
     MetricSpec("inferry_errors_total", "counter", "Refusals and failures by error code.", ("code",)),
     MetricSpec(
         "inferry_tokens_total",
         "counter",
         "Tokens of finished attempts: prompt (cached included), cached and output.",
         ("kind", "model", "lane"),
+    ),
+    MetricSpec(
+        "inferry_cost_total",
+        "counter",
+        "Cost of ended jobs in units of the currency of `prices`; models without a price cost nothing.",
+        ("model", "lane"),
+    ),
+    MetricSpec(
+        "inferry_prefix_cache_hit_ratio",
+        "gauge",
+        "Cached part of the prompt tokens of attempts that ended in the last 5 minutes; without such tokens there is "
+        "no value.",
+        ("model",),
     ),
     MetricSpec(
         "inferry_time_to_first_token_seconds",
@@ -111,6 +182,30 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_inter_token_latency_seconds", "histogram", "Time between two tokens of a stream.", ("lane",), _ITL
     ),
+    MetricSpec(
+        "inferry_e2e_latency_seconds",
+        "histogram",
+        "Time from arrival to the end of completed jobs.",
+        ("lane", "model"),
+        _E2E_BUCKETS,
+    ),
+    MetricSpec(
+        "inferry_time_to_first_token_by_batch_seconds",
+        "histogram",
+        "Time from arrival to the first token of completed jobs, by mean number of sequences that ran on the worker "
+        "beside them, themselves included.",
+        ("lane", "batch"),
+        _BY_BATCH_BUCKETS,
+    ),
+    MetricSpec(
+        "inferry_e2e_latency_by_batch_seconds",
+        "histogram",
+        "Time from arrival to the end of completed jobs, by mean number of sequences as above.",
+        ("lane", "batch"),
+        _BY_BATCH_BUCKETS,
+    ),
+    MetricSpec("inferry_slo_ttft_target_seconds", "gauge", "The lane's target for the first token.", ("lane",)),
+    MetricSpec("inferry_slo_itl_target_seconds", "gauge", "The lane's target between two tokens.", ("lane",)),
     MetricSpec(
         "inferry_slo_attainment_total",
         "counter",
@@ -187,5 +282,27 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec("inferry_ledger_entries_written_total", "counter", "Entries written to the ledger."),
     MetricSpec(
         "inferry_ledger_entries_dropped_total", "counter", "Entries lost because the ledger could not be written."
+    ),
+    MetricSpec("inferry_batches_open", "gauge", "Batches that are not finished."),
+    MetricSpec("inferry_batches_ended_total", "counter", "Batches finished by this process, by status.", ("status",)),
+    MetricSpec("inferry_async_jobs_open", "gauge", "Async jobs that have not ended."),
+    MetricSpec(
+        "inferry_async_jobs_ended_total", "counter", "Async jobs ended by this process, by status.", ("status",)
+    ),
+    MetricSpec("inferry_callbacks_open", "gauge", "Callbacks of ended async jobs that are not delivered."),
+    MetricSpec(
+        "inferry_callback_attempts_total",
+        "counter",
+        "Attempts to deliver callbacks: delivered, to be retried, or failed for good.",
+        ("result",),
+    ),
+    MetricSpec("inferry_storage_bytes", "gauge", "Bytes of stored content, as counted for quotas.", ("kind",)),
+    MetricSpec("inferry_database_bytes", "gauge", "Size of the ledger's database, stored content included."),
+    MetricSpec("inferry_alerts", "gauge", "Alerts evaluated in the gateway.", ("alert", "severity", "state")),
+    MetricSpec(
+        "inferry_alert_webhooks_total",
+        "counter",
+        "Attempts to send alerts to the webhook: delivered, to be retried, failed for good, or dropped unsent.",
+        ("result",),
     ),
 )

@@ -1,13 +1,13 @@
 """What the gateway counts, for Prometheus. `metric_table` is the only place where a metric is declared.
 
 One event loop owns a `Metrics`: it calls every method, and renders. Counters and histograms follow the job events,
-without locks; states (queue depths, workers) are read at scrape time through the callables given to `watch`. Label
-values are bounded: lanes, outcomes, reasons and codes are enumerations of the domain, models and workers come from the
-configuration, and all others are counted as "other".
+without locks; states (queue depths, workers) are read at scrape time (`watched_states`, `worker_states`). Label values
+are bounded: lanes, outcomes, reasons and codes are enumerations of the domain, models and workers come from the
+configuration, and all others are counted as "other". No metric has tenants, runs or keys as labels.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -17,111 +17,107 @@ from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.workers import Phase, WorkerView
-from inferry.observe.counters import FastHistogram
+from inferry.domain.plans import BatchPlan
+from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.observe.counters import FastCounter, FastHistogram, TickStatistics
 from inferry.observe.decision_metrics import DecisionMetrics
 from inferry.observe.history import SeriesReading
-from inferry.observe.metric_families import Counters, Histograms, Rows, exposition_lines, row_readings
+from inferry.observe.metric_families import SPECS, Counters, Histograms, Rows, exposition_lines, row_readings
 from inferry.observe.metric_table import METRIC_TABLE
+from inferry.observe.request_counts import STATUS_CLASSES, RequestCounts
+from inferry.observe.tenant_service import TenantService
+from inferry.observe.watched_states import Read, WatchedStates
+from inferry.observe.worker_states import OTHER, WorkerStates
 
-OTHER = "other"
-_SPECS = {spec.name: spec for spec in METRIC_TABLE}
-
-
-LIMITS = (
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent",
-    *(f"{period}_{unit}_ceiling" for period in ("run", "day", "month") for unit in ("token", "money")),
-)
-"""The limits that a call may be refused for, by their names in the configuration."""
-BREAKER_STATES = ("closed", "open", "half_open")
-
-
-class WorkerHealth(NamedTuple):
-    """A worker's health: its breaker's state, how often the breaker has opened, the share of its capacity in use, and
-    how many of its calls were retried elsewhere for an overdue first token."""
-
-    worker: str
-    breaker: str
-    opens: int
-    share: float
-    overdue: int = 0
+_BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
+BATCH_SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", "65+", "unknown")
+"""Values of the label `batch`."""
+_UNKNOWN_BATCH = len(BATCH_SIZES) - 1
 
 
 class _LaneModelSeries:
     """The children that one lane of one model uses, found with one look-up."""
 
-    __slots__ = ("cached", "first_token", "outcomes", "output", "prompt")
+    __slots__ = ("cached", "cost", "e2e", "first_token", "outcomes", "output", "prompt")
 
-    def __init__(self, jobs: Counters, tokens: Counters, first_token: Histograms, lane: Lane, model: str) -> None:
+    def __init__(
+        self,
+        jobs: Counters,
+        tokens: Counters,
+        cost: Counters,
+        first_token: Histograms,
+        e2e: Histograms,
+        lane: Lane,
+        model: str,
+    ) -> None:
         self.outcomes = {outcome: jobs.at(lane.name, model, outcome.value) for outcome in Outcome}
         self.prompt = tokens.at("prompt", model, lane.name)
         self.cached = tokens.at("cached", model, lane.name)
         self.output = tokens.at("output", model, lane.name)
+        self.cost = cost.at(model, lane.name)
         self.first_token = first_token.at(lane.name, model)
+        self.e2e = e2e.at(lane.name, model)
 
 
 class Metrics:
     """The gateway's metrics. `registry` holds those of the process.
 
-    Subscribes to all job events. `refused` counts calls that were never admitted.
+    Subscribes to all job events. `refused` counts calls that were never admitted. `workers` and `states` are read at
+    scrape time; `ticks`, `loop_lag` and `requests` are counted by the dispatch loop, by a timer and by the server.
     """
 
     def __init__(self, models: Iterable[str], workers: Iterable[str]) -> None:
-        self._queue_wait = Histograms("inferry_queue_wait_seconds")
+        self._families: dict[str, Counters | Histograms] = {}
         self._decisions = DecisionMetrics()
-        self._batch_size = Histograms("inferry_batch_size")
-        self._releases = Counters("inferry_plans_total")
-        self._jobs = Counters("inferry_jobs_total")
-        self._errors = Counters("inferry_errors_total")
-        self._retries = Counters("inferry_attempt_retries_total")
-        self._wasted = Counters("inferry_wasted_tokens_total")
-        self._tokens = Counters("inferry_tokens_total")
-        self._corrected = Counters("inferry_worker_usage_corrections_total")
-        self._first_token = Histograms("inferry_time_to_first_token_seconds")
-        self._inter_token_latency = Histograms("inferry_inter_token_latency_seconds")
-        self._slo_attainment = Counters("inferry_slo_attainment_total")
-        self._shared = Counters("inferry_shared_jobs_total")
+        for family in self._decisions.families:
+            self._families[family.spec.name] = family
+        self._queue_wait = self._histograms("inferry_queue_wait_seconds")
+        self._batch_size = self._histograms("inferry_batch_size")
+        self._releases = self._counters("inferry_plans_total")
+        self._jobs = self._counters("inferry_jobs_total")
+        self._errors = self._counters("inferry_errors_total")
+        self._retries = self._counters("inferry_attempt_retries_total")
+        self._wasted = self._counters("inferry_wasted_tokens_total")
+        self._tokens = self._counters("inferry_tokens_total")
+        self._corrected = self._counters("inferry_worker_usage_corrections_total")
+        self._first_token = self._histograms("inferry_time_to_first_token_seconds")
+        self._inter_token_latency = self._histograms("inferry_inter_token_latency_seconds")
+        self._slo_attainment = self._counters("inferry_slo_attainment_total")
+        self._shared = self._counters("inferry_shared_jobs_total")
         self._in_flight = 0
-        self._families: dict[str, Counters | Histograms] = {
-            family.spec.name: family
-            for family in (
-                self._queue_wait,
-                self._batch_size,
-                self._releases,
-                self._jobs,
-                self._errors,
-                self._retries,
-                self._wasted,
-                self._tokens,
-                self._corrected,
-                self._first_token,
-                self._inter_token_latency,
-                self._slo_attainment,
-                self._shared,
-                *self._decisions.families,
-            )
-        }
-
+        self._padded = self._counters("inferry_padded_prompt_tokens_total")
+        self._padding = self._counters("inferry_padding_tokens_total")
+        self._e2e = self._histograms("inferry_e2e_latency_seconds")
+        self._first_token_by_batch = self._histograms("inferry_time_to_first_token_by_batch_seconds")
+        self._e2e_by_batch = self._histograms("inferry_e2e_latency_by_batch_seconds")
+        self._cost = self._counters("inferry_cost_total")
+        self._requests = self._counters("inferry_http_requests_total")
+        self._tick_seconds = self._histograms("inferry_tick_seconds")
+        self._tick_jobs = self._histograms("inferry_tick_jobs")
+        self._loop_lag = self._histograms("inferry_event_loop_lag_seconds")
+        self.tenants = TenantService()
         self._create_series(models, workers)
-        self._queue_depths: Callable[[], Mapping[Lane, int]] | None = None
-        self._wait_coverage: Callable[[], Mapping[Lane, float]] | None = None
-        self._fairness: Callable[[], Mapping[Lane, float]] | None = None
-        self._kv_predicted: Callable[[], Mapping[str, int]] = dict
-        self._pending_retries: Callable[[], Mapping[Lane, int]] | None = None
-        self._shadow_refusals: Callable[[], Mapping[str, int]] | None = None
-        self._views: Callable[[], Iterable[WorkerView]] | None = None
-        self._health: Callable[[], Iterable[WorkerHealth]] | None = None
-        self._gpu_time: Callable[[], tuple[Rows, Rows]] = lambda: ((), ())
-        self._watched: dict[str, Callable[[], float]] = {"inferry_jobs_in_flight": lambda: self._in_flight}
+        self.ticks = TickStatistics(self._tick_seconds.at(), self._tick_jobs.at())
+        self.requests = RequestCounts({})
+        self.workers = WorkerStates(self._size_of)
+        self._states = WatchedStates()
+        self.watch({"inferry_jobs_in_flight": lambda: self._in_flight})
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+
+    def _counters(self, name: str) -> Counters:
+        family = self._families[name] = Counters(name)
+        return family
+
+    def _histograms(self, name: str) -> Histograms:
+        family = self._families[name] = Histograms(name)
+        return family
 
     def _create_series(self, models: Iterable[str], workers: Iterable[str]) -> None:
         # All series exist from the start: a series that appears with its first event hides it from rate(). "other" is
         # the exception, since it should never appear.
         self._size_of: dict[str, FastHistogram] = {}
+        self._padding_of: dict[str, tuple[FastCounter, FastCounter]] = {}
         for worker in workers:
             self.register_worker(worker)
         self._wait_of = [self._queue_wait.at(lane.name) for lane in Lane]
@@ -132,6 +128,13 @@ class Metrics:
             for lane in Lane
             for attained in (True, False)
         }
+        self._by_batch = [
+            [
+                (self._first_token_by_batch.at(lane.name, size), self._e2e_by_batch.at(lane.name, size))
+                for size in BATCH_SIZES
+            ]
+            for lane in Lane
+        ]
         self._models = {model: self._lanes_of(model) for model in models}
         for code in ("worker_lost", "worker_timeout", "no_worker", "preempted"):
             for resumed in ("true", "false"):
@@ -155,15 +158,27 @@ class Metrics:
         """A worker that an operator has added."""
         if worker not in self._size_of:
             self._size_of[worker] = self._batch_size.at(worker)
+            self._padding_of[worker] = (self._padded.at(worker), self._padding.at(worker))
             self._corrected.at(worker)
             self._decisions.register_worker(worker)
 
     def remove_worker(self, worker: str) -> None:
         """A worker that is gone, with all its series: names may come and go without end."""
         if self._size_of.pop(worker, None) is not None:
-            self._batch_size.drop(worker)
-            self._corrected.drop(worker)
+            del self._padding_of[worker]
+            for family in (self._batch_size, self._padded, self._padding, self._corrected):
+                family.drop(worker)
             self._decisions.remove_worker(worker)
+
+    def serve_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Count the requests of these endpoints, and those of all others together."""
+        self.requests = RequestCounts(
+            {endpoint: [self._requests.at(endpoint, one) for one in STATUS_CLASSES] for endpoint in (*endpoints, OTHER)}
+        )
+
+    @property
+    def loop_lag(self) -> FastHistogram:
+        return self._loop_lag.at()
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -179,6 +194,15 @@ class Metrics:
             sizes = self._size_of.get(plan.worker) or self._batch_size.at(OTHER)
             sizes.observe(len(plan.jobs))
             self._release_of[plan.reason].value += 1
+            if plan.padded_tokens is not None:
+                self._count_padding(plan, plan.padded_tokens)
+
+    def _count_padding(self, plan: BatchPlan, padded_tokens: int) -> None:
+        """Each prompt of the plan is padded to `padded_tokens`."""
+        tokens = sum(job.footprint.prompt.expected for job in plan.jobs)
+        children = self._padding_of.get(plan.worker) or (self._padded.at(OTHER), self._padding.at(OTHER))
+        children[0].value += tokens
+        children[1].value += padded_tokens * len(plan.jobs) - tokens
 
     def first_token(self, attempt: Attempt, now: float) -> None:
         job = attempt.job
@@ -201,6 +225,9 @@ class Metrics:
         of.prompt.value += entry.prompt_tokens
         of.cached.value += entry.cached_tokens
         of.output.value += entry.output_tokens
+        if entry.cost_nanos is not None:
+            of.cost.value += entry.cost_nanos / NANOS_PER_UNIT
+        self.tenants.add(entry.tenant, entry.prompt_tokens + entry.output_tokens, now)
         if entry.outcome is not Outcome.DONE:
             resumed = attempt.resumed
             wasted = entry.prompt_tokens - entry.cached_tokens + (0 if resumed else entry.output_tokens)
@@ -209,8 +236,17 @@ class Metrics:
                 self._retries.at(entry.error_code or OTHER, str(resumed).lower()).value += 1
             elif entry.error_code is not None:
                 self.refused(entry.error_code)
-        elif attempt.slo_attained is not None:
+            return
+        if attempt.slo_attained is not None:
             self._slo_attainment_of[job.lane, attempt.slo_attained].value += 1
+        total_s = now - job.arrived_at
+        of.e2e.observe(total_s)
+        size = entry.engine_batch
+        batch = _UNKNOWN_BATCH if size is None else bisect_left(_BATCH_BOUNDS, round(size))
+        first_token, e2e = self._by_batch[job.lane][batch]
+        e2e.observe(total_s)
+        if attempt.first_token_at is not None:
+            first_token.observe(attempt.first_token_at - job.arrived_at)
 
     # -- other facts -------------------------------------------------------------------------------------------------
 
@@ -226,7 +262,9 @@ class Metrics:
     def shared_ended(self, entry: LedgerEntry) -> None:
         """A job that shared an execution has ended with this entry."""
         self._in_flight -= 1
-        self._at(entry.model, Lane[entry.lane]).outcomes[entry.outcome].value += 1
+        of = self._at(entry.model, Lane[entry.lane])
+        of.outcomes[entry.outcome].value += 1
+        of.cost.value += (entry.cost_nanos or 0) / NANOS_PER_UNIT
         if entry.error_code is not None and entry.outcome is not Outcome.DONE:
             self.refused(entry.error_code)
 
@@ -239,49 +277,9 @@ class Metrics:
         child = self._error_of.get(code) or self._errors.at(OTHER)
         child.value += 1
 
-    def watch(
-        self,
-        queue_depths: Callable[[], Mapping[Lane, int]] | None = None,
-        views: Callable[[], Iterable[WorkerView]] | None = None,
-        *,
-        health: Callable[[], Iterable[WorkerHealth]] | None = None,
-        open_streams: Callable[[], int] | None = None,
-        merged_deltas: Callable[[], int] | None = None,
-        ledger_up: Callable[[], float] | None = None,
-        ledger_written: Callable[[], int] | None = None,
-        ledger_dropped: Callable[[], int] | None = None,
-        wait_coverage: Callable[[], Mapping[Lane, float]] | None = None,
-        output_error: Callable[[], float] | None = None,
-        pending_retries: Callable[[], Mapping[Lane, int]] | None = None,
-        fairness: Callable[[], Mapping[Lane, float]] | None = None,
-        kv_predicted: Callable[[], Mapping[str, int]] | None = None,
-        queued_bytes: Callable[[], int] | None = None,
-        shadow_refusals: Callable[[], Mapping[str, int]] | None = None,
-        overrun_tokens: Callable[[], int] | None = None,
-        gpu_time: Callable[[], tuple[Rows, Rows]] | None = None,
-    ) -> None:
-        """Where to read states at scrape time. Replaces the readers given and leaves the others."""
-        self._queue_depths = queue_depths or self._queue_depths
-        self._views = views or self._views
-        self._wait_coverage = wait_coverage or self._wait_coverage
-        self._health = health or self._health
-        self._pending_retries = pending_retries or self._pending_retries
-        self._fairness = fairness or self._fairness
-        self._kv_predicted = kv_predicted or self._kv_predicted
-        self._shadow_refusals = shadow_refusals or self._shadow_refusals
-        self._gpu_time = gpu_time or self._gpu_time
-        for name, read in (
-            ("inferry_open_streams", open_streams),
-            ("inferry_merged_deltas_total", merged_deltas),
-            ("inferry_ledger_up", ledger_up),
-            ("inferry_ledger_entries_written_total", ledger_written),
-            ("inferry_ledger_entries_dropped_total", ledger_dropped),
-            ("inferry_output_prediction_log_error", output_error),
-            ("inferry_queued_bytes", queued_bytes),
-            ("inferry_budget_overrun_tokens_total", overrun_tokens),
-        ):
-            if read is not None:
-                self._watched[name] = read
+    def watch(self, readers: Mapping[str, Read]) -> None:
+        """Where to read states at scrape time, by metric. Replaces the readers given and leaves the others."""
+        self._states.watch(readers)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its content type: every metric of the table in its order, then the registry."""
@@ -302,27 +300,11 @@ class Metrics:
         for family in self._families.values():
             found += family.readings()
         for name, rows in self._pull().items():
-            found += row_readings(_SPECS[name], rows)
+            found += row_readings(SPECS[name], rows)
         return found
 
     def _pull(self) -> dict[str, Rows]:
-        rows: dict[str, Rows] = {name: [((), read())] for name, read in self._watched.items()}
-        if self._queue_depths is not None:
-            depths = self._queue_depths()
-            rows["inferry_queue_depth"] = [((lane.name,), depths.get(lane, 0)) for lane in Lane]
-        if self._wait_coverage is not None:
-            held = self._wait_coverage()
-            rows["inferry_wait_prediction_coverage_ratio"] = [((lane.name,), part) for lane, part in held.items()]
-        if self._pending_retries is not None:
-            retries = self._pending_retries()
-            rows["inferry_pending_retries"] = [((lane.name,), retries.get(lane, 0)) for lane in Lane]
-        if self._fairness is not None:
-            rows["inferry_fairness_index"] = [((lane.name,), index) for lane, index in self._fairness().items()]
-        if self._shadow_refusals is not None:
-            by_limit = dict.fromkeys(LIMITS, 0) | dict(self._shadow_refusals())
-            rows["inferry_shadow_refusals_total"] = [((limit,), count) for limit, count in by_limit.items()]
-        rows["inferry_gpu_seconds_total"], rows["inferry_worker_gpu_utilization_ratio"] = self._gpu_time()
-        return rows | self._worker_rows()
+        return self._states.rows() | self.workers.rows()
 
     def _series(self, job: InferenceJob) -> _LaneModelSeries:
         return self._at(job.route.model, job.lane)
@@ -336,59 +318,8 @@ class Metrics:
         return lanes[lane]
 
     def _lanes_of(self, model: str) -> list[_LaneModelSeries]:
-        return [_LaneModelSeries(self._jobs, self._tokens, self._first_token, lane, model) for lane in Lane]
-
-    def _worker_rows(self) -> dict[str, Rows]:
-        """Gauges of all workers; a configured worker without a view is down."""
-        up = dict.fromkeys(self._size_of, 0.0)
-        phases: dict[tuple[str, ...], float] = {}
-        running: dict[str, float] = {}
-        waiting: dict[str, float] = {}
-        used: dict[str, float] = {}
-        capacity: dict[str, float] = {}
-        predicted: dict[str, float] = {}
-        for worker, tokens in self._kv_predicted().items():
-            _add(predicted, worker if worker in self._size_of else OTHER, tokens)
-        for view in self._views() if self._views is not None else ():
-            # Several unknown workers share one label, and so one sum.
-            name = view.worker if view.worker in self._size_of else OTHER
-            _add(up, name, view.phase in (Phase.READY, Phase.DRAINING))
-            for phase in Phase:
-                key = (name, phase.value)
-                phases[key] = phases.get(key, 0.0) + (phase is view.phase)
-            _add(running, name, view.load.running)
-            _add(waiting, name, view.load.waiting)
-            _add(used, name, view.load.kv_tokens)
-            if view.kv_capacity is not None:
-                _add(capacity, name, view.kv_capacity)
-        return {
-            "inferry_worker_up": _by_worker(up),
-            "inferry_worker_phase": phases.items(),
-            "inferry_worker_running_sequences": _by_worker(running),
-            "inferry_worker_waiting_sequences": _by_worker(waiting),
-            "inferry_worker_kv_used_tokens": _by_worker(used),
-            "inferry_worker_kv_predicted_tokens": _by_worker(predicted),
-            "inferry_worker_kv_capacity_tokens": _by_worker(capacity),
-        } | self._breaker_rows()
-
-    def _breaker_rows(self) -> dict[str, Rows]:
-        known = [one for one in self._health() if one.worker in self._size_of] if self._health is not None else []
-        return {
-            "inferry_worker_breaker_state": [
-                ((one.worker, state), float(one.breaker == state)) for one in known for state in BREAKER_STATES
-            ],
-            "inferry_worker_breaker_opens_total": [((one.worker,), float(one.opens)) for one in known],
-            "inferry_worker_capacity_share": [((one.worker,), one.share) for one in known],
-            "inferry_hedged_retries_total": [((one.worker,), float(one.overdue)) for one in known],
-        }
-
-
-def _add(totals: dict[str, float], name: str, value: float) -> None:
-    totals[name] = totals.get(name, 0.0) + value
-
-
-def _by_worker(totals: Mapping[str, float]) -> Rows:
-    return [((name,), value) for name, value in totals.items()]
+        families = (self._jobs, self._tokens, self._cost, self._first_token, self._e2e)
+        return [_LaneModelSeries(*families, lane, model) for lane in Lane]
 
 
 def _error_codes() -> set[str]:

@@ -172,3 +172,23 @@ def test_a_timeline_is_ordered_by_arrival_and_has_attempts_that_were_never_sent(
     assert (first.step_id, first.arrived_at, first.sent_at, first.first_token_at) == ("early", 10.0, 10.5, 10.8)
     assert first.cost == 2.0
     assert (second.step_id, second.arrived_at, second.sent_at, second.worker) == ("late", 19.0, None, None)
+
+
+def test_alerts_are_shown_where_rules_are_loaded(scripted: ScriptedGateway) -> None:
+    alert = {"name": "A", "severity": "warning", "state": "firing", "since": 1.0, "summary": "s", "value": 2.0}
+
+    async def check() -> tuple[LiveState, LiveState]:
+        service = scripted.service
+        history = service.observation.history
+        some: list[dict[str, object]] = [{**alert, "labels": {"lane": "P0"}}]
+        without = DashboardData(service.gateway, history, DEFAULT_LANES, lambda: None)
+        loaded = DashboardData(service.gateway, history, DEFAULT_LANES, lambda: None, lambda: some)
+        states = without._live_state(0.0), loaded._live_state(0.0)
+        await without.close()
+        await loaded.close()
+        return states
+
+    without, loaded = scripted.run(check())
+    assert without.alerts is None
+    assert loaded.alerts is not None
+    assert [(one.name, one.state, one.labels) for one in loaded.alerts] == [("A", "firing", {"lane": "P0"})]

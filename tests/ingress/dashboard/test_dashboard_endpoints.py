@@ -119,7 +119,7 @@ def test_the_overview_has_lanes_workers_runs_and_no_prompt(gateway: TenantGatewa
     assert [lane.ttft_target_ms for lane in found.lanes] == [500, 2000, None]
     assert [worker.name for worker in found.workers] == ["scripted"]
     assert ("acme", "visible", 1) in [(run.tenant, run.id, run.calls) for run in found.runs]
-    assert found.alerts is None
+    assert found.alerts == []
     assert CANARY.encode() not in answer.body
     assert "no-store" in answer.headers["cache-control"]
 

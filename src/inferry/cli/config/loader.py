@@ -104,6 +104,8 @@ def dump(config: Config) -> str:
         lane["groups"] = None if lane["groups"] is None else list(lane["groups"])
     if raw["server"]["admin_key"]:
         raw["server"]["admin_key"] = "***"
+    if (webhook := raw["alerts"]["webhook"]) is not None:
+        webhook["secret"] = _redact(webhook["secret"])
     for worker in raw["workers"]:
         for name in ("api_key", "salt_secret"):
             if worker.get(name):

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from inferry.cli.config.alerts import AlertsConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.retention import RetentionConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
@@ -162,6 +163,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stored content of tenants: responses, files, batches and async jobs."""
     callbacks: CallbacksConfig = CallbacksConfig()
     """Callbacks of async jobs: where they may go, and when they are retried."""
+    alerts: AlertsConfig = AlertsConfig()
+    """Alerts that the gateway evaluates itself, and where they are sent."""
     retention: RetentionConfig = RetentionConfig()
     """How long the ledger keeps rows."""
     ledger: str = "sqlite:///inferry.db"

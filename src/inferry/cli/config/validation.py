@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from inferry.cli.config.alerts import check_alerts
 from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
 from inferry.cli.config.retention import check_retention
@@ -29,6 +30,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_storage(config.storage)
     yield from check_retention(config.retention)
     yield from check_callbacks(config.callbacks, config.storage.job_ttl_s)
+    yield from check_alerts(config.alerts)
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:
         yield from check_pools(config.tenants, config.workers)

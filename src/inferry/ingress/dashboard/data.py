@@ -20,7 +20,8 @@ from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.ingress.dashboard import overview
 from inferry.ingress.dashboard.timeline import timeline_steps
-from inferry.ingress.dashboard.values import Alert, LiveState, RunState, TenantCosts, Timeline
+from inferry.ingress.dashboard.values import LiveState, RunState, TenantCosts, Timeline
+from inferry.ingress.openapi.responses import AlertDetail
 from inferry.observe.figures import FigureHistory, Figures, figures
 from inferry.observe.history import MetricHistory
 
@@ -50,7 +51,7 @@ class LedgerReader(Protocol):
 
 
 OpenLedger = Callable[[], LedgerReader | None]
-ReadAlerts = Callable[[], Sequence[Alert]]
+ReadAlerts = Callable[[], Sequence[dict[str, object]]]
 
 
 class DashboardData:
@@ -115,7 +116,7 @@ class DashboardData:
             workers=workers,
             runs=self.runs(MAX_RUNS),
             costs=self._recorded.costs,
-            alerts=None if self._alerts is None else list(self._alerts()),
+            alerts=None if self._alerts is None else msgspec.convert(self._alerts(), list[AlertDetail]),
         )
 
     def _last_minute(self, now: float) -> Figures:

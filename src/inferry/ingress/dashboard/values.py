@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from inferry.dispatch.gateway import RunStatus
+from inferry.ingress.openapi.responses import AlertDetail
 
 
 class LaneState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,18 +101,6 @@ class TenantCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     others: int
 
 
-class Alert(Struct, frozen=True, kw_only=True):
-    """An alert that is pending or firing."""
-
-    name: str
-    severity: str
-    state: str
-    since: float
-    summary: str
-    value: float | None = None
-    labels: dict[str, str] = {}
-
-
 class GatewayTotals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole gateway over the last seconds. Token rates are of calls that have ended."""
 
@@ -164,7 +153,7 @@ class LiveState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: list[WorkerState]
     runs: list[RunState]
     costs: TenantCosts | None
-    alerts: list[Alert] | None
+    alerts: list[AlertDetail] | None
 
 
 class Overview(LiveState, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from inferry.ingress.http.request_head import HttpProtocolError
 from inferry.ingress.http.request_reader import MAX_PIPELINED_REQUESTS, ReadPhase, RequestReader
 from inferry.ingress.http.server import ServedConnection, Server
 from inferry.ingress.http.sockets import peer_has_closed, reset
+from inferry.observe.request_counts import CLIENT_CLOSED
 
 REFUSED_BODY_DRAIN_S = 2.0
 """How long the rest of a refused request is read and discarded, so that its sender sees the response and no reset."""
@@ -80,6 +81,7 @@ class Connection(ServedConnection):
         self._reply = None
         reply.release()
         server = self._server
+        server.requests.count(reply.request.target, reply.status)
         server.active_replies -= 1
         server.notify()
         if not self.keeps_alive_after(reply.request):
@@ -165,6 +167,7 @@ class Connection(ServedConnection):
         self._pending_data = b""
         reply, self._reply = self._reply, None
         if reply is not None:
+            server.requests.count(reply.request.target, CLIENT_CLOSED)
             server.active_replies -= 1
             reply.is_disconnected = True
             if reply.on_disconnect is not None:
@@ -262,6 +265,7 @@ class Connection(ServedConnection):
         self.timeout_at = math.inf
         self._timed_phase = None
         if request.protocol_error is not None:
+            self._server.requests.count(b"", request.protocol_error[0])
             self.send(protocol_error_response(request.protocol_error[0], request.protocol_error[1]))
             self._shut_down()
             return

@@ -91,6 +91,7 @@ async def serve(
         body_timeout_s=app.limits.body_timeout_s,
         idle_timeout_s=idle_timeout_s,
         accepts_body=app.accepts_body,
+        requests=app.count_requests(),
     )
     # uvloop accepts one connection per listener and iteration: with one listener a flood would delay other clients.
     listeners: list[asyncio.Server] = []

@@ -46,7 +46,7 @@ class Reply:
     `on_disconnect` is called when the client disconnects before the end; nothing is written after that. `is_paused`
     is True while the client reads more slowly than the gateway writes; written data then waits in memory, and
     `on_writable` is called when the client has caught up. `heartbeat` is a piece without meaning that may be written
-    into a begun response at any time.
+    into a begun response at any time. `status` is that of the response.
     """
 
     __slots__ = (
@@ -58,6 +58,7 @@ class Reply:
         "on_disconnect",
         "on_writable",
         "request",
+        "status",
     )
 
     def __init__(self, channel: ReplyChannel, request: Request) -> None:
@@ -65,6 +66,7 @@ class Reply:
         self._channel = channel
         self._head = b""
         self._begun = False
+        self.status = 200
         self.is_disconnected = False
         self.heartbeat = b""
         self.on_disconnect: Callable[[], None] | None = None
@@ -82,6 +84,7 @@ class Reply:
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
         """Send the response in one piece. `headers` are complete lines."""
         channel = self._channel
+        self.status = status
         close = b"" if channel.keeps_alive_after(self.request) else b"connection: close\r\n"
         head = b"%b%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINES[status], headers, len(body), close)
         channel.end_reply(self, head if self.request.method == b"HEAD" else head + body)

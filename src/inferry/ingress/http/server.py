@@ -8,6 +8,7 @@ from inferry.ingress.http.descriptors import DescriptorMonitor
 from inferry.ingress.http.reply import Reply, ReplyChannel
 from inferry.ingress.http.request import Request
 from inferry.ingress.http.request_head import RequestHeadParser
+from inferry.observe.request_counts import RequestCounts
 
 
 class ServedConnection(ReplyChannel):
@@ -47,10 +48,12 @@ class Server:
         body_timeout_s: float,
         idle_timeout_s: float,
         accepts_body: Callable[[Request, str], bool] | None = None,
+        requests: RequestCounts | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.serve = serve
         self.accepts_body = accepts_body
+        self.requests = requests or RequestCounts({})
         self.head_parser = RequestHeadParser()
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s

@@ -155,6 +155,14 @@ def _workers() -> dict[str, dict[str, Operation]]:
         },
         "/admin/workers/{name}/drain": act("Drain a worker: no new jobs, running ones finish"),
         "/admin/workers/{name}/readmit": act("Readmit a drained worker", errors.Draining),
+        "/admin/alerts": {
+            "get": Operation(
+                summary="List pending and firing alerts",
+                tag="admin",
+                responses={200: json_response(responses.AlertList, "The alerts, firing ones first.")},
+                errors=_ADMIN_ERRORS,
+            )
+        },
     }
 
 

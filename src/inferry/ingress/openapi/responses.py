@@ -292,6 +292,22 @@ class WorkerList(Struct, forbid_unknown_fields=True):
     workers: list[WorkerReport]
 
 
+class AlertDetail(Struct, forbid_unknown_fields=True):
+    """An alert. `since`: Unix seconds from which its condition has held."""
+
+    name: str
+    severity: Literal["warning", "critical"]
+    state: Literal["pending", "firing"]
+    since: float
+    summary: str
+    value: float
+    labels: dict[str, str]
+
+
+class AlertList(Struct, forbid_unknown_fields=True):
+    alerts: list[AlertDetail]
+
+
 class TenantDetail(TenantSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tenant. Limits that are not set are omitted."""
 

@@ -1,6 +1,7 @@
 """Attempts in the ledger's database."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import astuple
@@ -24,9 +25,8 @@ class AttemptStore:
         """Write all entries or, with an exception, none. ValueError or OverflowError: an entry can never be stored."""
         if not entries:
             return
-        rows = [_row(entry) for entry in entries]
         with self._connector.appending() as connection:
-            self._connector.insert_new(connection, attempts, rows)
+            self._connector.insert_new(connection, attempts, _rows(entries))
 
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
         """Write all rows or, with an exception, none."""
@@ -36,6 +36,17 @@ class AttemptStore:
 
     def close(self) -> None:
         self._connector.close()
+
+
+YIELD_ROWS = 16
+
+
+def _rows(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Any, ...]]:
+    for number, entry in enumerate(entries):
+        if number % YIELD_ROWS == 0:
+            # Release the GIL, or the event loop waits for a whole batch to be converted.
+            time.sleep(0)
+        yield _row(entry)
 
 
 _OUTCOME = LedgerEntry.__struct_fields__.index("outcome")

@@ -37,8 +37,6 @@ from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
 _detail_decoder = msgspec.json.Decoder(BatchDetail)
-# A few rows at a time: without it PostgreSQL would send all of them, whatever their size.
-_STREAMED = {"stream_results": True, "max_row_buffer": 10}
 
 _IS_OPEN = (
     (batch_items.c.batch_id == bindparam("in_batch"))
@@ -151,17 +149,11 @@ class BatchStore:
     def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]:
         """The next items without an outcome, at least one, up to `limit` and `max_bytes`."""
         c = batch_items.c
-        query = select(c.number, c.custom_id, c.body, c.tries)
-        query = query.where(c.batch_id == id, c.outcome.is_(None), c.number > after).order_by(c.number).limit(limit)
-        found: list[BatchItem] = []
-        size = 0
-        with self._database.reading() as connection, connection.execute(query, execution_options=_STREAMED) as rows:
-            for row in rows:
-                found.append(BatchItem(*row))
-                size += len(found[-1].body)
-                if size >= max_bytes:
-                    break
-            rows.close()
+        is_next = (c.batch_id == id) & c.outcome.is_(None) & (c.number > after)
+        with self._database.reading() as connection:
+            last = _last_within(connection, is_next, c.body, limit, max_bytes)
+            query = select(c.number, c.custom_id, c.body, c.tries).where(is_next, c.number <= last).order_by(c.number)
+            found = [BatchItem(*row) for row in connection.execute(query)]
             names = {item.number: try_id(item_id(id, item.number), item.tries) for item in found}
             charged = charged_jobs(connection, names.values())
         return [replace(item, is_charged=names[item.number] in charged) for item in found]
@@ -197,17 +189,11 @@ class BatchStore:
     def outcomes(self, id: str, after: int, max_bytes: int) -> list[ItemOutcome]:
         """The next items in their order, at least one, up to `max_bytes` of results."""
         c = batch_items.c
-        query = select(c.number, c.custom_id, c.outcome, c.result)
-        query = query.where(c.batch_id == id, c.outcome.is_not(None), c.number > after).order_by(c.number).limit(1000)
-        found: list[ItemOutcome] = []
-        size = 0
-        with self._database.reading() as connection, connection.execute(query, execution_options=_STREAMED) as rows:
-            for row in rows:
-                found.append(ItemOutcome(*row))
-                size += len(found[-1].line or b"")
-                if size >= max_bytes:
-                    break
-        return found
+        is_next = (c.batch_id == id) & c.outcome.is_not(None) & (c.number > after)
+        with self._database.reading() as connection:
+            last = _last_within(connection, is_next, c.result, 1000, max_bytes)
+            query = select(c.number, c.custom_id, c.outcome, c.result).where(is_next, c.number <= last)
+            return [ItemOutcome(*row) for row in connection.execute(query.order_by(c.number))]
 
     def finish(self, id: str, now: float, output: StoredFile | None, errors: StoredFile | None) -> None:
         """End a batch and make its files visible, in one transaction."""
@@ -238,6 +224,23 @@ class BatchStore:
             elif swept < limit:
                 connection.execute(update(batches).where(b.id == id).values(size=0))
         return limit  # there may be another batch
+
+
+def _last_within(
+    connection: Connection, is_next: ColumnElement[bool], content: ColumnElement[bytes], limit: int, max_bytes: int
+) -> int:
+    """The number of the last item up to `limit` items and `max_bytes`, the first one included; 0 without items.
+
+    Lengths are read before contents, so that no database sends more than is wanted.
+    """
+    c = batch_items.c
+    last, size = 0, 0
+    lengths = select(c.number, func.coalesce(func.length(content), 0)).where(is_next).order_by(c.number).limit(limit)
+    for number, length in connection.execute(lengths):
+        last, size = number, size + length
+        if size >= max_bytes:
+            break
+    return last
 
 
 def _insert_items(connection: Connection, id: str, items: Sequence[BatchItem]) -> None:

@@ -1,6 +1,6 @@
 """What a database system must provide for the ledger. All else is SQLAlchemy Core."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ class Connector(Protocol):
     def insert(self, table: Table) -> Any:
         """The dialect's INSERT, which has `on_conflict_do_update`."""
 
-    def insert_new(self, connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert the rows whose primary key is new. Values are in the order of the table's columns.
 
         Raises ValueError or OverflowError for a value that can never be stored.

@@ -8,7 +8,7 @@ would never be seen. So before every use the opened file is compared with the on
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -63,7 +63,7 @@ class SqliteFile:
     def insert(self, table: Table) -> Insert:
         return insert(table)
 
-    def insert_new(self, connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
+    def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
         try:
             connection.exec_driver_sql(_insert_text(table), list(rows))
         except (IntegrityError, DataError) as error:

@@ -18,7 +18,7 @@ class StepMeter:
         self.step_tokens = 0
         self.step_seconds = 0.0
         self.busy_seconds = 0.0
-        self._costs = WorkCosts()
+        self._costs = WorkCosts(is_exact=True)
         self._base_s = self._costs.base_s
         self._prompt = _UnchargedWork()
         self._new = _UnchargedWork()
