@@ -52,7 +52,11 @@ def _sessions() -> dict[str, dict[str, Operation]]:
 
 
 def _data() -> dict[str, dict[str, Operation]]:
-    event = {"schema": {"type": "string"}, "x-event-schema": {"oneOf": [ref(LiveState), ref(Series)]}}
+    parts = {"event": {"type": "string", "enum": ["series", "live", "end"]}, "data": {"type": "string"}}
+    event = {
+        "schema": {"type": "object", "properties": parts, "required": list(parts)},
+        "x-event-schema": {"oneOf": [ref(LiveState), ref(Series)]},
+    }
     return {
         "/admin/overview": {
             "get": Operation(
