@@ -118,7 +118,7 @@ export const targetChart = (label, number) => {
 };
 
 const CELLS = 60;
-const SAMPLE_S = 5;
+const LONGEST_SAMPLE_S = 15;
 
 // One cell per sixtieth of the time, coloured by the share of calls that met the target.
 export const attainmentStrip = (label) => {
@@ -129,9 +129,13 @@ export const attainmentStrip = (label) => {
     const last = spanS === MOST_S ? Math.ceil(now / step) * step : now;
     const worst = new Array(CELLS).fill(null);
     const cellOf = (at) => CELLS - 1 - Math.floor((last - at) / step);
+    let before = -Infinity;
     for (const [at, value] of points) {
+      // A value holds for the time since the one before it.
+      const from = Math.max(before, at - LONGEST_SAMPLE_S);
+      before = at;
       if (value === null || value === undefined) continue;
-      for (let cell = Math.max(0, cellOf(at - SAMPLE_S) + 1); cell <= Math.min(CELLS - 1, cellOf(at)); cell++) {
+      for (let cell = Math.max(0, Math.min(cellOf(from) + 1, cellOf(at))); cell <= Math.min(CELLS - 1, cellOf(at)); cell++) {
         worst[cell] = Math.min(worst[cell] ?? 1, value);
       }
     }

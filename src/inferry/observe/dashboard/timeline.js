@@ -72,7 +72,7 @@ const details = (step, now) => {
     ["Tokens", `${count(step.prompt_tokens)} in (${count(step.cached_tokens)} cached) · ${count(step.output_tokens)} out`],
   ];
   if (step.attained !== null) found.push(["Target", step.attained ? "attained" : "missed"]);
-  if (step.batch_size !== null) found.push(["Sent", `with ${count(step.batch_size - 1)} others, ${step.release_reason ?? ""}`]);
+  if (step.batch_size !== null) found.push(["Calls in its plan", `${count(step.batch_size)} (${step.release_reason ?? ""})`]);
   if (step.cost !== null) found.push(["Cost", money(step.cost)]);
   // Why the call was held, which limit bound it, and why this worker.
   if (step.decision) found.push(["Decision", step.decision]);
