@@ -2,6 +2,7 @@
 
 from mutants import (
     admission,
+    alerts,
     capacity,
     client,
     dashboard,
@@ -42,4 +43,5 @@ GROUPS = {
     "engine": engine.GROUP,
     "client": client.GROUP,
     "dashboard": dashboard.GROUP,
+    "alerts": alerts.GROUP,
 }

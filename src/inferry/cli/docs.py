@@ -19,7 +19,7 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import alerts, callbacks, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import alerts, callbacks, retention, schema, single_flight, storage, tenants, workers
 from inferry.cli.config.alerts import AlertRuleConfig, AlertsConfig, AlertWebhookConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
@@ -75,8 +75,8 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    docs |= attribute_docs(alerts)
-    docs |= attribute_docs(single_flight) | attribute_docs(storage) | attribute_docs(callbacks)
+    for module in (alerts, single_flight, storage, callbacks, retention):
+        docs |= attribute_docs(module)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
     return page(
@@ -95,6 +95,7 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`retention`", "retention.", retention.RetentionConfig, docs),
         *_section("`alerts`", "alerts.", AlertsConfig, docs),
         *_section("`alerts.rules`", "alerts.rules.<rule>.", AlertRuleConfig, docs),
         _alert_rules(),

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,16 @@ from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
-from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
+    OpenAIWorkerConfig,
+    VllmInProcessWorkerConfig,
+    WorkerConfig,
+)
+from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
+from inferry.cli.provider_wiring import providers_of
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
@@ -66,6 +74,7 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    diagnostics: Diagnostics
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -165,14 +174,15 @@ def assemble(
         problem=lambda: tenants.ledger_error,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    storage = _make_storage(config, clock, calls, recorder)
-    _mount_storage(app, storage)
+    storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
     _mount_dashboard(config, app, gateway, observation)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
-    service.observation.followers.append(gateway.account_gpu_time)
+    observation.followers.append(gateway.account_gpu_time)
+    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
+    diagnostics.mount(app)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics)
     _follow_tenants(config, service, watermarks)
     return service
 
@@ -197,21 +207,21 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
     )
 
 
-def _make_storage(config: Config, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
-    return make_storage(
+def _stored_content(
+    config: Config, app: App, clock: Clock, tenants: TenantWatcher, gateway: Gateway, recorder: Recorder
+) -> Storage:
+    """Stored content and stored work, served by the app."""
+    storage = make_storage(
         config.ledger,
         config.storage.limits(),
         config.retention.policy(),
         config.callbacks,
         clock,
-        calls,
+        StoredCalls(app.serve, app.inference_paths, tenants),
         recorder,
+        providers_of(config, clock, tenants, gateway, recorder),
         max_line_bytes=config.server.max_body_bytes,
     )
-
-
-def _mount_storage(app: App, storage: Storage) -> None:
-    """Serve files, batches and async jobs."""
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
@@ -219,6 +229,7 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
+    return storage
 
 
 def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
@@ -308,6 +319,8 @@ def _workers_by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[st
         raise ConfigError(
             f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}"
         )
+    if any(isinstance(worker, OpenAIWorkerConfig) and worker.batch_api for worker in workers):
+        raise ConfigError(f"{config.workers_file}: `batch_api` is for workers of the configuration itself")
     return {worker.name: worker for worker in workers}
 
 

@@ -8,6 +8,7 @@ from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.reports import AccountReport, RateLimitStatus
 from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
+from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
@@ -84,6 +85,7 @@ class Gateway:
         self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
         self._retry_spreader = RetryAfterSpreader()
+        self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._run_canceller = RunCanceller(
@@ -110,6 +112,9 @@ class Gateway:
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._retry_spreader.assign(error, job, caller, self.now())
+            entry = self._budget_refusals.entry(job, error, self.now(), self.wall())
+            if entry is not None:
+                self._recorder.record(entry)
             raise
 
     def submit_all(self, jobs: Sequence[InferenceJob], caller: Caller = ANONYMOUS) -> list[JobStream]:
@@ -183,6 +188,10 @@ class Gateway:
     def queue_depths(self) -> Mapping[Lane, int]:
         """Queued jobs by lane."""
         return self._loop.queue_depths()
+
+    def streams(self) -> Iterable[JobStream]:
+        """Streams of all executions in flight."""
+        return self._loop.streams()
 
     # -- runs --------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ from inferry.ingress.admin_alerts import PATHS as ALERT_PATHS
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
 from inferry.ingress.admin_callbacks import AdminCallbacks
+from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
+from inferry.ingress.admin_endpoint import AdminEndpoint
+from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
@@ -33,6 +36,8 @@ PATHS = (
     *TENANT_PATHS,
     *STORAGE_PATHS,
     *CALLBACK_PATHS,
+    *REPORT_PATHS,
+    *DIAGNOSIS_PATHS,
     *ALERT_PATHS,
     *DASHBOARD_PATHS,
     *SESSION_PATHS,
@@ -53,6 +58,7 @@ class Admin:
         self._tenants = tenants
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
+        self.endpoints: list[AdminEndpoint] = []
         self.alerts: AdminAlerts | None = None
         self.dashboard: DashboardEndpoints | None = None
         self._key = None if key is None else key.encode()
@@ -78,6 +84,8 @@ class Admin:
         if self.alerts is not None and self.alerts.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
+            return
+        if any(endpoint.serve(path, request, reply) for endpoint in self.endpoints):
             return
         if path == _WORKERS:
             if request.method not in (b"GET", b"HEAD"):

@@ -20,6 +20,7 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import AdminCallbacks
+from inferry.ingress.admin_endpoint import AdminEndpoint
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
@@ -126,6 +127,10 @@ class App:
     def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
         """Serve the endpoints of a router. An earlier router has precedence."""
         self._routers.append(router(self._refuse, self._internal_error))
+
+    def mount_admin(self, endpoint: Callable[[Refuse, Fail], AdminEndpoint]) -> None:
+        """Serve further endpoints under `/admin/`."""
+        self._admin.endpoints.append(endpoint(self._refuse, self._internal_error))
 
     def use_storage(self, data: TenantData, secrets: CallbackSecrets) -> None:
         """Let operators delete the stored content of tenants, and rotate their callback secrets."""
@@ -308,6 +313,8 @@ class App:
             await router.close()
         if self._admin.dashboard is not None:
             await self._admin.dashboard.close()
+        for endpoint in self._admin.endpoints:
+            await endpoint.close()
         await self._runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:

@@ -277,7 +277,7 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_ledger_up",
         "gauge",
-        "1 if the ledger's database is usable, 0 if its file is gone, replaced or unusable.",
+        "1 if the ledger's database answers, 0 if it does not, or if its file is gone or unusable.",
     ),
     MetricSpec("inferry_ledger_entries_written_total", "counter", "Entries written to the ledger."),
     MetricSpec(

@@ -12,6 +12,7 @@ from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, param
 from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
+from inferry.ingress.openapi.observation import observation_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
@@ -51,6 +52,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         **callback_secret_operations(),
         **_keys(),
         **dashboard_operations(),
+        **observation_operations(),
         **_process(),
     }
 

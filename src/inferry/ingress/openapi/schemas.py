@@ -19,6 +19,7 @@ from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_
 from inferry.ingress.openapi import (
     job_responses,
     message_responses,
+    observation_responses,
     pooled,
     response_objects,
     responses,
@@ -27,6 +28,7 @@ from inferry.ingress.openapi import (
 from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
+from inferry.observe.diagnosis.findings import Diagnosis
 
 Json = dict[str, Any]
 
@@ -99,7 +101,10 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects, storage_responses, job_responses, values)
+    modules = (
+        *(responses, message_responses, response_objects, storage_responses, job_responses, observation_responses),
+        values,
+    )
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -114,6 +119,7 @@ def schemas() -> Json:
         CreateMessageBatchBody,
         *(*pooled.REQUESTS, *pooled.RESPONSES),
         CreateJobBody,
+        Diagnosis,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]

@@ -38,7 +38,7 @@ class AttemptStore:
         self._connector.close()
 
 
-YIELD_ROWS = 16
+YIELD_ROWS = 64
 
 
 def _rows(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Any, ...]]:

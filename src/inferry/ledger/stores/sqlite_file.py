@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.ledger.stores.sqlite_open import ledger_path, open_for_writing
 
 _Identity = tuple[int, int]
+ROWS_PER_INSERT = 50
+"""sqlite3 releases the GIL once per statement, and while the event loop is busy it takes 5 ms to get it back."""
 
 
 class SqliteFile:
@@ -64,8 +67,10 @@ class SqliteFile:
         return insert(table)
 
     def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
+        waiting = iter(rows)
         try:
-            connection.exec_driver_sql(_insert_text(table), list(rows))
+            while chunk := list(islice(waiting, ROWS_PER_INSERT)):
+                connection.exec_driver_sql(_insert_text(table, len(chunk)), tuple(chain.from_iterable(chunk)))
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
 
@@ -122,6 +127,8 @@ def _identity(path: Path) -> _Identity | None:
 
 
 @lru_cache
-def _insert_text(table: Table) -> str:
-    # Compiled once and run with plain rows: time in Python holds the GIL and delays the event loop.
-    return str(insert(table).on_conflict_do_nothing(index_elements=list(table.primary_key)).compile())
+def _insert_text(table: Table, rows: int) -> str:
+    # Compiled once and run with plain values: time in Python holds the GIL and delays the event loop.
+    one = str(insert(table).compile())
+    statement, values = one.split(" VALUES ")
+    return f"{statement} VALUES {', '.join([values] * rows)} ON CONFLICT DO NOTHING"
