@@ -127,6 +127,7 @@ def tenant_by_hand(rows: Sequence[LedgerEntry]) -> TenantSummary:
         runs=len({row.run_id for row in rows}),
         gpu_seconds=sum(gpu) if gpu else None,
         tokens_per_gpu_second=computed / sum(gpu) if gpu else None,
+        cost_nanos=sum(costs) if (costs := [row.cost_nanos for row in rows if row.cost_nanos is not None]) else None,
         queue_ms_mean=statistics.fmean(waits) if waits else None,
         batch_size_mean=statistics.fmean(sizes) if sizes else None,
         **tally(rows),

@@ -5,6 +5,7 @@ from mutants import (
     alerts,
     capacity,
     client,
+    dashboard,
     dispatch,
     durable,
     engine,
@@ -43,5 +44,6 @@ GROUPS = {
     "engine": engine.GROUP,
     "client": client.GROUP,
     "observing": observing.GROUP,
+    "dashboard": dashboard.GROUP,
     "alerts": alerts.GROUP,
 }

@@ -48,6 +48,7 @@ from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
+from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
@@ -180,6 +181,7 @@ def assemble(
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
+    _mount_dashboard(config, app, gateway, observation)
     observation.followers.append(gateway.account_gpu_time)
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
@@ -237,6 +239,15 @@ def _stored_content(
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
     return storage
+
+
+def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
+    """Serve the dashboard. Its charts have one point per sample of the metrics."""
+    lanes, history = config.lane_policies(), observation.history
+    alerts = observation.alerting.report if config.alerts.active_rules() else None
+    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger), alerts)
+    observation.followers.append(dashboard.points.sample)
+    app.use_dashboard(dashboard)
 
 
 def _restored_admission(

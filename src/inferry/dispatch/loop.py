@@ -73,6 +73,7 @@ class DispatchLoop:
         self._demux = lifecycle.demux
         self.streams = self._demux.streams
         self._queue_admission = queue_admission
+        self.queue_depths = depth.by_lane
         self._fleet = fleet
         self._usage_validator = usage_validator
         self._cancel_sender = cancel_sender

@@ -68,7 +68,11 @@ class RunEndpoints:
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
-        tenant, method = caller.tenant.name, request.method
+        self.serve_tenant(caller.tenant.name, path, query, request, reply)
+
+    def serve_tenant(self, tenant: str, path: str, query: str, request: Request, reply: Reply) -> None:
+        """Answer a request about the runs of a tenant, which may come from an operator."""
+        method = request.method
         rest = path.removeprefix(PREFIX)
         if rest in ("", "/"):
             if method not in (b"GET", b"HEAD"):
@@ -80,16 +84,16 @@ class RunEndpoints:
             # A run whose id ends in /finish or /timeline is addressed percent-encoded.
             if method != b"POST":
                 raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
-            work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
+            work = self._finish(tenant, run_identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
         elif rest.endswith(_TIMELINE):
             if method not in (b"GET", b"HEAD"):
                 raise WrongMethod(f"{PREFIX}/{{id}}{_TIMELINE}", "GET, HEAD")
             params = _parse_query(query, "format", "limit", "cursor")
-            work = self._timeline(tenant, _identifier(rest[1 : -len(_TIMELINE)]), params)
+            work = self._timeline(tenant, run_identifier(rest[1 : -len(_TIMELINE)]), params)
         elif method == b"DELETE":
-            work = self._cancel(tenant, _identifier(rest[1:]), _parse_query(query, "wait_ms"))
+            work = self._cancel(tenant, run_identifier(rest[1:]), _parse_query(query, "wait_ms"))
         elif method in (b"GET", b"HEAD"):
-            work = self._show(tenant, _identifier(rest[1:]), _parse_query(query, "steps"))
+            work = self._show(tenant, run_identifier(rest[1:]), _parse_query(query, "steps"))
         else:
             raise WrongMethod(f"{PREFIX}/{{id}}", "GET, HEAD, DELETE")
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
@@ -273,7 +277,8 @@ def _recorded_runs(reader: RunQueries, **requested: Any) -> list[RunSummary]:
 # -- parameters ------------------------------------------------------------------------------------------------------
 
 
-def _identifier(raw: str) -> str:
+def run_identifier(raw: str) -> str:
+    """The id of a run in a path. Raises InvalidRequest."""
     text = unquote(raw, "latin-1")
     if _IDENTIFIER.fullmatch(text) is None:
         raise InvalidRequest("a run id must be 1 to 256 printable ASCII characters without spaces", param="id")

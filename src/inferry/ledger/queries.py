@@ -192,6 +192,7 @@ class LedgerQueries:
                 (totals["measured_tokens"] * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label(
                     "tokens_per_gpu_second"
                 ),
+                total(row.cost_nanos).label("cost_nanos"),
                 (func.sum(row.queue_ms) / func.nullif(totals["queued"], 0)).label("queue_ms_mean"),
                 (totals["batch_sizes"] * 1.0 / func.nullif(totals["batched"], 0)).label("batch_size_mean"),
             )

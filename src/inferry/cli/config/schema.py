@@ -53,7 +53,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_timeout_s: float = 30.0
     """After SIGTERM: time for accepted calls to complete, in seconds. The same for calls of a removed worker."""
     admin_key: str | None = None
-    """Bearer token for `/admin/…`; INFERRY_ADMIN_KEY sets it too. null admits clients on this host only."""
+    """Bearer token for `/admin/…`, and the key that the dashboard asks for; INFERRY_ADMIN_KEY sets it too. null admits
+    clients on this host only."""
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

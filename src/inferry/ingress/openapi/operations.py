@@ -7,6 +7,7 @@ from inferry.domain.settings import TenantSettings
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import pooled, responses
+from inferry.ingress.openapi.dashboard import dashboard_operations
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
 from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
@@ -51,6 +52,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         **_tenants(),
         **callback_secret_operations(),
         **_keys(),
+        **dashboard_operations(),
         **observation_operations(),
         **_process(),
     }
@@ -297,6 +299,7 @@ def _process() -> dict[str, dict[str, Operation]]:
         "/": {
             "get": Operation(
                 summary="List the endpoints",
+                description="A browser, which accepts `text/html`, gets the dashboard.",
                 tag="process",
                 responses={200: json_response(responses.Index, "The endpoints.")},
             )

@@ -13,6 +13,7 @@ from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, Creat
 from inferry.ingress.batches.async_jobs import CreateJobBody
 from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
 from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
+from inferry.ingress.dashboard import values
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
 from inferry.ingress.openapi import (
@@ -102,7 +103,7 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 def schemas() -> Json:
     """Every schema by name."""
     calls = (responses, message_responses, response_objects)
-    modules = (*calls, storage_responses, job_responses, timeline_responses, observation_responses)
+    modules = (*calls, storage_responses, job_responses, timeline_responses, observation_responses, values)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
