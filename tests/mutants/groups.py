@@ -5,6 +5,7 @@ from mutants import (
     alerts,
     capacity,
     client,
+    dashboard,
     dispatch,
     durable,
     engine,
@@ -12,6 +13,7 @@ from mutants import (
     jobs,
     ledger,
     messages,
+    observing,
     packing,
     prompts,
     queues,
@@ -41,5 +43,7 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "observing": observing.GROUP,
+    "dashboard": dashboard.GROUP,
     "alerts": alerts.GROUP,
 }

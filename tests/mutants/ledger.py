@@ -134,7 +134,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a tree includes runs of another tenant",
-            "ledger/queries.py",
+            "ledger/timeline_queries.py",
             "select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)",
             "select(attempts.c.run_id).where(attempts.c.parent_run == below.c.run_id)",
             _QUERIES,

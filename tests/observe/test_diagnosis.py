@@ -114,6 +114,22 @@ def test_the_limit_that_bound_decides_between_sequences_and_kv() -> None:
     assert first.setting.text == "--kv-cache-dtype fp8"
 
 
+def test_a_lane_that_leaves_too_much_to_higher_lanes_is_told_to_leave_less() -> None:
+    lanes = (a_lane(**LATE, reserve=0.9),)
+    found = diagnose(some_facts(lanes=lanes, workers=(a_worker(sequences=40, running=4.0),)), 0.0)
+    assert (found.cause, found.findings[0].setting.text) == ("starved_gpu", "lanes.P1.reserve: 0.05 (now 0.9)")
+
+
+def test_idle_workers_outside_of_a_lanes_groups_are_named() -> None:
+    workers = (a_worker("a", group="small", sequences=8, running=8.0), a_worker("b", group="large", running=0.0))
+    found = diagnose(some_facts(lanes=(a_lane(**LATE, groups=("small",)),), workers=workers), 0.0)
+    assert (found.cause, found.findings[0].setting.text) == (
+        *("idle_group", "lanes.P1.groups: [small, large] (now [small])"),
+    )
+    busy = (workers[0], a_worker("b", group="large", running=200.0))
+    assert cause(some_facts(lanes=(a_lane(**LATE, groups=("small",)),), workers=busy)) == "starved_gpu"
+
+
 def test_batch_work_that_waits_is_no_flood_while_targets_are_met() -> None:
     batch = a_lane("P2", ttft_ms=None, itl_ms=None, attainment=None, measured=0, depth=500.0, running_now=50)
     busy = a_worker(running=200.0, sequences=256)

@@ -56,7 +56,7 @@ def render(found: Diagnosis, url: str) -> Group:
     alerts = "alerts off" if found.alerts is None else f"{found.alerts} alert{'' if found.alerts == 1 else 's'}"
     at = time.strftime("%H:%M:%S", time.localtime(found.at))
     cause = "" if found.cause is None else f" ({found.cause})"
-    head = Text(f"inferry {url}  {at}  last {found.window_s:.0f} s  {alerts}  ")
+    head = Text(f"{url}  {at}  last {found.window_s:.0f} s  {alerts}  ")
     head.append(f"{found.verdict.replace('_', ' ')}{cause}", style=f"bold {_COLOURS[found.verdict]}")
     return Group(head, Text(""), _lanes(found), Text(""), _workers(found), Text(""), _tenants(found))
 

@@ -28,6 +28,7 @@ from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
 from inferry.cli.storage_wiring import Storage, make_storage
+from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -47,6 +48,7 @@ from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
+from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
@@ -74,6 +76,7 @@ class Service(NamedTuple):
     storage: Storage
     observation: Observation
     diagnostics: Diagnostics
+    tracing: Tracing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -94,6 +97,8 @@ class Service(NamedTuple):
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
+        if self.tracing is not None:
+            await self.tracing.close()
 
 
 @contextmanager
@@ -134,11 +139,7 @@ def assemble(
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config.ledger)
-    tenants = TenantWatcher(
-        TenantManager(TenantStore(config.ledger), config.configured_tenants()),
-        config.auth.mode,
-        wall=clock.wall,
-    )
+    tenants = _watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
@@ -146,6 +147,8 @@ def assemble(
     metrics = Metrics(models, [worker.name for worker in workers])
     metrics.workers.health = pool.health
     metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    tracing = make_tracing(config.tracing, clock, metrics)
+    tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -161,6 +164,7 @@ def assemble(
         max_queued_bytes=config.server.max_queued_bytes,
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
+        tracer=tracer,
     )
     app = App(
         gateway,
@@ -171,18 +175,25 @@ def assemble(
         tenants=tenants,
         run_reader=run_reader,
         problem=lambda: tenants.ledger_error,
+        tracer=tracer,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
+    _mount_dashboard(config, app, gateway, observation)
     observation.followers.append(gateway.account_gpu_time)
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+    manager = TenantManager(TenantStore(config.ledger), config.configured_tenants())
+    return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
 def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
@@ -228,6 +239,15 @@ def _stored_content(
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
     return storage
+
+
+def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
+    """Serve the dashboard. Its charts have one point per sample of the metrics."""
+    lanes, history = config.lane_policies(), observation.history
+    alerts = observation.alerting.report if config.alerts.active_rules() else None
+    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger), alerts)
+    observation.followers.append(dashboard.points.sample)
+    app.use_dashboard(dashboard)
 
 
 def _restored_admission(

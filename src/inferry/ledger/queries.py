@@ -23,7 +23,7 @@ from sqlalchemy import (
 from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.reports import TIME_LIMIT_S, Report, ReportQuery, RunBudget, run_budgets
-from inferry.domain.runs import TreeSummary
+from inferry.domain.runs import TimelinePosition, TimelineRows, TreeSummary
 from inferry.domain.spending import Spending
 from inferry.domain.tenants import Tenant, decode_limits
 from inferry.domain.traffic import Traffic
@@ -44,6 +44,7 @@ from inferry.ledger.report_totals import has_rollups
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.schema import attempts, tenants
 from inferry.ledger.spending_queries import query_spending
+from inferry.ledger.timeline_queries import query_timeline, run_tree
 from inferry.ledger.traffic_queries import query_traffic
 
 TRAFFIC_TIME_LIMIT_S = 5.0
@@ -142,12 +143,7 @@ class LedgerQueries:
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
         """Totals of the run and its descendants."""
-        is_top = or_(attempts.c.run_id == run, attempts.c.parent_run == run)
-        below = select(attempts.c.run_id).where(attempts.c.tenant == tenant, is_top).cte("below", recursive=True)
-        # UNION removes duplicates, so the recursion ends even where rows form a cycle.
-        below = below.union(
-            select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
-        )
+        below = run_tree(tenant, run)
         query = select(
             func.count(attempts.c.run_id.distinct()).label("runs"),
             func.count(attempts.c.job_id.distinct()).label("jobs"),
@@ -159,6 +155,11 @@ class LedgerQueries:
         ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
         with self._reading() as connection:
             return TreeSummary(**connection.execute(query).mappings().one())
+
+    def timeline(self, tenant: str, run: str, *, limit: int, after: TimelinePosition | None = None) -> TimelineRows:
+        """The attempts of the run and its descendants in the order of their arrival, after a position."""
+        with self._reading() as connection:
+            return query_timeline(connection, tenant, run, limit, after)
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
         """(tenant, run) of the runs that had a job cancelled with their run at or after `since`."""
@@ -191,6 +192,7 @@ class LedgerQueries:
                 (totals["measured_tokens"] * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label(
                     "tokens_per_gpu_second"
                 ),
+                total(row.cost_nanos).label("cost_nanos"),
                 (func.sum(row.queue_ms) / func.nullif(totals["queued"], 0)).label("queue_ms_mean"),
                 (totals["batch_sizes"] * 1.0 / func.nullif(totals["batched"], 0)).label("batch_size_mean"),
             )

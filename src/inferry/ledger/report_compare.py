@@ -1,5 +1,6 @@
 """`compare`: two periods side by side."""
 
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
@@ -54,7 +55,7 @@ def compare_report(connection: Connection, query: ReportQuery) -> Report:
     )
     spans = tuple(end - begin for begin, end in ((since, until), (query.since, query.until)))
     notes: tuple[str, ...] = (
-        f"Before: {since:.0f} to {until:.0f}; after: {query.since:.0f} to {query.until:.0f} (Unix seconds).",
+        f"Before: {_shown(since)} to {_shown(until)}; after: {_shown(query.since)} to {_shown(query.until)} (UTC).",
     )
     if spans[0] != spans[1]:
         notes += (f"The periods differ in length: {spans[0]:.0f} s and {spans[1]:.0f} s.",)
@@ -118,6 +119,10 @@ def _figures(inside: list[ColumnElement[bool]], *, is_total: bool) -> Any:
         *quantiles,
         func.avg(case((row.attained.is_(True), 1.0), (row.attained.is_(False), 0.0))),
     ).group_by(row.lane)
+
+
+def _shown(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _change_percent(before: float | None, after: float | None) -> float | None:

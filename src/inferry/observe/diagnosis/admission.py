@@ -72,16 +72,18 @@ def queue_full(facts: Facts) -> Finding | None:
 def expired_calls(facts: Facts) -> Finding | None:
     """Calls end because their deadline passes."""
     expired = sum(facts.errors.get(code, 0) for code in _EXPIRED)
-    if expired < MIN_REFUSED or ratio(expired, facts.calls + expired) < REFUSED_RATIO:
+    # Some of them were sent before their deadline passed, and are among the calls.
+    share = ratio(expired, max(facts.calls, expired))
+    if expired < MIN_REFUSED or share < REFUSED_RATIO:
         return None
     return Finding(
         cause="deadlines_missed",
         stage="queue",
         where="callers",
-        summary="Calls end at their deadline before they are served.",
+        summary="Calls end at their deadline before they are complete.",
         evidence=(
             Evidence("calls that ended at a deadline or a timeout", expired, "calls"),
-            Evidence("part of all calls", ratio(expired, facts.calls + expired), "ratio", REFUSED_RATIO),
+            Evidence("part of all calls", share, "ratio", REFUSED_RATIO),
         ),
         setting=Setting("action", "raise x-inferry-deadline-ms of these calls", "or send them in a higher lane"),
     )

@@ -11,7 +11,7 @@ from inferry.observe.diagnosis.engine import chunk_too_large, cold_cache, decode
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts
 from inferry.observe.diagnosis.findings import Diagnosis, Finding, Verdict
 from inferry.observe.diagnosis.latency import lane_splits
-from inferry.observe.diagnosis.waiting import batch_flood, engine_queue, kv_pressure, overload, starved_gpu
+from inferry.observe.diagnosis.waiting import batch_flood, engine_queue, idle_group, kv_pressure, overload, starved_gpu
 
 Rule = Callable[[Facts], Finding | None]
 
@@ -25,6 +25,7 @@ SLOW: Sequence[Rule] = (
     padding,
     small_batches,
     window_too_short,
+    idle_group,
     kv_pressure,
     batch_flood,
     engine_queue,

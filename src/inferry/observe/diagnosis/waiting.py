@@ -21,6 +21,9 @@ from inferry.observe.diagnosis.pressure import (
 FLOOD_SHARE = 0.5
 MIN_BACKLOG = 5.0
 """Mean queue depth from which a batch lane has more work than the workers take."""
+HIGH_RESERVE = 0.3
+IDLE = 0.1
+"""Part of its limit below which a worker counts as idle."""
 KV_LIMIT = "kv_tokens"
 KV_FRACTION = 0.95
 """Part of the KV cache that the gateway uses at most."""
@@ -129,7 +132,34 @@ def starved_gpu(facts: Facts) -> Finding | None:
                 ),
                 *_slack_evidence(facts, worker),
             ),
-            setting=_more_work(worker, by_prefill=by_prefill),
+            setting=_less_reserve(lanes, worker) or _more_work(worker, by_prefill=by_prefill),
+        )
+    return None
+
+
+def idle_group(facts: Facts) -> Finding | None:
+    """Calls wait for the workers of their lane's groups while others are idle."""
+    for lane in pressed_lanes(facts):
+        groups = lane.groups
+        if groups is None or not queue_dominates(lane):
+            continue
+        idle = [one for one in up_workers(facts) if one.group not in groups and _is_idle(one)]
+        if not idle:
+            continue
+        wider = ", ".join(dict.fromkeys((*groups, *(one.group for one in idle))))
+        return Finding(
+            cause="idle_group",
+            stage="queue",
+            where=f"lane {lane.lane}",
+            summary=f"Calls of lane {lane.lane} wait for their worker groups while other workers are idle.",
+            evidence=(
+                *lane_evidence(lane),
+                Evidence(f"idle workers outside of the groups of lane {lane.lane}", len(idle), "workers"),
+                Evidence(f"running sequences of worker {idle[0].worker}", idle[0].running or 0.0, "sequences"),
+            ),
+            setting=Setting("config", f"lanes.{lane.lane}.groups", f"[{wider}]", f"[{', '.join(groups)}]")
+            if lane.is_live
+            else Setting("config", f"lanes.{lane.lane}.borrow_groups", "true"),
         )
     return None
 
@@ -173,6 +203,10 @@ def _separate(facts: Facts, flood: LaneFacts) -> Setting:
     return Setting("config", f"lanes.{flood.lane}.reserve", "0.5", f"{flood.reserve:g}")
 
 
+def _is_idle(worker: WorkerFacts) -> bool:
+    return (worker.running or 0.0) < IDLE * (worker.sequences or 1 / IDLE)
+
+
 def _is_short_of_kv(worker: WorkerFacts, need: float) -> bool:
     """Whether the KV cache has no place for one more call of this many tokens."""
     if worker.kv_ratio is None or not worker.kv_capacity:
@@ -200,6 +234,14 @@ def _slack_evidence(facts: Facts, worker: WorkerFacts) -> list[Evidence]:
     if worker.kv_ratio is not None:
         found.append(Evidence("KV cache in use", worker.kv_ratio, "ratio"))
     return found
+
+
+def _less_reserve(lanes: list[LaneFacts], worker: WorkerFacts) -> Setting | None:
+    """The setting of a lane that leaves so much to higher lanes that the worker never fills."""
+    lane = max(lanes, key=lambda one: one.reserve)
+    if lane.reserve <= HIGH_RESERVE or is_full(worker):
+        return None
+    return Setting("config", f"lanes.{lane.lane}.reserve", "0.05" if lane.is_live else "0.25", f"{lane.reserve:g}")
 
 
 def _more_work(worker: WorkerFacts, *, by_prefill: bool) -> Setting:
