@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients chromium test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -29,13 +29,14 @@ help:
 	@echo "make bench   the benchmarks behind the figures in the docs (BENCH=name for one; COMPILED=0: plain Python)"
 	@echo "make before-after  the benchmarks of two compiled trees side by side (BEFORE and AFTER, each [COMMIT=]PATH; BENCH, EFFORT)"
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
-	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_SEED)"
+	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_PATHS, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
-	@echo "make test-vllm  worker contract, failover and cancellation with real vLLM on the CPU (VLLM_VENV)"
+	@echo "make test-vllm  worker contract, failover, cancellation and vLLM's own endpoints, with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
 	@echo "make venv-peers other gateways, for comparison in BENCH=path (PEERS)"
 	@echo "make clients  Claude Code, Codex and the Vercel AI SDK from npm, for their tests (700 MB); make test does this"
+	@echo "make chromium  Chromium from the system's packages, for the tests of the dashboard; make test does this"
 	@echo "make venv    the virtual environment with all development tools"
 
 $(VENV)/bin/python:
@@ -62,6 +63,9 @@ $(NODE_CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 	@touch $@
 
 clients: $(NODE_CLIENTS)
+
+chromium:
+	@scripts/install_chromium.sh
 
 $(PROMTOOL): | $(VENV)/bin/python
 	@scripts/install_promtool.sh $(dir $@)
@@ -92,7 +96,7 @@ check: $(VENV)/.installed-dev
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL)
+test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'

@@ -190,7 +190,7 @@ def measure() -> dict[str, Any]:
                 found[name] = {
                     key: {
                         "mean": round(statistics.mean(one[key] for one in results), 4),
-                        "worst": round(max((one[key] for one in results), key=abs), 4),
+                        "worst": round(max(abs(one[key]) for one in results), 4),
                     }
                     for key in results[0]
                 }

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "scheduling": DOMAIN | {"msgspec"},
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
-    "observe": DOMAIN | {"prometheus_client", "opentelemetry"},
+    "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
     "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
@@ -52,7 +52,7 @@ TORCH_MODULES = {
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
-COMPOSITION_ROOT = {"cli/job_wiring", "cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
+COMPOSITION_ROOT = {"cli/job_wiring", "cli/provider_wiring", "cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/keys",
     "cli/ledger",

@@ -92,6 +92,13 @@ def test_kinds_without_cache_salts_have_no_isolation_key() -> None:
     assert "unknown key `workers[0].isolation`" in message
 
 
+def test_a_batch_api_requires_the_names_of_its_models() -> None:
+    hosted = {**VLLM, "kind": "openai", "batch_api": "openai", "models": []}
+    assert "workers[0].batch_api requires workers[0].models" in error_of({"workers": [hosted]})
+    wrong = {**hosted, "models": ["m"], "batch_price_factor": -0.5}
+    assert "workers[0].batch_price_factor must be at least 0" in error_of({"workers": [wrong]})
+
+
 def test_api_key_and_api_keys_exclude_each_other() -> None:
     hosted = {**VLLM, "kind": "openai", "api_key": "a", "api_keys": ["b"]}
     assert "mutually exclusive" in error_of({"workers": [hosted]})

@@ -123,6 +123,7 @@ def test_the_yaml_booleans_on_and_off_are_auth_modes(written: str, mode: str) ->
         ({"prices": {"m": {"ouput": 1}}}, "unknown key `prices.m.ouput`; did you mean `output`?"),
         ({"prices": {"m": {"output": -1.0}}}, "prices.m.output must be at least 0"),
         ({"workers": [{**WORKER, "pool": "a b"}]}, "workers[0].pool must be a tenant's name"),
+        ({"workers": [{**WORKER, "gpus": -1}]}, "workers[0].gpus must be at least 0"),
         (
             {"auth": {"allow_remote": True}},
             "auth.allow_remote requires auth.mode: off; it is auto",
@@ -144,6 +145,23 @@ def test_a_ceiling_in_money_wants_a_price_per_token_for_every_model() -> None:
     assert advice({"*": {"output": 1.0}}) == []
     assert advice({"m": {"input": 0.1}}) == []
     assert len(advice({"m": {"gpu_hour": 1.0}, "*": {"input": 1.0}})) == 1, "the model's own price counts"
+
+
+def test_a_ceiling_in_money_of_a_price_per_gpu_hour_is_enforced_between_calls_only() -> None:
+    config = parse(
+        {"tenants": {"a": {"day_money_ceiling": 5}}, "prices": {"m": {"gpu_hour": 2.0}}, "workers": [WORKER]}
+    )
+    (sentence,) = advise_on_tenants(config.tenants, config.prices, config.workers)
+    assert "calls of m are counted when they end" in sentence
+
+
+def test_a_price_per_gpu_hour_of_a_worker_without_gpus_is_reported() -> None:
+    hosted = {"kind": "openai", "name": "h", "url": "https://api.example.com", "models": ["m"]}
+    for worker, count in ((hosted, 1), ({**hosted, "gpus": 1}, 0)):
+        config = parse({"prices": {"*": {"gpu_hour": 2.0}}, "workers": [worker]})
+        found = [*advise_on_tenants(config.tenants, config.prices, config.workers)]
+        assert len(found) == count
+        assert all("worker h has no GPUs" in sentence for sentence in found)
 
 
 def test_a_pool_worker_whose_tenant_does_not_use_it_is_reported() -> None:

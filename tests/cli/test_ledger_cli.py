@@ -13,7 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inferry.cli.ledger import ledger_app, parse_duration
+from inferry.cli.formats import parse_duration
+from inferry.cli.ledger import ledger_app
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.ledger.stores.attempts import AttemptStore
 from ledger.builders import an_entry

@@ -159,6 +159,30 @@ def test_results_are_in_order_with_an_error_for_each_failed_item(client: Client,
     assert client.batch_complete([], model="m") == []
 
 
+def test_texts_are_sent_several_in_one_call(real: Serving) -> None:
+    prompts = [f"prompt {number}" for number in range(20)]
+    with Client(real.url) as client, client.run() as run:
+        results = run.batch_complete(prompts, model="tiny", max_tokens=4, temperature=0)
+        single = run.concurrent_complete(prompts, model="tiny", max_tokens=4, temperature=0, lane="P2")
+        texts = [[one.text for one in found if isinstance(one, Completion)] for found in (results, single)]
+        assert texts[0] == texts[1]
+        assert len(texts[0]) == 20
+        used = [
+            sum(one.usage.output_tokens for one in found if isinstance(one, Completion)) for found in (results, single)
+        ]
+        assert used[0] == used[1]
+        steps = {one.step for one in results if isinstance(one, Completion)}
+        assert len(steps) == 2, "16 and 4 prompts"
+        ids = run.batch_complete([[5, 6], [7, 8, 9], "text"], model="tiny", max_tokens=2)
+        assert all(isinstance(one, Completion) for one in ids), "kinds that one call cannot mix are sent one by one"
+
+
+def test_prompts_of_a_refused_call_are_sent_one_by_one(client: Client, upstream: Upstream) -> None:
+    upstream.script = refuses_bad_prompts
+    results = client.batch_complete(["one", "a bad one", "one two"], model="m")
+    assert [type(one) for one in results] == [Completion, InvalidCall, Completion]
+
+
 def test_calls_beyond_the_concurrency_wait(client: Client, gateway: HttpGateway, upstream: Upstream) -> None:
     most = 0
 

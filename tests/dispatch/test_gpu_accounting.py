@@ -98,7 +98,7 @@ def test_calls_that_run_together_share_the_time_and_the_rest_is_idle() -> None:
             await asyncio.gather(env.call("a"), env.call("b"))
             for job_id in ("a", "b"):
                 entry = env.entry(job_id)
-                assert entry.gpu_seconds == pytest.approx(4 * 2.0 / 2, rel=0.05)
+                assert entry.gpu_seconds == pytest.approx(4 * 2.0 / 2, rel=0.1)
                 assert entry.gpu_estimated is True
                 assert entry.engine_batch == pytest.approx(2.0, rel=0.05)
                 assert entry.batch_fill == pytest.approx(2.0 / 8, rel=0.05)

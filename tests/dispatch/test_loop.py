@@ -1,14 +1,11 @@
 """The dispatch loop: every admitted job ends exactly once, whatever its worker does."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from inferry.cli.gateway_wiring import make_gateway
-from inferry.dispatch.pool import Pool
+from dispatch.loop_harness import a_house
 from inferry.domain.errors import (
     ClientClosed,
     Draining,
@@ -18,52 +15,12 @@ from inferry.domain.errors import (
     QueueTimeout,
     WorkerLost,
 )
-from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import DEFAULT_LANES, Lane
-from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.ledger import Outcome
 from inferry.domain.streams import Delta, Done, Failed
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, Phase
-from inferry.ledger.recorder import Recorder
-from inferry.observe.metrics import Metrics
-from support.builders import a_job
-from support.loop_helpers import ListLedger, read, run, run_pending
-from support.scripted_worker import ScriptedWorker
-from support.virtual_time import LoopClock
-
-
-class House:
-    """A gateway with a scripted worker, and the ledger it writes."""
-
-    def __init__(self, worker: ScriptedWorker, lanes: Any = DEFAULT_LANES) -> None:
-        self.worker = worker
-        self.ledger = ListLedger()
-        self.recorder = Recorder(self.ledger)
-        self.clock = LoopClock()
-        self.pool = Pool([worker], self.clock)
-        self.metrics = Metrics(["m"], [worker.name])
-        self.gateway = make_gateway(
-            lanes=lanes, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
-        )
-
-    def job(self, **fields: Any) -> InferenceJob:
-        return a_job(at=self.clock.now(), **fields)
-
-    def entries(self) -> list[LedgerEntry]:
-        self.recorder.flush(120)
-        return self.ledger.entries
-
-
-@asynccontextmanager
-async def a_house(lanes: Any = DEFAULT_LANES, **script: Any) -> AsyncIterator[House]:
-    house = House(ScriptedWorker(**script), lanes)
-    house.gateway.start()
-    while not house.gateway.is_ready:
-        await asyncio.sleep(0)
-    try:
-        yield house
-    finally:
-        await house.gateway.close()
+from support.loop_helpers import read, run, run_pending
 
 
 def test_a_job_streams_its_words_and_one_ledger_row_accounts_for_it() -> None:

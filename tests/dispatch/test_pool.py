@@ -90,8 +90,10 @@ def test_lost_jobs_open_the_breaker_before_the_call_returns() -> None:
             lose(pool, "w", "a", LOST)
             lose(pool, "w", "b", WorkerTimeout("silent"))
             assert pool.view("w").phase is Phase.READY
+            assert not pool.view("w").breaker_open
             lose(pool, "w", "c", LOST)
             assert pool.view("w").phase is Phase.DOWN
+            assert pool.view("w").breaker_open
             assert told == [Phase.DOWN]
             assert not pool.serves("m")
             (health,) = pool.health()

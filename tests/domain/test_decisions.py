@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from inferry.domain.decision_words import describe
-from inferry.domain.decisions import Decision, from_text, to_text
+from inferry.domain.decisions import Decision, from_text, to_fields, to_text
 
 FULL = Decision(
     picked_by="cached_prefix",
@@ -22,7 +22,7 @@ FULL = Decision(
 @pytest.mark.parametrize("decision", [FULL, Decision(picked_by="least_loaded", candidates=1), Decision()])
 def test_a_text_is_json_and_reads_back(decision: Decision) -> None:
     text = to_text(decision)
-    assert isinstance(msgspec.json.decode(text), dict)
+    assert msgspec.json.decode(text) == to_fields(decision)
     assert from_text(text) == decision
 
 

@@ -1,6 +1,7 @@
 """Stored documents: scoped by tenant, with a bounded life."""
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from inferry.durable.executor import StoreExecutor
 from inferry.durable.sweeper import SLICE, Sweeper
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
+from support.old_schemas import undo_upgrades
 
 
 @pytest.fixture
@@ -111,3 +113,18 @@ def test_documents_expire_by_the_clock_and_the_sweeper_deletes_all_of_them(store
         await executor.close()
 
     asyncio.run(scenario())
+
+
+def test_a_database_of_the_earlier_schema_gets_its_index_and_column(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+    LedgerDatabase(url).close()
+    with closing(sqlite3.connect(tmp_path / "db")) as raw:
+        raw.execute("DROP INDEX documents_by_kind")
+        undo_upgrades(raw, 5)
+        raw.commit()
+    LedgerDatabase(url).close()
+    with closing(sqlite3.connect(tmp_path / "db")) as raw:
+        indexes = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        columns = {row[1] for row in raw.execute("PRAGMA table_info(batch_items)")}
+    assert "documents_by_kind" in indexes
+    assert "provider_batch" in columns

@@ -28,10 +28,10 @@ PATIENCE_S = 120.0
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 THEIRS = {"model": "m", "messages": [{"role": "user", "content": "the plans for zanzibar"}]}
 
-STATUSES = {kind.status for kind in error_kinds() if kind.status < 500} | {100, 200, 201, 431, 501, 505}
+STATUSES = {kind.status for kind in error_kinds() if kind.status < 500} | {100, 200, 201, 202, 431, 501, 505, 529}
 OUT = {
     *openapi.document()["components"]["headers"],
-    *("content-type", "content-length", "transfer-encoding", "connection", "cache-control", "allow"),
+    *("content-type", "content-length", "transfer-encoding", "connection", "cache-control", "allow", "location"),
 }
 HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[a-z0-9-]+: [\x20-\x7e]*\r\n)*)\r\n")
 
@@ -69,7 +69,8 @@ def check(answer: bytes, *, is_head: bool) -> Counter[int]:
         assert b"zanzibar" not in body, "another tenant's"
         if status >= 400 and len(body) == size:
             detail = json.loads(body)["error"]
-            assert set(detail) == {"message", "type", "param", "code"}
+            # OpenAI's shape, or Anthropic's.
+            assert set(detail) in ({"message", "type", "param", "code"}, {"message", "type"})
     return found
 
 

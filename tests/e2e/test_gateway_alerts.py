@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.callback_receiver import CallbackReceiver
+from support.promtool import promtool
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
 
@@ -106,6 +107,7 @@ def test_requests_are_counted_by_endpoint_and_status(tmp_path: Path) -> None:
         assert gateway.call("GET", "/v1/runs/unknown", None, bearer(key)).status == 404
         assert gateway.call("GET", f"/{CANARY}").status == 404
         text = gateway.call("GET", "/metrics").body.decode()
+    assert promtool("check", "metrics", given=text) == "", "names and units follow Prometheus' habits"
     assert f'inferry_http_requests_total{{endpoint="{CHAT}",status="2xx"}} 2' in text
     assert f'inferry_http_requests_total{{endpoint="{CHAT}",status="4xx"}} 1' in text
     assert 'inferry_http_requests_total{endpoint="/v1/runs",status="4xx"} 1' in text

@@ -62,6 +62,25 @@ async def open_gate(gateway: ScriptedGateway) -> None:
 # -- stored responses ------------------------------------------------------------------------------------------------
 
 
+def test_stored_responses_count_for_the_quota_of_their_tenant(tmp_path: Path) -> None:
+    config = {"storage": {"max_bytes_per_tenant": 20_000}}
+    with ScriptedGateway(tmp_path, config) as gateway, client(gateway) as api, client(gateway, "other") as other:
+        created: list[Response] = []
+        with pytest.raises(openai.APIStatusError, match="the tenant may store 20000 bytes") as refused:
+            while len(created) < 100:
+                created.append(api.responses.create(model="m", input=HELLO * 10))
+        assert refused.value.status_code == 413
+        assert len(created) > 2
+        assert api.responses.create(model="m", input=HELLO, store=False).output_text
+        assert other.responses.create(model="m", input=HELLO).output_text
+        with pytest.raises(openai.APIStatusError, match="the tenant may store 20000 bytes"):
+            api.responses.create(model="m", input=HELLO, background=True)
+        for one in created[:3]:
+            api.responses.delete(one.id)
+        last = api.responses.create(model="m", input=HELLO)
+        assert api.responses.retrieve(last.id) == last
+
+
 def test_a_response_is_stored_until_it_is_deleted(api: OpenAI) -> None:
     created = api.responses.create(model="m", input=HELLO, metadata={"of": "tests"})
     assert created.to_dict()["store"] is True

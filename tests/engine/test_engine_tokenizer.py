@@ -44,6 +44,24 @@ def test_a_chat_is_rendered_by_the_models_template(tokenizer: HfTokenizer) -> No
     assert ids.count(BOS) == 1
 
 
+@pytest.mark.parametrize("content", ["The answer", "The answer ", "<|end|>"])
+def test_the_last_message_can_be_continued(tokenizer: HfTokenizer, content: str) -> None:
+    messages: list[dict[str, object]] = [
+        {"role": "user", "content": "The answer"},
+        {"role": "assistant", "content": [{"type": "text", "text": content}]},
+    ]
+    text = tokenizer.render_chat(messages, continues_last=True)
+    assert text == f"<|bos|><|user|>The answer<|end|><|assistant|>{content}" + "<|end|>" * (content == "<|end|>")
+
+
+def test_a_template_may_strip_the_message_that_is_continued(tiny_dir: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(tiny_dir, tmp_path, "{% for m in messages %}{{ m.content | trim }}<|end|>{% endfor %}")
+    assert tokenizer.render_chat([{"role": "assistant", "content": " So "}], continues_last=True) == "So"
+    tokenizer = with_template(tiny_dir, tmp_path, "{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        tokenizer.render_chat([{"role": "assistant", "content": "So"}], continues_last=True)
+
+
 def test_special_tokens_are_left_out_of_decoded_text(tokenizer: HfTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("<|user|>hi<|end|>")) == "hi"
 

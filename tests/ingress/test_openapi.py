@@ -9,8 +9,10 @@ import pytest
 
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.app import App
+from inferry.ingress.dashboard import values
+from inferry.ingress.dashboard.static import PATHS as FILE_PATHS
 from inferry.ingress.openapi import document as openapi
-from inferry.ingress.openapi import responses
+from inferry.ingress.openapi import responses, timeline_responses
 from inferry.ingress.openapi.operation import error_kinds
 from inferry.ingress.runs import PATHS as RUN_PATHS
 from support.scripted_worker import ScriptedWorker
@@ -34,7 +36,7 @@ def routes(app: App) -> set[tuple[str, str]]:
     """What the application looks requests up in."""
     found = {("post", path.decode()) for path in app._posts} | {("get", path) for path in app._gets}
     mounted = [path for router in app._routers for path in router.paths]
-    for one in (*RUN_PATHS, *mounted, *ADMIN_PATHS):
+    for one in (*RUN_PATHS, *FILE_PATHS, *mounted, *ADMIN_PATHS):
         method, _, path = one.partition(" ")
         found.add((method.lower(), path))
     return found
@@ -132,9 +134,15 @@ def test_responses_match_the_openapi_document(gateway: TenantGateway, key: str) 
     read(responses.ModelList, "GET", "/v1/models")
     assert read(responses.RunDetail, "GET", "/v1/runs/outer").sub_runs == ["inner"]
     assert {one.id for one in read(responses.RunList, "GET", "/v1/runs").data} >= {"outer", "inner"}
+    read(timeline_responses.RunTimeline, "GET", "/v1/runs/outer/timeline")
+    read(timeline_responses.PerfettoTrace, "GET", "/v1/runs/outer/timeline?format=perfetto")
     read(responses.RunDetail, "POST", "/v1/runs/inner/finish")
     read(responses.CancelledRun, "DELETE", "/v1/runs/outer")
     read(responses.WorkerList, "GET", "/admin/workers")
+    read(values.Overview, "GET", "/admin/overview")
+    read(values.SessionState, "GET", "/admin/session")
+    assert {one.id for one in read(values.RunStates, "GET", "/admin/runs").runs} >= {"outer"}
+    read(responses.RunDetail, "GET", "/admin/runs/outer?tenant=acme")
     limits = {"max_lane": "P1", "models": ["m", "n*"], "tokens_per_minute": 7, "run_money_ceiling": 0.5}
     read(responses.TenantDetail, "PUT", "/admin/tenants/new", limits)
     read(responses.TenantList, "GET", "/admin/tenants")

@@ -127,6 +127,7 @@ def tenant_by_hand(rows: Sequence[LedgerEntry]) -> TenantSummary:
         runs=len({row.run_id for row in rows}),
         gpu_seconds=sum(gpu) if gpu else None,
         tokens_per_gpu_second=computed / sum(gpu) if gpu else None,
+        cost_nanos=sum(costs) if (costs := [row.cost_nanos for row in rows if row.cost_nanos is not None]) else None,
         queue_ms_mean=statistics.fmean(waits) if waits else None,
         batch_size_mean=statistics.fmean(sizes) if sizes else None,
         **tally(rows),
@@ -261,3 +262,27 @@ def test_runs_that_lost_a_job_by_a_cancel_are_known(ledger: AttemptStore, querie
     ledger.append([an_entry(1, error_code="run_cancelled", ended_at=50.0), an_entry(2, run_id="fine")])
     assert queries.cancelled_runs(since=0.0) == [("acme", "run-1")]
     assert queries.cancelled_runs(since=60.0) == []
+
+
+def test_pages_of_a_timeline_have_every_attempt_of_the_tree_once_in_order(
+    ledger: AttemptStore, queries: LedgerQueries
+) -> None:
+    history = a_history(7)
+    ledger.append(history)
+    # Several arrive at the same time: job and attempt order them.
+    ledger.append([an_entry(n, run_id="top", tenant="a", ended_at=1500.0, total_ms=0.0) for n in range(300, 305)])
+    ledger.append([an_entry("sub", run_id="run-1", parent_run="top", tenant="a", decision='{"candidates":1}')])
+    found: list[LedgerEntry] = []
+    page = queries.timeline("a", "top", limit=7)
+    while page.entries and len(found) < len(history):
+        found += page.entries
+        page = queries.timeline("a", "top", limit=7, after=page.last)
+        known = {entry.run_id: 0.0 for entry in found}
+        assert page.ended_before.keys() == known.keys()
+    expected = [entry for entry in history if (entry.tenant, entry.run_id) == ("a", "run-1")]
+    assert len(found) == len(expected) + 6
+    assert {(entry.job_id, entry.attempt) for entry in expected} <= {(entry.job_id, entry.attempt) for entry in found}
+    assert len({(entry.job_id, entry.attempt) for entry in found}) == len(found)
+    arrivals = [entry.ended_at - entry.total_ms / 1000 for entry in found]
+    assert arrivals == pytest.approx(sorted(arrivals))
+    assert [entry.decision for entry in found if entry.job_id == "sub"] == ['{"candidates":1}']

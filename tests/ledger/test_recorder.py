@@ -232,3 +232,14 @@ def test_nothing_is_lost_between_recording_flushing_and_failures(
     recorder.close()
     assert ledger.kept == all_entries
     assert recorder.written == 20_000
+
+
+def test_gpu_time_is_written_to_its_own_table(make: Callable[..., Recorder], ledger: FakeLedger) -> None:
+    recorder = make()
+    row = GpuTimeRow(worker="w", started_at=0.0, kind="idle", ended_at=60.0, gpu_seconds=60.0)
+    recorder.record(row)
+    recorder.record(an_entry(1))
+    recorder.close()
+    assert ledger.gpu_time == [row]
+    assert ledger.kept == [an_entry(1)]
+    assert (recorder.written, recorder.dropped) == (2, 0)

@@ -4,12 +4,41 @@ from mutants.mutant import Mutant, MutantGroup
 
 _RUNNER = ("tests/durable/test_batch_store.py", "tests/durable/test_batch_runner.py")
 _DOCUMENTS = ("tests/durable/test_documents.py",)
+_PROVIDERS = ("tests/durable/test_provider_run.py",)
 _RETRIES = ("tests/durable/test_call_retries.py",)
 _FILES = ("tests/ingress/batches/test_files.py",)
 
 GROUP = MutantGroup(
-    tests=(*_RETRIES, *_DOCUMENTS, *_RUNNER, "tests/ingress/batches", "tests/ingress/test_stored_calls.py"),
+    tests=(
+        *_RETRIES,
+        *_DOCUMENTS,
+        *_RUNNER,
+        *_PROVIDERS,
+        "tests/ingress/batches",
+        "tests/ingress/test_stored_calls.py",
+    ),
     mutants=(
+        Mutant(
+            "a submission whose answer was lost is repeated",
+            "durable/provider_run.py",
+            "        if batch.is_begun:\n",
+            "        if False:\n",
+            _PROVIDERS,
+        ),
+        Mutant(
+            "a provider batch runs on after the deadline",
+            "durable/provider_run.py",
+            "return self.is_cancelled or self._providers.clock.wall() >= batch.deadline",
+            "return self.is_cancelled",
+            _PROVIDERS,
+        ),
+        Mutant(
+            "items at the batch API cost the full price",
+            "durable/provider_run.py",
+            "-int(-cost * provider.price_factor // 1)",
+            "cost",
+            _PROVIDERS,
+        ),
         Mutant(
             "a result replaces an earlier one",
             "ledger/stores/batches.py",

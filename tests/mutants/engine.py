@@ -62,8 +62,8 @@ GROUP = MutantGroup(
         Mutant(
             "time spent on the tokens of a step is given to each sequence",
             "engine/core.py",
-            "piece.sequence.gpu_seconds += seconds * piece.tokens / computed",
-            "piece.sequence.gpu_seconds += seconds / len(work)",
+            "sequence.gpu_seconds += scale * weight",
+            "sequence.gpu_seconds += seconds / len(work)",
             _CORE,
         ),
         Mutant(

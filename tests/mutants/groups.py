@@ -2,8 +2,10 @@
 
 from mutants import (
     admission,
+    alerts,
     capacity,
     client,
+    dashboard,
     dispatch,
     durable,
     engine,
@@ -11,6 +13,7 @@ from mutants import (
     jobs,
     ledger,
     messages,
+    observing,
     packing,
     prompts,
     queues,
@@ -40,4 +43,7 @@ GROUPS = {
     "jobs": jobs.GROUP,
     "engine": engine.GROUP,
     "client": client.GROUP,
+    "observing": observing.GROUP,
+    "dashboard": dashboard.GROUP,
+    "alerts": alerts.GROUP,
 }

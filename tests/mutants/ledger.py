@@ -8,6 +8,7 @@ _QUERIES = ("tests/ledger/test_ledger_queries.py", "tests/ledger/test_ledger_bou
 _SPENDING = ("tests/ledger/test_spending_queries.py", "tests/ledger/test_ledger_bounds.py")
 _RETENTION = ("tests/ledger/test_retention.py",)
 _POSTGRES = ("tests/ledger/test_postgres_ledger.py",)
+_GPU = ("tests/ledger/test_attribution.py", "tests/ledger/test_gpu_time.py", "tests/dispatch/test_gpu_accounting.py")
 
 GROUP = MutantGroup(
     tests=(*_SPENDING, *_QUERIES, *_RECORDER, "tests/ledger/test_sqlite_ledger.py", *_RETENTION, *_POSTGRES),
@@ -18,6 +19,55 @@ GROUP = MutantGroup(
             "        _lock_database(database, handles[1])\n",
             "",
             _LOCK,
+        ),
+        Mutant(
+            "time of open prompts is divided among the others",
+            "ledger/attribution.py",
+            "self._kept_s = min(max(0.0, time_s - work_s), open_s)",
+            "self._kept_s = 0.0",
+            ("tests/simulation/test_gpu_attribution.py", *_GPU),
+        ),
+        Mutant(
+            "a context costs nothing",
+            "domain/work_costs.py",
+            "return tokens * (self.token_s + self.kv_s * context_tokens)",
+            "return tokens * self.token_s",
+            _GPU,
+        ),
+        Mutant(
+            "jobs that have ended are charged twice",
+            "ledger/attribution.py",
+            "        self._interval.charged_s += charge_s\n",
+            "",
+            _GPU,
+        ),
+        Mutant(
+            "jobs pay for other clients",
+            "ledger/attribution.py",
+            "self._interval.busy_s * (1.0 - self._readings.foreign_share)",
+            "self._interval.busy_s",
+            _GPU,
+        ),
+        Mutant(
+            "waste may make work negative",
+            "ledger/gpu_time.py",
+            "moved = min(work, self._to_move[kind])",
+            "moved = self._to_move[kind]",
+            _GPU,
+        ),
+        Mutant(
+            "a resumed prompt is not recomputed work",
+            "ledger/gpu_time.py",
+            "if attempt.job.resume_point is not None:",
+            "if attempt.job.resume_point is None:",
+            _GPU,
+        ),
+        Mutant(
+            "the GPUs of a worker are not counted",
+            "dispatch/gpu_accounting.py",
+            "attempt.gpu_seconds = seconds * account.book.gpus",
+            "attempt.gpu_seconds = seconds",
+            _GPU,
         ),
         Mutant(
             "one entry more than may be kept is kept",
@@ -84,7 +134,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a tree includes runs of another tenant",
-            "ledger/queries.py",
+            "ledger/timeline_queries.py",
             "select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)",
             "select(attempts.c.run_id).where(attempts.c.parent_run == below.c.run_id)",
             _QUERIES,

@@ -38,7 +38,7 @@ def firing_by_minute(scenario: Scenario) -> dict[float, Firing]:
     for step in range(int(max(scenario.expected) * 60 // STEP_S) + 1):
         source.step = step
         history.sample(step * STEP_S)
-        states.evaluate(step * STEP_S)
+        states.evaluate(step * STEP_S, step * STEP_S)
         firing = [one for one in states.active if one.state == "firing"]
         found[step * STEP_S / 60] = frozenset(
             (one.rule.name, ",".join(f'{name}="{value}"' for name, value in one.labels)) for one in firing
@@ -142,7 +142,7 @@ def test_an_alert_is_pending_then_fires_once_and_is_resolved_once() -> None:
     def step(at: float, **burn: float) -> list[tuple[str, str]]:
         source.burn |= burn
         history.sample(at)
-        return [(dict(one.labels)["period"], one.state) for one in states.evaluate(1000.0 + at)]
+        return [(dict(one.labels)["period"], one.state) for one in states.evaluate(at, 1000.0 + at)]
 
     assert step(0) == []
     assert states.active == []
@@ -171,3 +171,14 @@ def test_an_alert_is_pending_then_fires_once_and_is_resolved_once() -> None:
     assert states.active == []
     assert step(85, day=2.0) == []
     assert states.active[0].since == 1085.0, "a new alert begins anew"
+
+
+def test_a_clock_that_is_set_forward_makes_no_alert_fire() -> None:
+    source = Source()
+    history = MetricHistory(source)
+    states = AlertStates(ALERT_RULES, history)
+    source.burn["day"] = 9.0
+    history.sample(0.0)
+    assert states.evaluate(0.0, 1000.0) == []
+    assert states.evaluate(5.0, 90_000.0) == []
+    assert [one.state for one in states.active] == ["pending"]

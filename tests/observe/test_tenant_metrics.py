@@ -73,3 +73,11 @@ def test_a_sample_keeps_as_many_series_with_a_thousand_tenants_as_with_one() -> 
     history = MetricHistory(many)
     history.sample(0.0)
     assert history.latest("inferry_tenant_fairness_index") == pytest.approx(1.0)
+
+
+def test_a_scrape_looks_at_every_tenant_once() -> None:
+    many = calls_of_tenants(1000)
+    asked: list[str] = []
+    many.tenants.weight_of = lambda tenant: asked.append(tenant) or 1.0  # type: ignore[func-returns-value]
+    many.render()
+    assert len(asked) == len(set(asked)) == 1000

@@ -153,6 +153,7 @@ class SchedulerMachine(SchedulerModel):
         self.check_expiry(tick)
         for plan in tick.plans:
             self.check_plan(plan)
+            self.check_decisions(plan)
         self.check_capacity(tick, before)
         self.check_order(tick, queued_before, released)
         self.check_quantum(tick, queued_before)
@@ -196,6 +197,16 @@ class SchedulerMachine(SchedulerModel):
         assert self.scheduler.in_flight == len(self.in_flight())
         for worker in WORKERS:
             assert self.scheduler.use(worker) == self.use(worker)
+
+    def check_decisions(self, plan: BatchPlan) -> None:
+        """Holding a job and its waits for capacity are never longer than its time in the queue."""
+        for job in plan.jobs:
+            record = self.scheduler.decision(job.job_id, self.now)
+            assert record is not None
+            assert record.picked_by
+            waits = list((record.waits or {}).values())
+            assert min(waits, default=0.0) >= 0
+            assert record.held_s + sum(waits) <= self.now - job.arrived_at + 1e-6
 
     def check_expiry(self, tick: Tick) -> None:
         for job in tick.expired:

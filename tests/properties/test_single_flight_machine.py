@@ -57,7 +57,7 @@ class Stage:
     def withdraw(self) -> None:
         self.tickets -= 1
 
-    def follower_ended(self, entry: LedgerEntry) -> None:
+    def follower_ended(self, job: InferenceJob, entry: LedgerEntry) -> None:
         self.accounts.append(entry.job_id)
 
     def shared(self, kind: str) -> None: ...

@@ -14,6 +14,7 @@ from inferry.domain.errors import (
 )
 from inferry.domain.streams import Usage
 from inferry.runs.registry import MAX_DEPTH, PARENT_HEADER, RunRegistry, RunStatus, Totals, union_length
+from inferry.runs.run import tree_totals
 from runs.builders import a_call, call, ended
 
 # -- trees -----------------------------------------------------------------------------------------------------------
@@ -308,6 +309,27 @@ def test_the_newest_comes_first() -> None:
         call(runs, a_call(name), float(number), number + 0.5)
     call(runs, a_call("other", tenant="b"), 9.0, 9.5)
     assert [run.run_id for run in runs.newest_first("a")] == ["one", "three", "two"]
+
+
+def test_roots_of_all_tenants_are_listed_with_those_in_flight_first() -> None:
+    runs = RunRegistry()
+    for number, name in enumerate(["one", "two", "three"]):
+        call(runs, a_call(name, tenant="ab"[number % 2]), float(number), number + 0.5)
+    runs.admit(a_call("child", "two", tenant="b"), 5.0)
+    call(runs, a_call("last"), 6.0, 6.5)
+    assert [run.run_id for run in runs.newest_of_all(9)] == ["two", "last", "three", "one"]
+    assert [run.run_id for run in runs.newest_of_all(1)] == ["two", "last"]
+
+
+def test_totals_of_a_tree_are_bounded_by_the_number_of_its_runs() -> None:
+    runs = RunRegistry()
+    call(runs, a_call("root"), 0.0, 0.5)
+    for number in range(5):
+        call(runs, a_call(f"child-{number}", "root"), 1.0 + number, 1.5 + number)
+    (root,) = runs.newest_of_all(1)
+    totals, count = tree_totals(root, 100)
+    assert (totals.jobs, count) == (6, 6)
+    assert tree_totals(root, 3)[1] == 3
 
 
 def test_covered_time_counts_what_overlaps_once() -> None:

@@ -1,5 +1,6 @@
 """Decision records: what held a job, which limit bound it, and why its worker was picked."""
 
+import msgspec
 import pytest
 
 from inferry.domain import decisions
@@ -108,9 +109,10 @@ def test_a_lower_lane_waits_for_the_job_ahead() -> None:
     [
         (a_view("w", models=("other",)), decisions.NO_WORKER),
         (a_view("w", phase=Phase.DOWN), decisions.WORKER_DOWN),
+        (msgspec.structs.replace(a_view("w", phase=Phase.DOWN), breaker_open=True), decisions.BREAKER),
         (a_view("w", group="batch"), decisions.WORKER_GROUP),
     ],
-    ids=["model", "down", "group"],
+    ids=["model", "down", "breaker", "group"],
 )
 def test_a_job_without_a_worker(view: object, limit: str) -> None:
     scheduler = a_scheduler(view, P1=a_policy(groups=("live",)))  # type: ignore[arg-type]

@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / ".venv" / "promtool" / "promtool"
 
 
-def promtool(*arguments: str | Path) -> str:
-    """The output. A check that fails, or a promtool that is missing, fails the test."""
+def promtool(*arguments: str | Path, given: str | None = None) -> str:
+    """The output. A check that fails, or a promtool that is missing, fails the test. `given` is its input."""
     program = str(INSTALLED) if INSTALLED.exists() else shutil.which("promtool")
     if program is None:
         pytest.fail("promtool is missing: run `make test`, or scripts/install_promtool.sh .venv/promtool")
-    ran = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False)
+    command = [program, *map(str, arguments)]
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

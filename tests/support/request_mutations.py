@@ -2,7 +2,7 @@
 
 import json
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Header = tuple[bytes, bytes]
 
@@ -28,6 +28,7 @@ def valid(rng: Random, key: str, admin_key: str) -> Sent:
     chat = {"model": "m", "messages": [message], "max_tokens": 3}
     method, target, body = rng.choice(
         [
+            *_of_other_apis(chat),
             ("POST", "/v1/chat/completions", chat),
             ("POST", "/v1/chat/completions", chat),
             ("POST", "/v1/chat/completions", {**chat, "stream": True}),
@@ -50,17 +51,56 @@ def valid(rng: Random, key: str, admin_key: str) -> Sent:
             ("GET", "/openapi.json", None),
         ]
     )
-    data = b"" if body is None else json.dumps(body).encode()
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     secret = admin_key if target.startswith("/admin") else key
     headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {secret}".encode())]
     if body is not None:
         headers.append((b"content-length", b"%d" % len(data)))
-        headers.append((b"content-type", b"application/json"))
+        is_upload = isinstance(body, bytes)
+        headers.append((b"content-type", b"multipart/form-data; boundary=b" if is_upload else b"application/json"))
     if rng.random() < 0.3:
         headers.append(
             rng.choice([(b"x-inferry-run-id", b"mine"), (b"x-inferry-lane", b"P2"), (b"x-request-id", b"q-1")])
         )
     return Sent(method.encode(), target.encode(), headers, data)
+
+
+UPLOAD = (
+    b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"a"}}\n\r\n--b--\r\n'
+)
+
+
+def _of_other_apis(chat: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """Requests of Messages, Responses, files, batches, async jobs and pooled tasks."""
+    message = {**chat, "stop_sequences": ["b"], "system": "be brief"}
+    prefilled = {**chat, "messages": [*chat["messages"], {"role": "assistant", "content": "So"}]}
+    response = {"model": "m", "input": [{"role": "user", "content": "hi"}], "max_output_tokens": 3}
+    return [
+        ("POST", "/v1/messages", message),
+        ("POST", "/v1/messages", {**message, "stream": True, "thinking": {"type": "enabled", "budget_tokens": 9}}),
+        ("POST", "/v1/messages", prefilled),
+        ("POST", "/v1/messages/count_tokens", {"model": "m", "messages": chat["messages"]}),
+        ("POST", "/v1/messages/batches", {"requests": [{"custom_id": "a", "params": message}]}),
+        ("GET", "/v1/messages/batches?limit=3&after_id=none", None),
+        ("GET", "/v1/messages/batches/none/results", None),
+        ("POST", "/v1/responses", response),
+        ("POST", "/v1/responses", {**response, "stream": True, "store": False}),
+        ("POST", "/v1/responses", {**response, "background": True, "previous_response_id": "resp_none"}),
+        ("GET", "/v1/responses/resp_none?stream=true&starting_after=1", None),
+        ("GET", "/v1/responses/resp_none/input_items?limit=2&order=asc", None),
+        ("POST", "/v1/files", UPLOAD),
+        ("GET", "/v1/files?limit=2&purpose=batch", None),
+        ("DELETE", "/v1/files/file-none", None),
+        ("POST", "/v1/batches", {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}),
+        ("POST", "/v1/batches/none/cancel", None),
+        ("POST", "/v1/jobs", {"endpoint": "/v1/completions", "body": {"model": "m", "prompt": "a"}}),
+        ("GET", "/v1/jobs/none/deliveries", None),
+        ("POST", "/v1/embeddings", {"model": "m", "input": ["a", "b"]}),
+        ("POST", "/v1/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
+        ("POST", "/v1/score", {"model": "m", "text_1": "a", "text_2": ["b"]}),
+    ]
 
 
 # -- what is broken in a request -------------------------------------------------------------------------------------

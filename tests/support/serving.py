@@ -30,11 +30,13 @@ MakeWorkers = Callable[[], tuple[Sequence[Worker], dict[str, Tokenizer]]]
 class Serving:
     """`with Serving(tmp_path, make_workers) as gateway:` gives a URL to call and the service behind it."""
 
-    def __init__(self, directory: Path, make_workers: MakeWorkers | None = None, config: Any = None) -> None:
+    def __init__(
+        self, directory: Path, make_workers: MakeWorkers | None = None, config: Any = None, *, port: int = 0
+    ) -> None:
         raw = {"ledger": f"sqlite:///{directory / 'ledger.db'}", **(config or {})}
         self.config: Config = parse(raw)
         self._make_workers = make_workers
-        self._sock = lifecycle.bind("127.0.0.1", 0)
+        self._sock = lifecycle.bind("127.0.0.1", port)
         self._started: concurrent.futures.Future[wiring.Service] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._loop: asyncio.AbstractEventLoop

@@ -72,7 +72,13 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_server(engine: FakeAsyncLLM, transport: FakeTransport) -> VllmServer:
     limits = SimpleNamespace(blocks=8, block_tokens=16, rejection=lambda _: None, sampling=lambda _: None)
-    return VllmServer(engine, cast(asyncio.WriteTransport, transport), StepMeter(), cast(VllmLimits, limits))
+    return VllmServer(
+        engine,
+        cast(asyncio.WriteTransport, transport),
+        StepMeter(),
+        cast(VllmLimits, limits),
+        asyncio.get_running_loop().time,
+    )
 
 
 @pytest.mark.anyio

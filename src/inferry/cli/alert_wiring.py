@@ -45,7 +45,7 @@ class Alerting:
             self._resolver.close()
 
     def follow(self, now: float) -> None:
-        for alert in self._states.evaluate(self._clock.wall()):
+        for alert in self._states.evaluate(now, self._clock.wall()):
             if self._webhook is not None:
                 self._webhook.send(f"{alert.id}.{alert.state}", event_body(alert, self._clock.wall()))
 

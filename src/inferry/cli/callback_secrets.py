@@ -14,9 +14,9 @@ import typer
 
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import ConfigError
+from inferry.cli.formats import parse_duration
 from inferry.cli.job_wiring import open_callback_secrets
 from inferry.cli.keys import ConfigFile, Json, Ledger, Name, format_time, show
-from inferry.cli.ledger import parse_duration
 from inferry.cli.terminal import fail
 from inferry.domain.errors import GatewayError
 from inferry.domain.keys import is_valid_tenant_name

@@ -19,7 +19,7 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import alerts, callbacks, retention, schema, single_flight, storage, tenants, workers
+from inferry.cli.config import alerts, callbacks, retention, schema, single_flight, storage, tenants, tracing, workers
 from inferry.cli.config.alerts import AlertRuleConfig, AlertsConfig, AlertWebhookConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
@@ -28,6 +28,7 @@ from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerCo
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
+from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
 from inferry.cli.markdown import attribute_docs, codes, page, table
 from inferry.cli.metrics_page import metrics_page
@@ -75,7 +76,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    for module in (alerts, single_flight, storage, callbacks, retention):
+    for module in (alerts, single_flight, storage, callbacks, retention, tracing):
         docs |= attribute_docs(module)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
@@ -95,6 +96,7 @@ def config_page() -> str:
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
+        *_section("`tracing`", "tracing.", TracingConfig, docs),
         *_section("`retention`", "retention.", retention.RetentionConfig, docs),
         *_section("`alerts`", "alerts.", AlertsConfig, docs),
         *_section("`alerts.rules`", "alerts.rules.<rule>.", AlertRuleConfig, docs),

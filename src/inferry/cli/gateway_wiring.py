@@ -34,6 +34,7 @@ from inferry.domain.ports import Tokenizer
 from inferry.domain.queue_depth import QueueDepth
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.observe.tracing.tracer import Tracer
 from inferry.observe.watched_states import by_lane, by_limit
 from inferry.prediction.estimator import Estimator
 from inferry.prediction.wait_model import WaitModel
@@ -57,15 +58,15 @@ def make_gateway(
     max_queued_bytes: int | None = None,
     keeps_retry_slots: bool = True,
     request_timeout_s: float | None = None,
+    tracer: Tracer | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
     if watermarks is not None:
         admission.on_renewed = watermarks.wake
-    depth, estimator = QueueDepth(), Estimator()
+    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
-    deadlines, waits = Deadlines(request_timeout_s, clock.now), WaitModel(depth)
-    scheduler = Scheduler(lanes, weights=weight_of)
+    waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
     loop = make_loop(
         scheduler=scheduler,
@@ -81,11 +82,11 @@ def make_gateway(
         deadlines=deadlines,
         gpu_accounting=gpu_accounting,
         budget=admission,
+        tracer=tracer,
     )
     metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
-    _watch_gpu_time(metrics, gpu_accounting)
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
-    host = JobHost(pool, loop, admission, recorder, metrics, watermarks)
+    host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
     return Gateway(
         clock=clock,
         models=ModelCatalog(lanes, pool, {} if tokenizers is None else tokenizers, estimator, clock),
@@ -172,6 +173,7 @@ def make_loop(
     deadlines: Deadlines,
     gpu_accounting: GpuAccounting,
     budget: Budget | None = None,
+    tracer: Tracer | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
     queue_admission = QueueAdmission(scheduler, limiter, waits)
@@ -185,8 +187,9 @@ def make_loop(
         sent=(*load, metrics),
         first_token=(capacity, gpu_accounting, hedging, metrics),
         produced=(metrics,),
-        ended=(*load, estimator, metrics, recorder, pool),
+        ended=(*load, estimator, metrics, recorder, *(() if tracer is None else (tracer,)), pool),
     )
+    _watch_gpu_time(metrics, gpu_accounting)
     tasks = TaskSet()
     cancel_sender = CancelSender(pool.worker, tasks.spawn)
     usage_validator = UsageValidator(metrics)

@@ -20,7 +20,7 @@ from rich.text import Text
 from inferry.cli.config.loader import load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.tenants import unpriced_models
-from inferry.cli.ledger import parse_duration
+from inferry.cli.formats import parse_duration
 from inferry.cli.terminal import fail
 from inferry.dispatch.tenants import TenantManager
 from inferry.domain.errors import GatewayError

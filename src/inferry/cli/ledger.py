@@ -1,9 +1,8 @@
 """`inferry ledger`: usage by run, tenant and job."""
 
 import os
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,21 +10,29 @@ import msgspec
 import typer
 from msgspec import Struct
 from rich.table import Table
-from rich.text import Text
 
+from inferry.cli.formats import (
+    EMPTY,
+    format_age,
+    format_count,
+    format_ms,
+    format_seconds,
+    parse_duration,
+    safe_text,
+)
+from inferry.cli.ledger_reports import ReportFilter, ReportName, show_report
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
+from inferry.domain.reports import RunBudget
 from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.stores.opening import open_queries
 
 DefaultUrl = Callable[[Path | None], str]
+BudgetsOf = Callable[[Path | None], Mapping[str, RunBudget]]
 Row = TypeVar("Row")
-
-_EMPTY = "–"  # noqa: RUF001 - shown for a missing number
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def url_from_environment(config: Path | None) -> str:
@@ -33,14 +40,6 @@ def url_from_environment(config: Path | None) -> str:
     if config is not None:
         raise typer.BadParameter("this build reads no configuration file; use --db")
     return os.environ.get("INFERRY_LEDGER") or "sqlite:///inferry.db"
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a duration such as 90s, 15m, 2h, 7d, 1w."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 15m, 2h or 7d")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 class SourceOptions(Struct, frozen=True, kw_only=True):
@@ -74,8 +73,9 @@ class RunFilter(TenantFilter, frozen=True, kw_only=True):
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 20
 
 
-def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
-    """The commands; `default_url(config file or None)` finds the ledger if --db is not given."""
+def ledger_app(default_url: DefaultUrl = url_from_environment, budgets_of: BudgetsOf | None = None) -> typer.Typer:
+    """The commands; `default_url(config file or None)` finds the ledger if --db is not given, `budgets_of` the run
+    budgets in the configuration."""
     app = typer.Typer(help="Usage by run, tenant and job.", no_args_is_help=True)
 
     def open_ledger(source: SourceOptions) -> LedgerQueries:
@@ -108,6 +108,14 @@ def ledger_app(default_url: DefaultUrl = url_from_environment) -> typer.Typer:
         with open_ledger(source) as ledger:
             rows = ledger.jobs(limit=only.limit, tenant=only.tenant, run=only.run, since=only.start_time)
         _show(rows, _jobs_table, as_json=source.as_json, filtered=bool(only.tenant or only.run or only.since))
+
+    @app.command()
+    @grouped
+    def report(name: ReportName, *, source: SourceOptions, only: ReportFilter) -> None:
+        """A report: runs, breaches, tenants, templates, efficiency, compare or month."""
+        with open_ledger(source) as ledger:
+            configured = {} if budgets_of is None else budgets_of(source.config)
+            show_report(ledger, name, only, {**ledger.run_budgets(), **configured}, wants_json=source.as_json)
 
     return app
 
@@ -142,20 +150,20 @@ def _runs_table(rows: Sequence[RunSummary]) -> Table:
     now = time.time()
     for row in rows:
         table.add_row(
-            _safe_text(row.tenant),
-            _safe_text(row.run_id),
+            safe_text(row.tenant),
+            safe_text(row.run_id),
             " ".join(row.lanes),
-            _format_count(row.steps),
-            _format_count(row.attempts),
-            _format_count(row.prompt_tokens),
-            _format_count(row.cached_tokens),
-            _format_count(row.output_tokens),
-            _format_seconds(row.gpu_seconds),
-            *(() if not costs else (_EMPTY if row.cost_nanos is None else f"{row.cost_nanos / NANOS_PER_UNIT:.4g}",)),
-            _format_ms(row.queue_ms_p50),
-            _format_seconds(row.ended_at - row.started_at),
-            _EMPTY if row.active_ratio is None else f"{row.active_ratio:.0%}",
-            _format_age(row.ended_at, now),
+            format_count(row.steps),
+            format_count(row.attempts),
+            format_count(row.prompt_tokens),
+            format_count(row.cached_tokens),
+            format_count(row.output_tokens),
+            format_seconds(row.gpu_seconds),
+            *(() if not costs else (EMPTY if row.cost_nanos is None else f"{row.cost_nanos / NANOS_PER_UNIT:.4g}",)),
+            format_ms(row.queue_ms_p50),
+            format_seconds(row.ended_at - row.started_at),
+            EMPTY if row.active_ratio is None else f"{row.active_ratio:.0%}",
+            format_age(row.ended_at, now),
             _result(row),
         )
     return table
@@ -166,18 +174,18 @@ def _tenants_table(rows: Sequence[TenantSummary]) -> Table:
     table = _table(("tenant",), numbers)
     for row in rows:
         table.add_row(
-            _safe_text(row.tenant),
-            _format_count(row.runs),
-            _format_count(row.jobs),
-            _format_count(row.prompt_tokens),
-            _format_count(row.cached_tokens),
-            _format_count(row.output_tokens),
-            _format_seconds(row.gpu_seconds),
-            _format_count(row.tokens_per_gpu_second),
-            _format_ms(row.queue_ms_mean),
-            _EMPTY if row.batch_size_mean is None else f"{row.batch_size_mean:.1f}",
-            _format_count(row.failed + row.expired),
-            _format_count(row.cancelled),
+            safe_text(row.tenant),
+            format_count(row.runs),
+            format_count(row.jobs),
+            format_count(row.prompt_tokens),
+            format_count(row.cached_tokens),
+            format_count(row.output_tokens),
+            format_seconds(row.gpu_seconds),
+            format_count(row.tokens_per_gpu_second),
+            format_ms(row.queue_ms_mean),
+            EMPTY if row.batch_size_mean is None else f"{row.batch_size_mean:.1f}",
+            format_count(row.failed + row.expired),
+            format_count(row.cancelled),
         )
     return table
 
@@ -188,74 +196,27 @@ def _jobs_table(rows: Sequence[LedgerEntry]) -> Table:
     now = time.time()
     for row in rows:
         table.add_row(
-            _safe_text(row.tenant),
-            _safe_text(row.run_id),
-            _safe_text(row.step_id),
-            _safe_text(row.job_id),
+            safe_text(row.tenant),
+            safe_text(row.run_id),
+            safe_text(row.step_id),
+            safe_text(row.job_id),
             row.lane,
             str(row.attempt),
-            _format_count(row.prompt_tokens),
-            _format_count(row.cached_tokens),
-            _format_count(row.output_tokens),
-            _format_ms(row.queue_ms),
-            _format_ms(row.first_token_ms),
-            _format_ms(row.total_ms),
-            _format_age(row.ended_at, now),
-            _safe_text(
-                (row.finish or "done") if row.outcome is Outcome.DONE else (row.error_code or row.outcome.value)
-            ),
+            format_count(row.prompt_tokens),
+            format_count(row.cached_tokens),
+            format_count(row.output_tokens),
+            format_ms(row.queue_ms),
+            format_ms(row.first_token_ms),
+            format_ms(row.total_ms),
+            format_age(row.ended_at, now),
+            safe_text((row.finish or "done") if row.outcome is Outcome.DONE else (row.error_code or row.outcome.value)),
         )
     return table
-
-
-def _safe_text(text: str) -> Text:
-    # Clients choose these names: neither markup nor escape sequences in them may reach the terminal.
-    return Text("".join(char if char.isprintable() else "·" for char in text))
 
 
 def _result(row: RunSummary) -> str:
     parts = [f"{count} {name}" for name in ("failed", "cancelled", "expired") if (count := getattr(row, name))]
     return ", ".join(parts) or "done"
-
-
-def _format_count(number: float | None) -> str:
-    if number is None:
-        return _EMPTY
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # 999 950 would round to 1000.0k.
-        if number >= size * 0.99995 and number >= 1000:
-            scaled = number / size
-            return f"{scaled:.0f}{unit}" if scaled >= 99.95 else f"{scaled:.1f}{unit}"
-    return f"{number:.0f}"
-
-
-def _format_ms(ms: float | None) -> str:
-    return _EMPTY if ms is None else _format_seconds(ms / 1000)
-
-
-def _format_seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return _EMPTY
-    ms = seconds * 1000
-    if ms < 0.05:
-        return "0"
-    if ms < 9.95:
-        return f"{ms:.1f}ms"
-    if ms < 999.5:
-        return f"{ms:.0f}ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    if (whole := round(seconds)) < 3600:
-        return f"{whole // 60}m{whole % 60:02}"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}"
-
-
-def _format_age(then: float, now: float) -> str:
-    seconds = max(0.0, now - then)
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit} ago"
-    return f"{seconds:.0f}s ago"
 
 
 if __name__ == "__main__":

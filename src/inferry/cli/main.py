@@ -25,14 +25,17 @@ from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import check_secret_variables
 from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
+from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.plan import plan_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
+from inferry.cli.top import top
 from inferry.cli.workers import workers_app
 from inferry.domain.ledger_urls import IN_MEMORY, shown_ledger_url
+from inferry.domain.reports import RunBudget, run_budgets
 
 app = typer.Typer(
     name="inferry",
@@ -50,7 +53,12 @@ def _ledger_url(path: Path | None) -> str:
     return _load(path).ledger
 
 
-app.add_typer(ledger_app(_ledger_url), name="ledger")
+def _run_budgets(path: Path | None) -> dict[str, RunBudget]:
+    """The run budgets in a configuration."""
+    return run_budgets(_load(path).configured_tenants().values())
+
+
+app.add_typer(ledger_app(_ledger_url, _run_budgets), name="ledger")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(callback_secrets_app, name="callback-secrets")
@@ -60,6 +68,8 @@ app.add_typer(workers_app, name="workers")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
+app.command()(doctor)
+app.command()(top)
 app.command("run-batch")(run_batch)
 
 ConfigFile = Annotated[

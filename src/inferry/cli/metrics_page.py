@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from inferry.cli.markdown import attribute_docs, codes, page, table
 from inferry.domain import lanes, ledger
+from inferry.domain.decisions import FLEET_LIMITS, WORKER_LIMITS
 from inferry.domain.lanes import Lane
+from inferry.domain.ledger import GpuTimeKind
 from inferry.observe.metric_table import METRIC_TABLE
 from inferry.observe.metrics import BATCH_SIZES
 from inferry.observe.request_counts import STATUS_CLASSES
@@ -39,10 +41,12 @@ def _label_values() -> Iterator[tuple[str, str]]:
     yield "`batch`", codes(BATCH_SIZES)
     yield "`endpoint`", "a path of the [HTTP API](http.md) that stands for all paths below it, or `other`"
     yield "`status` of requests", codes(STATUS_CLASSES)
-    yield "`limit`", codes(LIMITS)
+    yield "`limit` of refusals", codes(LIMITS)
+    yield "`limit` that bound a decision", codes((*WORKER_LIMITS, *FLEET_LIMITS))
     yield "`period`", codes(("day", "month"))
     yield "`outcome`", codes(outcome.value for outcome in ledger.Outcome)
-    yield "`kind`", codes(("prompt", "cached", "output"))
+    yield "`kind` of tokens", codes(("prompt", "cached", "output"))
+    yield "`kind` of GPU time", codes(kind.value for kind in GpuTimeKind)
     yield "`attained`", codes(("true", "false"))
     yield "`reason`", "the release reasons below"
     yield "`code`", "the codes of [Errors](errors.md)"

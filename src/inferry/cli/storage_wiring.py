@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.job_wiring import AsyncWork, make_async_work
+from inferry.cli.provider_wiring import MakeProviders
 from inferry.domain.clock import Clock
 from inferry.domain.ledger import RetentionPolicy
 from inferry.domain.storage import StorageLimits
@@ -15,6 +16,7 @@ from inferry.durable.documents import Documents
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.durable.provider_run import Providers
 from inferry.durable.responses import StoredResponses
 from inferry.durable.sweeper import Sweeper
 from inferry.durable.tenant_data import TenantData
@@ -43,6 +45,7 @@ class Storage(NamedTuple):
     tenant_data: TenantData
     sweeper: Sweeper
     statistics: StorageStatisticsStore
+    providers: Providers
 
     def start(self) -> None:
         self.sweeper.start()
@@ -53,6 +56,7 @@ class Storage(NamedTuple):
 
     async def close(self) -> None:
         await self.runner.close()
+        self.providers.close()
         await self.background.close()
         await self.async_work.close()
         await self.sweeper.close()
@@ -72,6 +76,7 @@ def make_storage(
     clock: Clock,
     execute: Execute,
     recorder: Recorder,
+    make_providers: MakeProviders,
     *,
     max_line_bytes: int,
 ) -> Storage:
@@ -82,6 +87,7 @@ def make_storage(
     file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
     write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
+    providers = make_providers(database, executor)
     runner = BatchRunner(
         batch_store,
         files,
@@ -90,6 +96,7 @@ def make_storage(
         clock,
         max_line_bytes=max_line_bytes,
         write_ledger=write_ledger,
+        providers=providers,
     )
     async_work = make_async_work(database, executor, limits, callbacks, clock, execute, write_ledger)
     retention_store = RetentionStore(database, retention)
@@ -100,7 +107,7 @@ def make_storage(
         async_work.store.sweep,
         retention_store.sweep,
     )
-    documents = Documents(document_store, executor, clock)
+    documents = Documents(document_store, executor, clock, limits.max_bytes_per_tenant)
     responses = StoredResponses(documents, limits)
     return Storage(
         limits,
@@ -116,4 +123,5 @@ def make_storage(
         TenantData(document_store, file_store, batch_store, async_work.store, executor, runner, async_work.runner),
         Sweeper(sweeps, executor, clock),
         StorageStatisticsStore(database),
+        providers,
     )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +17,18 @@ from inferry.admission.watermarks import WatermarkTracker
 from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
-from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
+    OpenAIWorkerConfig,
+    VllmInProcessWorkerConfig,
+    WorkerConfig,
+)
+from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
+from inferry.cli.provider_wiring import providers_of
 from inferry.cli.storage_wiring import Storage, make_storage
+from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -39,6 +48,7 @@ from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
 from inferry.ingress.batches.async_jobs import AsyncJobsRouter
 from inferry.ingress.batches.files import FilesRouter
 from inferry.ingress.batches.openai_batches import OpenAIBatchesRouter
+from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.http.limits import HttpLimits
 from inferry.ingress.responses.router import ResponsesRouter
 from inferry.ingress.stored_calls import StoredCalls
@@ -65,6 +75,8 @@ class Service(NamedTuple):
     gate: QuotaGate
     storage: Storage
     observation: Observation
+    diagnostics: Diagnostics
+    tracing: Tracing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
@@ -85,6 +97,8 @@ class Service(NamedTuple):
         await self.accounts.close()
         await self.gateway.close()
         await self.tenants.close()
+        if self.tracing is not None:
+            await self.tracing.close()
 
 
 @contextmanager
@@ -125,11 +139,7 @@ def assemble(
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config.ledger)
-    tenants = TenantWatcher(
-        TenantManager(TenantStore(config.ledger), config.configured_tenants()),
-        config.auth.mode,
-        wall=clock.wall,
-    )
+    tenants = _watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
@@ -137,6 +147,8 @@ def assemble(
     metrics = Metrics(models, [worker.name for worker in workers])
     metrics.workers.health = pool.health
     metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    tracing = make_tracing(config.tracing, clock, metrics)
+    tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
         lanes=config.lane_policies(),
         pool=pool,
@@ -152,6 +164,7 @@ def assemble(
         max_queued_bytes=config.server.max_queued_bytes,
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
+        tracer=tracer,
     )
     app = App(
         gateway,
@@ -162,17 +175,25 @@ def assemble(
         tenants=tenants,
         run_reader=run_reader,
         problem=lambda: tenants.ledger_error,
+        tracer=tracer,
     )
     accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    calls = StoredCalls(app.serve, app.inference_paths, tenants)
-    storage = _make_storage(config, clock, calls, recorder)
-    _mount_storage(app, storage)
+    storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation)
-    service.observation.followers.append(gateway.account_gpu_time)
+    _mount_dashboard(config, app, gateway, observation)
+    observation.followers.append(gateway.account_gpu_time)
+    reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
+    diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
+    diagnostics.mount(app)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+    manager = TenantManager(TenantStore(config.ledger), config.configured_tenants())
+    return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
 def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
@@ -195,21 +216,21 @@ def _http_limits(server: ServerConfig) -> HttpLimits:
     )
 
 
-def _make_storage(config: Config, clock: Clock, calls: StoredCalls, recorder: Recorder) -> Storage:
-    return make_storage(
+def _stored_content(
+    config: Config, app: App, clock: Clock, tenants: TenantWatcher, gateway: Gateway, recorder: Recorder
+) -> Storage:
+    """Stored content and stored work, served by the app."""
+    storage = make_storage(
         config.ledger,
         config.storage.limits(),
         config.retention.policy(),
         config.callbacks,
         clock,
-        calls,
+        StoredCalls(app.serve, app.inference_paths, tenants),
         recorder,
+        providers_of(config, clock, tenants, gateway, recorder),
         max_line_bytes=config.server.max_body_bytes,
     )
-
-
-def _mount_storage(app: App, storage: Storage) -> None:
-    """Serve files, batches and async jobs."""
     app.mount(lambda refuse, fail: FilesRouter(refuse, fail, storage.files))
     app.mount(lambda refuse, fail: OpenAIBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: ResponsesRouter(refuse, fail, storage.responses, storage.background))
@@ -217,6 +238,16 @@ def _mount_storage(app: App, storage: Storage) -> None:
     app.mount(lambda refuse, fail: MessageBatchesRouter(refuse, fail, storage.batches))
     app.mount(lambda refuse, fail: AsyncJobsRouter(refuse, fail, storage.async_work.jobs))
     app.use_storage(storage.tenant_data, storage.async_work.secrets)
+    return storage
+
+
+def _mount_dashboard(config: Config, app: App, gateway: Gateway, observation: Observation) -> None:
+    """Serve the dashboard. Its charts have one point per sample of the metrics."""
+    lanes, history = config.lane_policies(), observation.history
+    alerts = observation.alerting.report if config.alerts.active_rules() else None
+    dashboard = DashboardData(gateway, history, lanes, lambda: _open_run_reader(config.ledger), alerts)
+    observation.followers.append(dashboard.points.sample)
+    app.use_dashboard(dashboard)
 
 
 def _restored_admission(
@@ -297,6 +328,8 @@ def _workers_by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[st
         raise ConfigError(
             f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}"
         )
+    if any(isinstance(worker, OpenAIWorkerConfig) and worker.batch_api for worker in workers):
+        raise ConfigError(f"{config.workers_file}: `batch_api` is for workers of the configuration itself")
     return {worker.name: worker for worker in workers}
 
 

@@ -67,12 +67,12 @@ def http_worker(
         precision=config.precision,
         output_length=config.output_length,
         kv_packing=config.kv_packing,
-        api_key=_secret(config, "api_key", config.api_key),
-        api_keys=tuple(key for name in keys if (key := _secret(config, "api_keys", name))),
+        api_key=worker_secret(config, "api_key", config.api_key),
+        api_keys=tuple(key for name in keys if (key := worker_secret(config, "api_keys", name))),
         capacity=Capacity(config.max_sequences, config.kv_tokens, config.prefill_tokens),
         wants_priorities=vllm is not None and vllm.engine_priority,
         cache_salts=vllm is not None and vllm.isolation == "salt",
-        salt_secret=None if vllm is None else _secret(config, "salt_secret", vllm.salt_secret),
+        salt_secret=None if vllm is None else worker_secret(config, "salt_secret", vllm.salt_secret),
         controlled=config.capacity == "adaptive",
         chunk_tokens=config.chunk_tokens,
         gpus=config.gpus,
@@ -95,7 +95,7 @@ def _profile(config: HttpWorkerConfig) -> Profile:
     return replace(profile, features=profile.features - MEDIA_FEATURES | set(config.media), probes_images=False)
 
 
-def _secret(config: HttpWorkerConfig, field: str, secret: str | None) -> str | None:
+def worker_secret(config: HttpWorkerConfig, field: str, secret: str | None) -> str | None:
     """The secret itself, or the value of the environment variable where it is written as `$NAME`."""
     if secret is None or (variable := secret_variable(secret)) is None:
         return secret

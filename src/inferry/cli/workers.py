@@ -1,10 +1,8 @@
 """`inferry workers`: list, drain and readmit the workers of a running gateway."""
 
-import http.client
-import os
 import time
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 import typer
@@ -12,17 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from inferry.cli.config.environment import ADMIN_KEY
+from inferry.cli.gateway_client import DEFAULT_URL, Url, ask
 from inferry.cli.terminal import fail
 
 workers_app = typer.Typer(help="Workers of a running gateway: list, drain, readmit.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Option("--url", help="URL of the gateway.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 Name = Annotated[str, typer.Argument(help="Name of the worker.")]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-TIMEOUT_S = 10.0
 WIDE_COLUMNS = 160
 _COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow", "down": "red"}
 
@@ -47,28 +42,8 @@ def readmit(name: Name, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
 def _call(url: str, method: str, path: str) -> Any:
     """Call the gateway. The key comes from the environment, so that process lists do not show it."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter("must be of the form http://HOST:PORT", param_hint="--url")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    key = os.environ.get(ADMIN_KEY)
-    connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
-    try:
-        connection.request(method, path, headers={"authorization": f"Bearer {key}"} if key else {})
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        fail(f"cannot reach {url}: {error}", status=1)
-    finally:
-        connection.close()
-    try:
-        answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        answer = None
-    if response.status != 200:
-        problem = answer.get("error") if isinstance(answer, dict) else None
-        fail(problem["message"] if isinstance(problem, dict) else f"{url} answered {response.status}", status=1)
-    if not isinstance(answer, dict) or "workers" not in answer:
+    answer = ask(url, method, path)
+    if "workers" not in answer:
         fail(f"{url} is not an Inferry gateway", status=1)
     return answer["workers"]
 

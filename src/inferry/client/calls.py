@@ -18,10 +18,15 @@ from inferry.client.completions import (
     Prompt,
     Result,
     call_of,
+    group_call,
+    is_text,
 )
 from inferry.client.connection import GatewayConnection
-from inferry.client.errors import CallError, ConnectionFailed
+from inferry.client.errors import CallError, ConnectionFailed, InvalidCall, Overloaded
 from inferry.client.http import Response
+
+GROUP = 16
+"""Prompts of `batch_complete` in one call."""
 
 
 class AsyncCalls:
@@ -87,9 +92,17 @@ class AsyncCalls:
     async def batch_complete(
         self, prompts: Iterable[Prompt], *, model: str, concurrency: int = 64, step: str | None = None, **fields: Any
     ) -> list[Result]:
-        """As `concurrent_complete`, in lane P2. Calls refused for lack of capacity are retried without limit."""
-        calls = self._calls(prompts, step, "P2", None, {"model": model, **fields})
-        return await self._complete_all(calls, concurrency, None)
+        """As `concurrent_complete`, in lane P2. Calls refused for lack of capacity are retried without limit.
+
+        Texts and token ids without a `step` are sent several in one call, which costs client and gateway less. Such a
+        call is one step, and its first result has the usage of all. If it is refused, its prompts are sent one by one.
+        """
+        prompts = list(prompts)
+        fields = {"model": model, **fields}
+        size = min(GROUP, concurrency // 2)
+        if step is None and size > 1 and "n" not in fields and all(map(is_text, prompts)):
+            return await self._complete_groups(prompts, size, concurrency // size, fields)
+        return await self._complete_all(self._calls(prompts, step, "P2", None, fields), concurrency, None)
 
     async def prepare(self) -> None:
         """Awaited before each call. Raises a CallError to refuse the call."""
@@ -115,9 +128,43 @@ class AsyncCalls:
         self, prompt: Prompt, step: str | None, lane: str | None, deadline_ms: int | None, fields: dict[str, Any]
     ) -> Call:
         step = step or self.new_step()
+        return call_of(prompt, fields, self._headers(step, lane, deadline_ms), step)
+
+    def _headers(self, step: str | None, lane: str | None, deadline_ms: int | None) -> dict[str, str]:
         named = {"step-id": step, "lane": lane, "deadline-ms": deadline_ms}
-        headers = {f"x-inferry-{name}": str(value) for name, value in named.items() if value is not None}
-        return call_of(prompt, fields, {**self.headers, **headers}, step)
+        given = {f"x-inferry-{name}": str(value) for name, value in named.items() if value is not None}
+        return {**self.headers, **given}
+
+    async def _complete_groups(
+        self, prompts: list[Prompt], size: int, concurrency: int, fields: dict[str, Any]
+    ) -> list[Result]:
+        """`concurrency` calls at once, each with `size` prompts of one kind."""
+        groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        results: list[list[Result]] = [[] for _ in groups]
+        rest = iter(range(len(groups)))
+
+        async def complete_rest() -> None:
+            for number in rest:
+                results[number] = await self._complete_group(groups[number], fields)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(concurrency, len(groups))):
+                tasks.create_task(complete_rest())
+        return [result for group in results for result in group]
+
+    async def _complete_group(self, prompts: list[Prompt], fields: dict[str, Any]) -> list[Result]:
+        if len(prompts) > 1 and len({isinstance(prompt, str) for prompt in prompts}) == 1:
+            step = self.new_step()
+            call = group_call(prompts, fields, self._headers(step, "P2", None), step)
+            try:
+                await self.prepare()
+                return [*await self._connection.complete_group(call, len(prompts))]
+            except (InvalidCall, Overloaded):
+                # A limit may be smaller than the group, and one prompt may be invalid: each gets its own answer.
+                pass
+            except CallError as error:
+                return [error] * len(prompts)
+        return await self._complete_all(self._calls(prompts, None, "P2", None, fields), len(prompts), None)
 
     async def _complete_all(self, calls: list[Call], concurrency: int, retries: int | None) -> list[Result]:
         if concurrency < 1:

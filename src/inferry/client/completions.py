@@ -67,6 +67,36 @@ def call_of(prompt: Prompt, fields: Mapping[str, Any], headers: Mapping[str, str
     return Call(path, msgspec.json.encode(body), {"content-type": "application/json", **headers}, step)
 
 
+def is_text(prompt: Prompt) -> bool:
+    """Whether the prompt is for `/v1/completions`, which takes several in one call."""
+    return isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+
+
+def group_call(
+    prompts: Sequence[Prompt], fields: Mapping[str, Any], headers: Mapping[str, str], step: str | None
+) -> Call:
+    """One call with several texts, or several lists of token ids."""
+    body = {**fields, "prompt": [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]}
+    headers = {"content-type": "application/json", **headers}
+    return Call("/v1/completions", msgspec.json.encode(body), headers, step)
+
+
+def group_of(body: bytes, headers: Mapping[str, str], step: str | None, count: int) -> list[Completion]:
+    """The answers of a call with `count` prompts. The first has the usage of all."""
+    answer = decoded(body)
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not choices or sorted(one.get("index", 0) for one in choices) != list(range(count)):
+        raise ConnectionFailed("the answer does not have one choice for each prompt")
+    found: list[Completion] = []
+    for choice in sorted(choices, key=lambda one: one["index"]):
+        builder = CompletionBuilder()
+        builder.model = answer.get("model") or ""
+        builder.usage = Usage() if found else _usage(answer.get("usage"))
+        builder.add_choice(choice)
+        found.append(builder.completion(headers, step))
+    return found
+
+
 def completion_of(body: bytes, headers: Mapping[str, str], step: str | None) -> Completion:
     answer = decoded(body)
     choices = answer.get("choices") if isinstance(answer, dict) else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from inferry.client.completions import Call, Completion, completion_of, decoded
+from inferry.client.completions import Call, Completion, completion_of, decoded, group_of
 from inferry.client.errors import CallError, error_of, retry_wait_s
 from inferry.client.http import HttpClient, Response
 
@@ -34,6 +34,11 @@ class GatewayConnection:
     async def complete(self, call: Call, retries: int | None) -> Completion:
         async with await self.send(call, retries) as response:
             return completion_of(await response.read(), response.headers, call.step)
+
+    async def complete_group(self, call: Call, count: int) -> list[Completion]:
+        """The answers of a call with `count` prompts. Not retried."""
+        async with await self.send(call, 0) as response:
+            return group_of(await response.read(), response.headers, call.step, count)
 
     async def send(self, call: Call, retries: int | None) -> Response:
         """The response of an accepted call. Raises a CallError. `retries` None is no limit.

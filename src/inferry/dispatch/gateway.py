@@ -1,13 +1,14 @@
 """The facade: all that ingress and the command line know of what is behind it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.reports import AccountReport, RateLimitStatus
 from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
+from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
@@ -22,12 +23,15 @@ from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
+from inferry.domain.decisions import Decision
 from inferry.domain.errors import CallAborted, Draining, GatewayError
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.lanes import Lane
 from inferry.domain.workers import WorkerView
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
 from inferry.runs.registry import Run, RunSnapshot, RunStatus, Totals
+from inferry.runs.run import tree_totals
 from inferry.streams.mailbox import JobStream
 
 __all__ = [
@@ -82,6 +86,7 @@ class Gateway:
         self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
         self._retry_spreader = RetryAfterSpreader()
+        self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._run_canceller = RunCanceller(
@@ -108,6 +113,9 @@ class Gateway:
         except GatewayError as error:
             self._metrics.refused(error.code)
             self._retry_spreader.assign(error, job, caller, self.now())
+            entry = self._budget_refusals.entry(job, error, self.now(), self.wall())
+            if entry is not None:
+                self._recorder.record(entry)
             raise
 
     def submit_all(self, jobs: Sequence[InferenceJob], caller: Caller = ANONYMOUS) -> list[JobStream]:
@@ -152,6 +160,10 @@ class Gateway:
             self.cancel(job_id, error)
         return len(found)
 
+    def decision_of(self, attempt: Attempt) -> Decision | None:
+        """Why the attempt waits or waited, and why its worker was picked."""
+        return self._loop.decision_of(attempt)
+
     def attempt_of(self, job_id: str) -> Attempt | None:
         """The current attempt of a job in flight; None for a job that has ended or shares another's execution."""
         return self._loop.attempt_of(job_id)
@@ -177,6 +189,14 @@ class Gateway:
     def in_flight(self) -> int:
         """Admitted jobs that have not ended, without those that share another's execution."""
         return len(self._admission)
+
+    def queue_depths(self) -> Mapping[Lane, int]:
+        """Queued jobs by lane."""
+        return self._loop.queue_depths()
+
+    def streams(self) -> Iterable[JobStream]:
+        """Streams of all executions in flight."""
+        return self._loop.streams()
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +227,15 @@ class Gateway:
         """The tenant's named runs, the latest call first."""
         runs = self._admission.runs
         return ((run, runs.status(run)) for run in runs.newest_first(tenant))
+
+    def all_runs(self, limit: int) -> list[tuple[Run, RunStatus]]:
+        """The latest roots of all tenants, those with calls in flight first; of both kinds at most `limit`."""
+        runs = self._admission.runs
+        return [(run, runs.status(run)) for run in runs.newest_of_all(limit)]
+
+    def tree_totals(self, run: Run, most_runs: int) -> tuple[Totals, int]:
+        """Sums over at most `most_runs` runs of a tree, and their number."""
+        return tree_totals(run, most_runs)
 
     def run_budget(self, tenant: str, run_id: str) -> AccountReport | None:
         return self._admission.gate.run_report(tenant, run_id)

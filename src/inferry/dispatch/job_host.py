@@ -14,6 +14,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
+from inferry.observe.tracing.tracer import Tracer
 from inferry.streams.mailbox import JobStream
 
 RETRY_AFTER_S = 2.0
@@ -31,6 +32,7 @@ class JobHost:
         recorder: Recorder,
         metrics: Metrics,
         watermarks: WatermarkWriter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._pool = pool
         self._loop = loop
@@ -38,6 +40,7 @@ class JobHost:
         self._recorder = recorder
         self._watermarks = watermarks
         self._metrics = metrics
+        self._tracer = tracer
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
         """Admit and run the job, or raise its refusal."""
@@ -70,7 +73,9 @@ class JobHost:
     def admit_follower(self, job: InferenceJob, caller: Caller) -> FollowerSession:
         return self._admission.admit_follower(job, caller)
 
-    def follower_ended(self, entry: LedgerEntry) -> None:
+    def follower_ended(self, job: InferenceJob, entry: LedgerEntry) -> None:
+        if job.trace is not None and self._tracer is not None:
+            self._tracer.shared_ended(job.trace, entry)
         self._metrics.shared_ended(entry)
         self._recorder.record(entry)
 

@@ -28,6 +28,7 @@ from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.domain.attempts import UNLIMITED, Attempt
 from inferry.domain.clock import Clock
+from inferry.domain.decisions import Decision
 from inferry.domain.errors import (
     ClientClosed,
     GatewayError,
@@ -72,6 +73,7 @@ class DispatchLoop:
         self._demux = lifecycle.demux
         self.streams = self._demux.streams
         self._queue_admission = queue_admission
+        self.queue_depths = depth.by_lane
         self._fleet = fleet
         self._usage_validator = usage_validator
         self._cancel_sender = cancel_sender
@@ -200,6 +202,10 @@ class DispatchLoop:
         """The current attempt of a job in flight."""
         stream = self._demux.get(job_id)
         return None if stream is None else stream.attempt
+
+    def decision_of(self, attempt: Attempt) -> Decision | None:
+        """The record of an attempt: why it waits, where it has not been sent."""
+        return attempt.decision or self._scheduler.decision(attempt.job.job_id, self._now())
 
     def cancel_all(self, error: GatewayError) -> None:
         for job_id in self._demux.job_ids():

@@ -5,6 +5,7 @@ show it. It names limits, rules, workers and durations, and nothing of the promp
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -84,11 +85,30 @@ class Decision(Value):
 
 
 def to_text(decision: Decision) -> str:
-    """The decision as short JSON; what is empty is left out. Durations are milliseconds."""
-    is_plain = decision.limit is None and decision.held_by is None and decision.picked_by is not None
-    if is_plain and not decision.filtered and not decision.cached_tokens:
-        return f'{{"picked_by":"{decision.picked_by}","candidates":{decision.candidates}}}'  # the common case
-    return msgspec.json.encode(to_fields(decision)).decode()
+    """`to_fields` as short JSON."""
+    # Once per call, so written by hand: names of rules and limits need no escapes. Most calls share the first part.
+    filtered = decision.filtered
+    text = _placement(decision.picked_by, decision.candidates, tuple(filtered.items()) if filtered else ())
+    if decision.cached_tokens:
+        text += f',"cached_tokens":{decision.cached_tokens}'
+    if decision.held_by is not None:
+        text += f',"held_by":"{decision.held_by}","held_ms":{round(decision.held_s * 1000, 3)}'
+    if decision.limit is not None:
+        text += f',"limit":"{decision.limit}"'
+        if decision.limit_worker is not None:
+            text += f',"limit_worker":{msgspec.json.encode(decision.limit_worker).decode()}'
+        waits = [f'"{limit}":{round(waited * 1000, 3)}' for limit, waited in (decision.waits or {}).items()]
+        text += f',"waits_ms":{{{",".join(waits)}}}'
+    return text + "}"
+
+
+@lru_cache(1024)
+def _placement(picked_by: str | None, candidates: int, filtered: tuple[tuple[str, int], ...]) -> str:
+    """The beginning of a text."""
+    fields: dict[str, object] = {"picked_by": picked_by, "candidates": candidates}
+    if filtered:
+        fields["filtered"] = dict(filtered)
+    return msgspec.json.encode(fields).decode()[:-1]
 
 
 def to_fields(decision: Decision) -> dict[str, object]:

@@ -241,6 +241,12 @@ class LedgerUnavailable(GatewayError):
     status, code, retryable = 503, "ledger_unavailable", True
 
 
+class ReportTimeout(GatewayError):
+    """The database took too long for a report; a shorter period takes less time."""
+
+    status, code = 503, "report_timeout"
+
+
 class Preempted(GatewayError):
     """The job was preempted by a higher lane and could not resume."""
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 from inferry.domain.lanes import Lane
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
+from inferry.domain.tracing import JobTrace
 from inferry.domain.values import Value
 
 
@@ -205,7 +206,8 @@ class InferenceJob(Value):
     shortest first; equal entries mean equal prefixes. `key_id`: the API key. `salted`: the prefix cache is salted with
     the tenant. `output_hint`: output tokens the client expects. `resume_point`: where a later attempt continues; None
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
-    worker could not be reached. `repeat`: whether and how a repeated call shares the answer.
+    worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
+    trace, while tracing is on.
     """
 
     # fmt: off
@@ -217,7 +219,7 @@ class InferenceJob(Value):
         prefix: tuple[str, ...] = (), output_hint: int | None = None, deadline: float | None = None,
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
-        repeat: RepeatPolicy | None = None,
+        repeat: RepeatPolicy | None = None, trace: JobTrace | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -249,3 +251,4 @@ class InferenceJob(Value):
         self.preemptions: Final = preemptions
         self.unreachable_attempts: Final = unreachable_attempts
         self.repeat: Final = repeat
+        self.trace: Final = trace

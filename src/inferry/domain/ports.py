@@ -89,7 +89,9 @@ class Tokenizer(Protocol):
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         """The prompt that the model's chat template renders."""
 
-    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]: ...
+    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
+        """`continues_last`: the answer continues the last message instead of beginning another."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens omitted."""

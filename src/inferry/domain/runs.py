@@ -60,6 +60,20 @@ class TreeSummary(Struct, frozen=True, kw_only=True):
     cost_nanos: int | None
 
 
+TimelinePosition = tuple[float, str, int]
+"""Arrival, job and attempt of the last row of a page."""
+
+
+class TimelineRows(Struct, frozen=True):
+    """A page of a run's attempts. `last` is where the next page begins; `ended_before` has the latest end on earlier
+    pages, by run.
+    """
+
+    entries: list[LedgerEntry]
+    last: TimelinePosition | None
+    ended_before: dict[str, float]
+
+
 class RunQueries(Protocol):
     """Read side of a ledger. Methods block and are not called concurrently."""
 
@@ -83,5 +97,7 @@ class RunQueries(Protocol):
     def jobs(
         self, *, limit: int, tenant: str | None = None, run: str | None = None, since: float | None = None
     ) -> list[LedgerEntry]: ...
+
+    def timeline(self, tenant: str, run: str, *, limit: int, after: TimelinePosition | None = None) -> TimelineRows: ...
 
     def close(self) -> None: ...

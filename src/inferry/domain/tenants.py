@@ -66,8 +66,8 @@ class ApiKey(Struct, frozen=True, kw_only=True):
 class Price(Struct, frozen=True, kw_only=True):
     """Price of a model: per million tokens, or per GPU-hour.
 
-    `cached_input`: None if cached tokens cost as much as others. Without a price per token, measured GPU time is
-    charged. Money budgets require a price per token, since GPU time is not known in advance.
+    `cached_input`: None if cached tokens cost as much as others. Without a price per token, GPU time is charged,
+    measured or estimated. Only a price per token stops a call at a money ceiling: GPU time is not known in advance.
     """
 
     input: float = 0.0

@@ -37,10 +37,11 @@ class WorkCosts:
     `is_exact`: what is added is one step with its own work, so nothing is smoothed.
     """
 
-    __slots__ = ("_is_exact", "_moments", "_smoothed", "_spent", "base_s", "kv_s", "prompt_s", "token_s")
+    __slots__ = ("_is_exact", "_is_known", "_moments", "_smoothed", "_spent", "base_s", "kv_s", "prompt_s", "token_s")
 
     def __init__(self, *, is_exact: bool = False) -> None:
         self._is_exact = is_exact
+        self._is_known = False
         self.base_s, self.token_s, self.prompt_s, self.kv_s = [1e-5 * cost for cost in PRIOR_COSTS]
         self._smoothed = [0.0] * (_TERMS + 1)
         self._moments = [[0.0] * _TERMS for _ in range(_TERMS)]
@@ -74,7 +75,8 @@ class WorkCosts:
     def solve(self) -> None:
         """Minimise the squared error plus the weighted distance from the prior, over positive costs.
 
-        Coordinate descent from the previous costs: each cost in turn takes its best value, the others being fixed.
+        Coordinate descent from the previous costs, at first from the prior: each cost in turn takes its best value, the
+        others being fixed.
         """
         moments, spent = self._moments, self._spent
         explained = sum([a * b * moments[i][j] for i, a in enumerate(PRIOR_COSTS) for j, b in enumerate(PRIOR_COSTS)])
@@ -82,7 +84,8 @@ class WorkCosts:
             return
         scale = sum([cost * spent[i] for i, cost in enumerate(PRIOR_COSTS)]) / explained
         prior = [scale * cost for cost in PRIOR_COSTS]
-        costs = [self.base_s, self.token_s, self.prompt_s, self.kv_s]
+        costs = [self.base_s, self.token_s, self.prompt_s, self.kv_s] if self._is_known else list(prior)
+        self._is_known = True
         for _ in range(_SWEEPS):
             for i in range(_TERMS):
                 row = moments[i]

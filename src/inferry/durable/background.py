@@ -79,12 +79,12 @@ class BackgroundResponses:
         self._resuming = asyncio.get_running_loop().create_task(self._resume())
 
     async def accept(self, tenant: str, id: str, stored: StoredResponse, call: BackgroundCall) -> None:
-        """Store the response and begin it. Raises TenantConcurrency."""
+        """Store the response and begin it. Raises TenantConcurrency, StorageQuotaExceeded."""
         if sum(one == tenant for one, _ in self._tasks) >= MAX_UNFINISHED:
             raise TenantConcurrency(
                 f"the tenant has {MAX_UNFINISHED} unfinished background responses", retry_after_s=RETRY_AFTER_S
             )
-        await self._documents.put(tenant, KIND, id, _encode(call), ttl_s=None)
+        await self._documents.put(tenant, KIND, id, _encode(call), ttl_s=None, is_limited=True)
         await self._responses.put(tenant, id, stored)
         self._begin(tenant, id, call)
         event_log = self.event_log(tenant, id)

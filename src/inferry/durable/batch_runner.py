@@ -19,6 +19,7 @@ from inferry.durable.batch_validation import Validation
 from inferry.durable.execute import Execute
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.files import Files
+from inferry.durable.provider_run import ProviderRun, Providers
 from inferry.durable.result_recorder import ResultRecorder
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class RunnerStore(Protocol):
     def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]: ...
     def record(self, records: list[ItemResult | ItemTry]) -> None: ...
     def end_pending(self, id: str, outcome: Outcome) -> int: ...
+    def outcome_counts(self, id: str) -> dict[Outcome, int]: ...
     def outcomes(self, id: str, after: int, max_bytes: int) -> list[ItemOutcome]: ...
     def finish(self, id: str, now: float, output: StoredFile | None, errors: StoredFile | None) -> None: ...
 
@@ -56,7 +58,9 @@ class BatchRunner:
         *,
         max_line_bytes: int,
         write_ledger: Callable[[], object],
+        providers: Providers,
     ) -> None:
+        self._providers = providers
         self._store = store
         self._files = files
         self._executor = executor
@@ -66,6 +70,7 @@ class BatchRunner:
         self._recorder = ResultRecorder(store, executor, write_ledger)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, BatchRun] = {}
+        self._provider_runs: dict[str, ProviderRun] = {}
         self._tenants: dict[str, str] = {}
         self._cancelled: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -90,10 +95,10 @@ class BatchRunner:
 
     def cancel(self, id: str) -> None:
         """The batch's status has changed: stop its items now."""
-        run = self._runs.get(id)
-        if run is not None:
+        runs = [found for runs in (self._runs, self._provider_runs) if (found := runs.get(id)) is not None]
+        for run in runs:
             run.cancel()
-        elif id in self._tasks:
+        if not runs and id in self._tasks:
             self._cancelled.add(id)
 
     async def close(self) -> None:
@@ -127,6 +132,7 @@ class BatchRunner:
                 await self._run(batch)
             else:
                 if batch.status == "cancelling":
+                    await self._run_providers(batch, is_cancelled=True)
                     await run(store.end_pending, id, "canceled")
                 output = errors = None
                 if batch.api == "openai":
@@ -145,10 +151,42 @@ class BatchRunner:
             await self._move(batch.id, "validating", "in_progress", now)
 
     async def _run(self, batch: Batch) -> None:
+        """Run the items. Providers execute those that were assigned to them, at the same time."""
+        id = batch.id
+        is_cancelled = id in self._cancelled
+        if not is_cancelled:
+            await ProviderRun(self._providers, batch, self._recorder).assign()
+        async with asyncio.TaskGroup() as tasks:
+            own = tasks.create_task(self._run_own(batch, is_cancelled=is_cancelled))
+            provided = tasks.create_task(self._run_providers(batch, is_cancelled=is_cancelled))
+        is_cancelled = own.result() or provided.result().is_cancelled
+        if not is_cancelled and provided.result().returned:
+            is_cancelled = await self._run_own(batch, is_cancelled=False)
+        now = self._clock.wall()
+        if is_cancelled:
+            await self._move(id, "in_progress", "cancelling", now, final="cancelled")
+        else:
+            await self._executor.run(self._store.end_pending, id, "expired")
+            late = (await self._executor.run(self._store.outcome_counts, id)).get("expired")
+            await self._move(id, "in_progress", "finalizing", now, final="expired" if late else "completed")
+
+    async def _run_providers(self, batch: Batch, *, is_cancelled: bool) -> ProviderRun:
+        """Wait for the items that providers execute."""
+        run = self._provider_runs[batch.id] = ProviderRun(self._providers, batch, self._recorder)
+        if is_cancelled:
+            run.cancel()
+        try:
+            await run.run()
+        finally:
+            del self._provider_runs[batch.id]
+        return run
+
+    async def _run_own(self, batch: Batch, *, is_cancelled: bool) -> bool:
+        """Run the items that no provider executes; whether the batch was cancelled."""
         id = batch.id
         read_page = partial(self._read_page, id)
         run = BatchRun(batch, read_page, self._execute, self._recorder, self._clock, partial(self._share, id))
-        if id in self._cancelled:
+        if is_cancelled:
             run.cancel()
         self._runs[id], self._tenants[id] = run, batch.tenant
         self._share_out()
@@ -157,12 +195,7 @@ class BatchRunner:
         finally:
             del self._runs[id], self._tenants[id]
             self._share_out()
-        now = self._clock.wall()
-        if run.is_cancelled:
-            await self._move(id, "in_progress", "cancelling", now, final="cancelled")
-        else:
-            late = await self._executor.run(self._store.end_pending, id, "expired")
-            await self._move(id, "in_progress", "finalizing", now, final="expired" if late else "completed")
+        return run.is_cancelled
 
     async def _read_page(self, id: str, after: int) -> list[BatchItem]:
         return await self._executor.run(self._store.pending, id, after, PAGE_ITEMS, PAGE_BYTES)

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inferry.domain.clock import Clock
+from inferry.domain.errors import StorageQuotaExceeded
 from inferry.domain.storage import Document, Page
 from inferry.durable.executor import StoreExecutor
+from inferry.durable.storage_quota import StorageQuota
 
 
 class DocumentStore(Protocol):
     """Where documents are kept. Its methods block."""
 
-    def put(self, document: Document, *, replace: bool = True) -> None: ...
+    def put(self, document: Document, *, replace: bool = True, quota_bytes: int | None = None) -> int | None: ...
     def get(self, tenant: str, kind: str, id: str, now: float) -> Document | None: ...
     def list(
         self,
@@ -30,17 +32,31 @@ class DocumentStore(Protocol):
 
 
 class Documents:
-    """JSON documents with a bounded life. A document is in the database when `put` returns."""
+    """JSON documents with a bounded life. A document is in the database when `put` returns.
 
-    def __init__(self, store: DocumentStore, executor: StoreExecutor, clock: Clock) -> None:
+    `quota` limits those that are stored with `is_limited`.
+    """
+
+    def __init__(
+        self, store: DocumentStore, executor: StoreExecutor, clock: Clock, max_bytes_per_tenant: int | None = None
+    ) -> None:
+        self.quota = StorageQuota(max_bytes_per_tenant, clock.now)
         self._store = store
         self._executor = executor
         self._clock = clock
 
     async def put(
-        self, tenant: str, kind: str, id: str, content: bytes, *, ttl_s: float | None, replace: bool = True
+        self,
+        tenant: str,
+        kind: str,
+        id: str,
+        content: bytes,
+        *,
+        ttl_s: float | None,
+        replace: bool = True,
+        is_limited: bool = False,
     ) -> Document:
-        """Store the document for `ttl_s` seconds, None: until it is deleted. Raises Conflict."""
+        """Store the document for `ttl_s` seconds, None: until it is deleted. Raises Conflict, StorageQuotaExceeded."""
         now = self._clock.wall()
         document = Document(
             tenant=tenant,
@@ -50,7 +66,13 @@ class Documents:
             created_at=now,
             expires_at=None if ttl_s is None else now + ttl_s,
         )
-        await self._executor.run(self._store.put, document, replace=replace)
+        quota_bytes = self.quota.due(tenant, len(content)) if is_limited else None
+        try:
+            left = await self._executor.run(self._store.put, document, replace=replace, quota_bytes=quota_bytes)
+        except StorageQuotaExceeded:
+            self.quota.exceeded(tenant)
+            raise
+        self.quota.stored(tenant, left)
         return document
 
     async def get(self, tenant: str, kind: str, id: str) -> Document | None:
@@ -70,4 +92,5 @@ class Documents:
 
     async def delete(self, tenant: str, kind: str, id: str) -> bool:
         """Whether there was such a document."""
+        self.quota.freed(tenant)
         return await self._executor.run(self._store.delete, tenant, kind, id)

@@ -57,6 +57,7 @@ class StoredResponses:
     def __init__(self, documents: Documents, limits: StorageLimits) -> None:
         self._documents = documents
         self._limits = limits
+        self.quota = documents.quota
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -74,9 +75,12 @@ class StoredResponses:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def put(self, tenant: str, id: str, stored: StoredResponse) -> None:
-        """The response is in the database when this returns."""
-        await self._documents.put(tenant, KIND, id, _encode(stored), ttl_s=self._limits.response_ttl_s)
+    async def put(self, tenant: str, id: str, stored: StoredResponse, *, is_limited: bool = False) -> None:
+        """The response is in the database when this returns. Raises StorageQuotaExceeded where `is_limited`: a
+        background response is limited when it is accepted, not when it has ended.
+        """
+        ttl_s = self._limits.response_ttl_s
+        await self._documents.put(tenant, KIND, id, _encode(stored), ttl_s=ttl_s, is_limited=is_limited)
 
     async def get(self, tenant: str, id: str) -> StoredResponse:
         """Raises NotFound."""
@@ -132,7 +136,7 @@ class StoredResponses:
 
     async def _keep(self, tenant: str, id: str, stored: StoredResponse) -> None:
         try:
-            await self.put(tenant, id, stored)
+            await self.put(tenant, id, stored, is_limited=True)
         except GatewayError as error:
             log.error("cannot store a response: %s", error.code)
         except Exception as error:

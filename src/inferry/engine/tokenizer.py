@@ -52,15 +52,12 @@ class HfTokenizer:
         ids: list[int] = self._fast.encode_batch_fast([(text, other)], add_special_tokens=True)[0].ids
         return ids
 
-    def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
+    def render_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> str:
         if self._template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
+        plain = [_with_plain_content(message) for message in messages]
         try:
-            return self._template.render(
-                messages=[_with_plain_content(message) for message in messages],
-                add_generation_prompt=True,
-                **self._special,
-            )
+            text = self._template.render(messages=plain, add_generation_prompt=not continues_last, **self._special)
         except _TemplateRaised as error:
             # The message of the template, for example that roles must alternate. Templates do not quote user data.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
@@ -68,10 +65,11 @@ class HfTokenizer:
             raise InvalidRequest(
                 f"the chat template cannot render these messages ({type(error).__name__})", param="messages"
             ) from None
+        return _up_to_last(text, str(plain[-1]["content"])) if continues_last else text
 
-    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
         # The template writes BOS where the model needs one.
-        return self._encode(self.render_chat(messages), add_special_tokens=False)
+        return self._encode(self.render_chat(messages, continues_last=continues_last), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch call for one text: unlike `encode` it releases the GIL.
@@ -85,6 +83,15 @@ class HfTokenizer:
 
 class _TemplateRaised(TemplateError):
     """A template has called raise_exception."""
+
+
+def _up_to_last(text: str, content: str) -> str:
+    """The rendered messages without what the template writes behind the content of the last."""
+    for wanted in (content, content.strip()):  # many templates strip contents
+        end = text.rfind(wanted) + len(wanted)
+        if end >= len(wanted):
+            return text[:end]
+    raise InvalidRequest("the chat template changes the last message, so it cannot be continued", param="messages")
 
 
 def _with_plain_content(message: dict[str, object]) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """`/admin/…`: authorization of operators, and the endpoints for workers. `admin_tenants` has those for tenants and
 keys.
 
-With `server.admin_key` the endpoints need that key. Without one they serve only clients on the gateway's own machine,
-except browsers, because any web page can make a browser send a request.
+With `server.admin_key` the endpoints need that key, or the session of a browser that has signed in with it. Without one
+they serve only clients on the gateway's own machine. Browsers are refused there, because any web page can make a
+browser send a request, except for requests of the dashboard's own page (`dashboard.sessions`).
 """
 
 import hmac
@@ -17,10 +18,16 @@ from inferry.ingress.admin_alerts import PATHS as ALERT_PATHS
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
 from inferry.ingress.admin_callbacks import AdminCallbacks
+from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
+from inferry.ingress.admin_endpoint import AdminEndpoint
+from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
+from inferry.ingress.dashboard.endpoints import PATHS as DASHBOARD_PATHS
+from inferry.ingress.dashboard.endpoints import SESSION, SESSION_PATHS, DashboardEndpoints, SessionEndpoint
+from inferry.ingress.dashboard.sessions import Session, Sessions, check_request
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 
@@ -29,15 +36,18 @@ PATHS = (
     *TENANT_PATHS,
     *STORAGE_PATHS,
     *CALLBACK_PATHS,
+    *REPORT_PATHS,
+    *DIAGNOSIS_PATHS,
     *ALERT_PATHS,
+    *DASHBOARD_PATHS,
+    *SESSION_PATHS,
 )
 _WORKERS = "/admin/workers"
-_UNTRUSTED_HEADERS = (
-    *(b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode"),
+_BROWSER_HEADERS = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode")
+_PROXY_HEADERS = (
     *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
     b"cf-connecting-ip",
 )
-"""Headers of requests from browsers and proxies."""
 
 
 class Admin:
@@ -48,8 +58,12 @@ class Admin:
         self._tenants = tenants
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
+        self.endpoints: list[AdminEndpoint] = []
         self.alerts: AdminAlerts | None = None
+        self.dashboard: DashboardEndpoints | None = None
         self._key = None if key is None else key.encode()
+        self.sessions = Sessions(self._key, gateway.wall)
+        self._sign_in = SessionEndpoint(self._key, self.sessions, gateway.now)
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
             "readmit": gateway.readmit_worker,
@@ -57,7 +71,12 @@ class Admin:
 
     def serve(self, path: str, request: Request, reply: Reply) -> None:
         """Answer the request or raise a GatewayError. `path` is decoded and has no query."""
+        if path == SESSION:
+            self._sign_in.serve(request, reply, lambda: _is_local(request, reply.peer))
+            return
         self.authorize(request, reply.peer)
+        if self.dashboard is not None and self.dashboard.answer(path, request, reply):
+            return
         if self.storage is not None and self.storage.serve(path, request, reply):
             return
         if self.callbacks is not None and self.callbacks.serve(path, request, reply):
@@ -65,6 +84,8 @@ class Admin:
         if self.alerts is not None and self.alerts.serve(path, request, reply):
             return
         if self._tenants is not None and self._tenants.serve(path, request, reply):
+            return
+        if any(endpoint.serve(path, request, reply) for endpoint in self.endpoints):
             return
         if path == _WORKERS:
             if request.method not in (b"GET", b"HEAD"):
@@ -83,14 +104,31 @@ class Admin:
     def authorize(self, request: Request, peer: str) -> None:
         """Raise AdminOnly unless a request from this address may use the admin endpoints."""
         headers = request.headers
+        session: Session | None = None
         if self._key is not None:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
+            if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key):
+                return
+            session = None if scheme else self.sessions.find(request)
+            if session is None:
                 raise AdminOnly("the admin endpoints need the admin key as a bearer token")
         elif not _is_loopback(peer):
             raise AdminOnly("without server.admin_key the admin endpoints serve only clients on the gateway's machine")
-        elif any(name in headers for name in _UNTRUSTED_HEADERS) or not _is_loopback_host(headers.get(b"host", b"")):
-            raise AdminOnly("without server.admin_key the admin endpoints serve no browsers and no proxies")
+        elif not _is_local(request, peer):
+            raise AdminOnly("without server.admin_key the admin endpoints serve no proxies")
+        elif any(name in headers for name in _BROWSER_HEADERS):
+            session = self.sessions.find(request)
+            if session is None:
+                raise AdminOnly("without server.admin_key the admin endpoints serve no web page but the dashboard")
+        if session is not None:
+            check_request(session, request)
+
+
+def _is_local(request: Request, peer: str) -> bool:
+    """Whether a client on the gateway's own machine sent the request itself, to a name of this machine."""
+    headers = request.headers
+    is_direct = _is_loopback(peer) and not any(name in headers for name in _PROXY_HEADERS)
+    return is_direct and _is_loopback_host(headers.get(b"host", b""))
 
 
 def _is_loopback(address: str) -> bool:

@@ -20,11 +20,18 @@ from inferry.ingress.admin import PATHS as ADMIN_PATHS
 from inferry.ingress.admin import Admin
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import AdminCallbacks
+from inferry.ingress.admin_endpoint import AdminEndpoint
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
+from inferry.ingress.dashboard.data import DashboardData
+from inferry.ingress.dashboard.endpoints import SESSION, DashboardEndpoints
+from inferry.ingress.dashboard.feed import OverviewFeed
+from inferry.ingress.dashboard.static import PATHS as FILE_PATHS
+from inferry.ingress.dashboard.static import PREFIX as _FILES
+from inferry.ingress.dashboard.static import DashboardFiles, wants_page
 from inferry.ingress.errors import error_headers, printable
 from inferry.ingress.headers import request_id
 from inferry.ingress.http.limits import HttpLimits
@@ -48,6 +55,7 @@ from inferry.ingress.runs import RunEndpoints
 from inferry.ingress.wire_format import OPENAI, DeferredRequest, Endpoint, WireFormat
 from inferry.observe.metrics import Metrics
 from inferry.observe.request_counts import RequestCounts
+from inferry.observe.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -72,22 +80,25 @@ class App:
         tenants: TenantStoreExecutor | None = None,
         run_reader: RunQueries | None = None,
         problem: Callable[[], str | None] = lambda: None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._ledger_problem = problem
         self.limits = limits
         self._gateway = gateway
         self._metrics = metrics
+        self._tracer = tracer
         self._auth = auth
         self._admin = Admin(
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
         )
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
+        self._files = DashboardFiles()
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self.responses = ResponsesEndpoint(gateway.wall, gateway.models, gateway.reserved_bytes)
         self._posts: dict[bytes, Endpoint] = {
             b"/v1/chat/completions": ChatEndpoint(),
-            b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse),
+            b"/v1/completions": CompletionsEndpoint(gateway, limits, self._heartbeats, auth, self._refuse, tracer),
             MESSAGES: MessagesEndpoint(),
             RESPONSES: self.responses,
             b"/v1/embeddings": EmbeddingsEndpoint(),
@@ -120,10 +131,21 @@ class App:
         """Serve the endpoints of a router. An earlier router has precedence."""
         self._routers.append(router(self._refuse, self._internal_error))
 
+    def mount_admin(self, endpoint: Callable[[Refuse, Fail], AdminEndpoint]) -> None:
+        """Serve further endpoints under `/admin/`."""
+        self._admin.endpoints.append(endpoint(self._refuse, self._internal_error))
+
     def use_storage(self, data: TenantData, secrets: CallbackSecrets) -> None:
         """Let operators delete the stored content of tenants, and rotate their callback secrets."""
         self._admin.storage = AdminStorage(data, self._refuse)
         self._admin.callbacks = AdminCallbacks(secrets, self._refuse)
+
+    def use_dashboard(self, data: DashboardData) -> None:
+        """Serve the dashboard's data to operators."""
+        feed = OverviewFeed(data, self._gateway.wall, lambda: self._gateway.is_draining)
+        self._admin.dashboard = DashboardEndpoints(
+            self._refuse, self._internal_error, data, feed, self._runs, self._admin.sessions.find
+        )
 
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
         """Show alerts to operators."""
@@ -144,7 +166,7 @@ class App:
                 router = self._router_of(path)
                 request.sink = None if router is None else router.body_sink(request, caller)
                 return True
-            if path.startswith(_ADMIN_PREFIX):
+            if path.startswith(_ADMIN_PREFIX) and path != SESSION:
                 self._admin.authorize(request, peer)
                 return True
         except GatewayError as error:
@@ -168,6 +190,8 @@ class App:
     # -- inference ---------------------------------------------------------------------------------------------------
 
     def _generate(self, endpoint: Endpoint, request: Request, reply: Reply) -> None:
+        if self._tracer is not None:
+            request.trace = self._tracer.begin(request.headers, request.target.partition(b"?")[0].decode("latin-1"))
         if request.problem is not None:
             self._metrics.refused(request.problem.code)
             self._refuse(request.problem, request, reply)
@@ -246,6 +270,8 @@ class App:
         self, job: InferenceJob, caller: Caller, request: Request, reply: Reply, wire_format: WireFormat
     ) -> None:
         gateway = self._gateway
+        if self._tracer is not None and request.trace is not None:
+            job = self._tracer.adopt(request.trace, job)
         try:
             stream = gateway.submit(job, caller)
         except GatewayError as error:
@@ -268,16 +294,15 @@ class App:
         caller = ANONYMOUS
         if path.startswith(_API_PREFIX):
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
-            if path == RUNS or path.startswith(f"{RUNS}/"):
-                self._runs.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
-                return
-            if (router := self._router_of(path)) is not None:
+            is_run = path == RUNS or path.startswith(f"{RUNS}/")
+            router = self._runs if is_run else self._router_of(path)
+            if router is not None:
                 router.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
         if path.startswith(_ADMIN_PREFIX):
             self._admin.serve(path, request, reply)
             return
-        handler = self._gets.get(path)
+        handler = self._file if path.startswith(_FILES) else self._gets.get(path)
         if handler is None and endpoint is None:
             raise NotFound(f"unknown path {printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
@@ -292,29 +317,40 @@ class App:
         """Close the ledger. Nothing may be served after this."""
         for router in self._routers:
             await router.close()
+        if self._admin.dashboard is not None:
+            await self._admin.dashboard.close()
+        for endpoint in self._admin.endpoints:
+            await endpoint.close()
         await self._runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:
+        if wants_page(reply.request):
+            self._files.serve_index(reply)
+            return
         posts = [f"POST {path.decode()}" for path in self._posts]
         gets = [f"GET {path}" for path in self._gets if path != "/"]
         mounted = [path for router in self._routers for path in router.paths]
-        endpoints = [*posts, *gets, *RUN_PATHS, *mounted, *ADMIN_PATHS]
-        _send_json(reply, 200, {"name": "inferry", "version": __version__, "endpoints": endpoints})
+        endpoints = [*posts, *gets, *FILE_PATHS, *RUN_PATHS, *mounted, *ADMIN_PATHS]
+        body = msgspec.json.encode({"name": "inferry", "version": __version__, "endpoints": endpoints})
+        reply.respond(200, _JSON + b"vary: accept\r\n", body)
+
+    def _file(self, path: str, reply: Reply, caller: Caller) -> None:
+        self._files.serve(path.removeprefix(_FILES), reply)
 
     def _health(self, path: str, reply: Reply, caller: Caller) -> None:
         """Liveness: the process responds."""
-        _send_json(reply, 200, {"status": "ok"})
+        reply.respond(200, _JSON, msgspec.json.encode({"status": "ok"}))
 
     def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
         """Readiness: a worker has completed a generation, the gateway accepts calls, and the ledger is available."""
         problem = self._ledger_problem()
         ready = self._gateway.is_ready and problem is None
-        status = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
-        if problem is not None:
-            status = "ledger_unavailable"
+        state = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
+        status = state if problem is None else "ledger_unavailable"
         workers = {view.worker: view.phase.value for view in self._gateway.views()}
         reason = {} if problem is None else {"reason": problem}
-        _send_json(reply, 200 if ready else 503, {"status": status, **reason, "workers": workers})
+        body = msgspec.json.encode({"status": status, **reason, "workers": workers})
+        reply.respond(200 if ready else 503, _JSON, body)
 
     def _metrics_page(self, path: str, reply: Reply, caller: Caller) -> None:
         body, content_type = self._metrics.render()
@@ -335,11 +371,13 @@ class App:
                 accepts_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
                 allow = "POST" if accepts_post else "GET, HEAD"
             headers += b"allow: %b\r\n" % allow.encode()
-        own_id = request_id(request.headers)
-        answer_id = own_id or generated_id
+        answer_id = request_id(request.headers) or generated_id
         wire_format = self._format_of(request)
+        status = wire_format.error_status(error)
+        if self._tracer is not None and request.trace is not None:
+            self._tracer.refused(request.trace, error, status)
         headers += wire_format.id_headers(answer_id)
-        reply.respond(wire_format.error_status(error), headers, wire_format.error_body(error, answer_id))
+        reply.respond(status, headers, wire_format.error_body(error, answer_id))
 
     def _format_of(self, request: Request) -> WireFormat:
         """The format of errors at this path."""
@@ -356,10 +394,6 @@ class App:
     def _internal_error(self, request: Request, reply: Reply) -> None:
         log.exception("a request failed")
         self._refuse(InternalError("the gateway failed to handle the request"), request, reply)
-
-
-def _send_json(reply: Reply, status: int, value: Any) -> None:
-    reply.respond(status, _JSON, msgspec.json.encode(value))
 
 
 def _decode_path(target: bytes) -> str:

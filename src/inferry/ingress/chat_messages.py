@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from inferry.domain.errors import UnsupportedFeature
 from inferry.ingress.openai.request_schema import MessageSchema
 
 _encode = msgspec.json.encode
@@ -97,6 +98,21 @@ class ChatMessages:
             b'{"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}'
             % (_encode(id), _encode(name), arguments)
         )
+
+    def end_prefill(self) -> bool:
+        """End an assistant turn whose text the answer continues; whether there is such text. An empty turn is dropped.
+
+        Raises UnsupportedFeature where the turn has other content.
+        """
+        if self._tool_calls or self._reasoning:
+            raise UnsupportedFeature(
+                "`messages`: the last message is continued, so it may have text only", param="messages"
+            )
+        texts = [part[len(_TEXT) + 1 : -2] for part in self._assistant_parts]
+        self._assistant_parts, self.role = [], ""
+        if texts:
+            self._messages.append(ChatMessage("assistant", b'"%b"' % b"".join(texts)))
+        return bool(texts)
 
     def finish(self) -> list[ChatMessage]:
         self._end_turn()

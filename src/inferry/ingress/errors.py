@@ -1,5 +1,7 @@
 """GatewayErrors to HTTP: status, headers and OpenAI-shaped body."""
 
+import copy
+import re
 from math import ceil
 from zlib import crc32
 
@@ -35,6 +37,33 @@ def error_body(error: GatewayError) -> bytes:
             }
         }
     )
+
+
+class FieldNames:
+    """Fields of chat requests by the names that another API has for them, in the errors of that API.
+
+    An index of a chat message or of a place in it is left out: it is not that of the client's request.
+    """
+
+    def __init__(self, names: dict[str, str]) -> None:
+        self._names = names
+        self._field = re.compile(rf"^({'|'.join(names)})(?:[.\\[].*)?$", re.DOTALL)
+        self._quoted = re.compile(rf"`({'|'.join(names)})(?:[.\\[][^`]*)?`")
+
+    def apply(self, error: GatewayError) -> GatewayError:
+        """The error with the names of the API: the same object where it names none of the fields."""
+        found = None if error.param is None else self._field.match(error.param)
+        message = self._quoted.sub(self._name, error.message)
+        if found is None and message == error.message:
+            return error
+        renamed = copy.copy(error)
+        renamed.message = message
+        if found is not None:
+            renamed.param = self._names[found[1]]
+        return renamed
+
+    def _name(self, found: re.Match[str]) -> str:
+        return f"`{self._names[found[1]]}`"
 
 
 def error_headers(error: GatewayError, call_id: str = "") -> bytes:

@@ -17,24 +17,35 @@ import msgspec
 from inferry.dispatch.gateway import Gateway, RunStatus
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, InvalidRequest, NotFound, RunNotFound
-from inferry.domain.runs import RunQueries, RunSummary
+from inferry.domain.runs import RunQueries, RunSummary, TimelinePosition, TimelineRows
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.run_responses import live_run_item, recorded_run_item, run_detail
+from inferry.ingress.run_timeline import TimelineCall, live_call, perfetto, place, recorded_call, timeline
 
 T = TypeVar("T")
 Refuse = Callable[[GatewayError, Request, Reply], None]
 Fail = Callable[[Request, Reply], None]
 
-PATHS = ("GET /v1/runs", "GET /v1/runs/{id}", "DELETE /v1/runs/{id}", "POST /v1/runs/{id}/finish")
+PATHS = (
+    "GET /v1/runs",
+    "GET /v1/runs/{id}",
+    "GET /v1/runs/{id}/timeline",
+    "DELETE /v1/runs/{id}",
+    "POST /v1/runs/{id}/finish",
+)
 PREFIX = "/v1/runs"
 _FINISH = "/finish"
+_TIMELINE = "/timeline"
 _JSON = b"content-type: application/json\r\n"
 _IDENTIFIER = re.compile(r"[\x21-\x7e]{1,256}")
 
 MAX_LISTED = 200
 MAX_STEPS = 1000
+MAX_TIMELINE_CALLS = 1000
+MAX_LIVE_RUNS = 200
+"""Runs of a tree whose calls in flight are in its timeline."""
 MAX_WAIT_MS = 10_000
 DEFAULT_WAIT_MS = 1000
 _MAX_LEDGER_READS = 8
@@ -57,7 +68,11 @@ class RunEndpoints:
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         """Answer the request, at once or later, or raise a GatewayError. `path` is percent-encoded."""
-        tenant, method = caller.tenant.name, request.method
+        self.serve_tenant(caller.tenant.name, path, query, request, reply)
+
+    def serve_tenant(self, tenant: str, path: str, query: str, request: Request, reply: Reply) -> None:
+        """Answer a request about the runs of a tenant, which may come from an operator."""
+        method = request.method
         rest = path.removeprefix(PREFIX)
         if rest in ("", "/"):
             if method not in (b"GET", b"HEAD"):
@@ -66,14 +81,19 @@ class RunEndpoints:
         elif not rest.startswith("/"):
             raise NotFound("unknown path")
         elif rest.endswith(_FINISH):
-            # A run whose id ends in /finish is addressed percent-encoded.
+            # A run whose id ends in /finish or /timeline is addressed percent-encoded.
             if method != b"POST":
                 raise WrongMethod(f"{PREFIX}/{{id}}{_FINISH}", "POST")
-            work = self._finish(tenant, _identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
+            work = self._finish(tenant, run_identifier(rest[1 : -len(_FINISH)]), _parse_query(query))
+        elif rest.endswith(_TIMELINE):
+            if method not in (b"GET", b"HEAD"):
+                raise WrongMethod(f"{PREFIX}/{{id}}{_TIMELINE}", "GET, HEAD")
+            params = _parse_query(query, "format", "limit", "cursor")
+            work = self._timeline(tenant, run_identifier(rest[1 : -len(_TIMELINE)]), params)
         elif method == b"DELETE":
-            work = self._cancel(tenant, _identifier(rest[1:]), _parse_query(query, "wait_ms"))
+            work = self._cancel(tenant, run_identifier(rest[1:]), _parse_query(query, "wait_ms"))
         elif method in (b"GET", b"HEAD"):
-            work = self._show(tenant, _identifier(rest[1:]), _parse_query(query, "steps"))
+            work = self._show(tenant, run_identifier(rest[1:]), _parse_query(query, "steps"))
         else:
             raise WrongMethod(f"{PREFIX}/{{id}}", "GET, HEAD, DELETE")
         task = asyncio.get_running_loop().create_task(self._answer(work, request, reply))
@@ -138,6 +158,41 @@ class RunEndpoints:
             attempt_of=self._gateway.attempt_of,
             steps=steps,
         )
+
+    async def _timeline(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
+        limit = _number(params, "limit", 200, minimum=1, maximum=MAX_TIMELINE_CALLS)
+        format, cursor = params.get("format", "json"), params.get("cursor")
+        if format not in ("json", "perfetto"):
+            raise InvalidRequest("`format` must be json or perfetto", param="format")
+        after = None if cursor is None else _decoded_cursor(cursor, tuple[float, str, int])
+        # Before the ledger: a call that ends meanwhile is in both, and shown once.
+        live = self._calls_in_flight(tenant, run_id)
+        found = await self._read(lambda reader: reader.timeline(tenant, run_id, limit=limit, after=after))
+        rows = found or TimelineRows([], None, {})
+        is_known = self._gateway.has_run(tenant, run_id) or self._gateway.is_run_cancelled(tenant, run_id)
+        if not live and not rows.entries and after is None and not is_known:
+            raise RunNotFound(f"unknown run `{run_id}`")
+        calls = [recorded_call(entry) for entry in rows.entries]
+        has_more = len(calls) == limit
+        if not has_more:
+            known = {(call.job_id, call.attempt) for call in calls}
+            calls += [call for call in live if (call.job_id, call.attempt) not in known]
+        render = timeline if format == "json" else perfetto
+        next_cursor = _cursor_at(rows.last) if has_more and rows.last is not None else None
+        return render(run_id, place(calls, rows.ended_before), next_cursor, self._gateway.wall())
+
+    def _calls_in_flight(self, tenant: str, run_id: str) -> list[TimelineCall]:
+        """The calls in flight of a run and its sub-runs."""
+        calls: list[TimelineCall] = []
+        pending, seen = [run_id], 0
+        while pending and seen < MAX_LIVE_RUNS and len(calls) < MAX_TIMELINE_CALLS:
+            seen += 1
+            snapshot = self._gateway.run_snapshot(tenant, pending.pop())
+            if snapshot is not None:
+                pending += snapshot.children
+                attempts = [self._gateway.attempt_of(job.job_id) for job in snapshot.in_flight]
+                calls += [live_call(one, self._gateway.decision_of(one), self._epoch) for one in attempts if one]
+        return calls[:MAX_TIMELINE_CALLS]
 
     async def _cancel(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:
         wait_ms = _number(params, "wait_ms", DEFAULT_WAIT_MS, minimum=0, maximum=MAX_WAIT_MS)
@@ -222,7 +277,8 @@ def _recorded_runs(reader: RunQueries, **requested: Any) -> list[RunSummary]:
 # -- parameters ------------------------------------------------------------------------------------------------------
 
 
-def _identifier(raw: str) -> str:
+def run_identifier(raw: str) -> str:
+    """The id of a run in a path. Raises InvalidRequest."""
     text = unquote(raw, "latin-1")
     if _IDENTIFIER.fullmatch(text) is None:
         raise InvalidRequest("a run id must be 1 to 256 printable ASCII characters without spaces", param="id")
@@ -257,14 +313,15 @@ def _time(params: dict[str, str], name: str) -> float | None:
 
 
 def _cursor(text: str | None) -> float | None:
-    if text is None:
-        return None
+    return None if text is None else _decoded_cursor(text, float)
+
+
+def _decoded_cursor(text: str, kind: type[T]) -> T:
     try:
-        at = msgspec.json.decode(base64.urlsafe_b64decode(text.encode("latin-1")), type=float)
+        return msgspec.json.decode(base64.urlsafe_b64decode(text.encode("latin-1")), type=kind)
     except (binascii.Error, msgspec.MsgspecError, ValueError):
         raise InvalidRequest("invalid cursor", param="cursor") from None
-    return at
 
 
-def _cursor_at(at: float) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(at)).decode()
+def _cursor_at(position: float | TimelinePosition) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()

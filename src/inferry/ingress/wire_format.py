@@ -71,13 +71,15 @@ OPENAI = WireFormat()
 class ClientRequest(NamedTuple):
     """A decoded request: what is sent to workers (`wire` and its encoding `body`), and how to answer the client.
 
-    `features`: (feature, parameter) for what the request uses besides the features that its fields show.
+    `features`: (feature, parameter) for what the request uses besides the features that its fields show. `reasoning`:
+    fields, each after a comma, for models whose reasoning the request may control. Other models do not get them.
     """
 
     wire: ChatCompletionRequest | CompletionRequest
     body: bytes
     format: WireFormat
     features: list[tuple[str, str]] | None = None
+    reasoning: bytes = b""
 
 
 class DeferredRequest:

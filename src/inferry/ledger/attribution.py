@@ -20,11 +20,12 @@ from inferry.ledger.engine_readings import EngineReadings, ObservedWork
 
 DEFAULT_CHUNK_TOKENS = 2048
 """Prompt tokens in one step of an engine that does not report its limit."""
+MAX_SETTLED_JOBS = 8
 MIN_INTERVAL_S = 0.05
 MIN_INTERVAL_TOKENS = 10
-"""A job's end settles if the last settlement is this old and the job has had this many tokens since. A settlement
-visits all jobs of the worker, and the tokens of one step arrive one after the other: a shorter interval would lack the
-last tokens of other jobs."""
+"""A job's end settles if the worker has few jobs, the last settlement is this old, and the job has had this many tokens
+since. A settlement visits all jobs of the worker. The tokens of one step arrive one after the other: a shorter interval
+would lack the last tokens of other jobs. Among many jobs the modelled work of one is exact enough."""
 SCALE_GAIN = 0.3
 MIN_SCALE, MAX_SCALE = 0.25, 4.0
 """How fast, and within which bounds, the charge per modelled second follows the observed time."""
@@ -128,8 +129,7 @@ class GpuTimeEstimator:
         if share is None:
             return None
         self._advance(now)
-        new_tokens = attempt.output_tokens - share.counted_tokens
-        if share.is_open or (new_tokens >= MIN_INTERVAL_TOKENS and now - self._settled_at >= MIN_INTERVAL_S):
+        if share.is_open or self._settles_at_end(share, now):
             self._divide(now)
         if share.is_open:
             prefill_s = charge_s = self._open_part_s(share)
@@ -198,6 +198,13 @@ class GpuTimeEstimator:
         for share, due_s, prefill_s in dues:
             share.seconds += scale * due_s
             share.prefill_seconds += scale * prefill_s
+
+    def _settles_at_end(self, share: JobShare, now: float) -> bool:
+        return (
+            len(self._shares) <= MAX_SETTLED_JOBS
+            and now - self._settled_at >= MIN_INTERVAL_S
+            and share.attempt.output_tokens - share.counted_tokens >= MIN_INTERVAL_TOKENS
+        )
 
     def _undivided_s(self) -> float:
         """What was kept and the busy time since, less what other clients used and ended jobs were charged."""

@@ -7,6 +7,8 @@ from inferry.domain.workers import EngineCounts, Load
 
 COUNTS_VALID_S = 3.0
 """Seconds after which engine counters are stale, and costs are learned from the observed output."""
+LEARN_INTERVAL_S = 0.5
+"""Interval of learning without counters: as often as with them."""
 FOREIGN_READINGS = 4
 """Readings in a row with more sequences than the gateway's that show other clients: own jobs that begin or end around
 one reading do not show in the next."""
@@ -55,7 +57,8 @@ class EngineReadings:
     def add(self, own: ObservedWork, now: float) -> None:
         """Own work since it was last reported."""
         self._own.add(own)
-        if self._counted_at is None or now - self._counted_at > COUNTS_VALID_S:
+        is_stale = self._counted_at is None or now - self._counted_at > COUNTS_VALID_S
+        if is_stale and self._own.elapsed_s >= LEARN_INTERVAL_S:
             done = self._own
             self._own = ObservedWork()
             self._learn(done, done.steps, done.tokens, done.prompt_tokens)

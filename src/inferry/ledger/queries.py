@@ -1,7 +1,8 @@
 """Reads and aggregates the ledger. The database computes the sums."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,13 +22,32 @@ from sqlalchemy import (
 
 from inferry.domain.lanes import Lane
 from inferry.domain.ledger import LedgerEntry, Outcome
-from inferry.domain.runs import TreeSummary
+from inferry.domain.reports import TIME_LIMIT_S, Report, ReportQuery, RunBudget, run_budgets
+from inferry.domain.runs import TimelinePosition, TimelineRows, TreeSummary
 from inferry.domain.spending import Spending
+from inferry.domain.tenants import Tenant, decode_limits
+from inferry.domain.traffic import Traffic
+from inferry.domain.values import replace
 from inferry.ledger.client_errors import as_client_errors
 from inferry.ledger.measures import MEASURES, Columns, is_last, job_counts, measures, rolled_up, total, usage
+from inferry.ledger.report_compare import compare_report
+from inferry.ledger.report_queries import (
+    breaches_report,
+    efficiency_report,
+    month_report,
+    runs_report,
+    templates_report,
+    tenants_report,
+)
+from inferry.ledger.report_time_limit import time_limited
+from inferry.ledger.report_totals import has_rollups
 from inferry.ledger.reports import RunSummary, TenantSummary
-from inferry.ledger.schema import attempts
+from inferry.ledger.schema import attempts, tenants
 from inferry.ledger.spending_queries import query_spending
+from inferry.ledger.timeline_queries import query_timeline, run_tree
+from inferry.ledger.traffic_queries import query_traffic
+
+TRAFFIC_TIME_LIMIT_S = 5.0
 
 
 class LedgerQueries:
@@ -83,10 +103,25 @@ class LedgerQueries:
 
         Each is summed over all its attempts. `parent` selects the sub-runs of one run.
         """
+        with self._reading() as connection:
+            return self._runs(
+                connection, limit=limit, tenant=tenant, run=run, since=since, parent=parent, before=before
+            )
+
+    def _runs(
+        self,
+        connection: Connection,
+        *,
+        limit: int,
+        tenant: str | None,
+        since: float | None,
+        before: float | None,
+        run: str | None = None,
+        parent: str | None = None,
+    ) -> list[RunSummary]:
         conditions = [*_matching(tenant, run, since), *([] if parent is None else [attempts.c.parent_run == parent])]
         query = _run_totals(_ranked(_newest_runs(conditions, before, limit)).c)
-        with self._reading() as connection:
-            return [_run(dict(row)) for row in connection.execute(query).mappings()]
+        return [_run(dict(row)) for row in connection.execute(query).mappings()]
 
     def has_run(self, tenant: str, run: str) -> bool:
         """Whether an attempt of the run has ended."""
@@ -108,12 +143,7 @@ class LedgerQueries:
 
     def tree(self, tenant: str, run: str) -> TreeSummary:
         """Totals of the run and its descendants."""
-        is_top = or_(attempts.c.run_id == run, attempts.c.parent_run == run)
-        below = select(attempts.c.run_id).where(attempts.c.tenant == tenant, is_top).cte("below", recursive=True)
-        # UNION removes duplicates, so the recursion ends even where rows form a cycle.
-        below = below.union(
-            select(attempts.c.run_id).where(attempts.c.tenant == tenant, attempts.c.parent_run == below.c.run_id)
-        )
+        below = run_tree(tenant, run)
         query = select(
             func.count(attempts.c.run_id.distinct()).label("runs"),
             func.count(attempts.c.job_id.distinct()).label("jobs"),
@@ -125,6 +155,11 @@ class LedgerQueries:
         ).where(attempts.c.tenant == tenant, attempts.c.run_id.in_(select(below.c.run_id)))
         with self._reading() as connection:
             return TreeSummary(**connection.execute(query).mappings().one())
+
+    def timeline(self, tenant: str, run: str, *, limit: int, after: TimelinePosition | None = None) -> TimelineRows:
+        """The attempts of the run and its descendants in the order of their arrival, after a position."""
+        with self._reading() as connection:
+            return query_timeline(connection, tenant, run, limit, after)
 
     def cancelled_runs(self, since: float) -> list[tuple[str, str]]:
         """(tenant, run) of the runs that had a job cancelled with their run at or after `since`."""
@@ -157,6 +192,7 @@ class LedgerQueries:
                 (totals["measured_tokens"] * 1.0 / func.nullif(func.sum(row.gpu_seconds), 0)).label(
                     "tokens_per_gpu_second"
                 ),
+                total(row.cost_nanos).label("cost_nanos"),
                 (func.sum(row.queue_ms) / func.nullif(totals["queued"], 0)).label("queue_ms_mean"),
                 (totals["batch_sizes"] * 1.0 / func.nullif(totals["batched"], 0)).label("batch_size_mean"),
             )
@@ -166,6 +202,41 @@ class LedgerQueries:
         with self._reading() as connection:
             return [TenantSummary(**row) for row in connection.execute(query).mappings()]
 
+    def run_budgets(self) -> dict[str, RunBudget]:
+        """Run budgets of the tenants in the database."""
+        query = select(tenants.c.name, tenants.c.limits)
+        with self._reading() as connection:
+            return run_budgets(
+                Tenant(name=name, limits=decode_limits(limits)) for name, limits in connection.execute(query)
+            )
+
+    def traffic(self, since: float, until: float) -> Traffic:
+        """Where the time of recent calls went. Raises ReportTimeout."""
+        with as_client_errors(), time_limited(self._engine, TRAFFIC_TIME_LIMIT_S) as connection:
+            return query_traffic(connection, since, until)
+
+    def report(self, name: str, query: ReportQuery, time_limit_s: float = TIME_LIMIT_S) -> Report:
+        """One of `domain.reports.REPORTS`. Raises ReportTimeout, and KeyError for another name."""
+        with as_client_errors(), time_limited(self._engine, time_limit_s) as connection:
+            if name == "runs":
+                report = runs_report(partial(self._runs, connection), query)
+            else:
+                report = _REPORTS[name](connection, query)
+            if name in _WITHOUT_ROLLUPS and has_rollups(connection, query):
+                return replace(report, notes=(*report.notes, _ROLLED_UP_NOTE))
+            return report
+
+
+_WITHOUT_ROLLUPS = ("runs", "breaches", "templates", "compare")
+_ROLLED_UP_NOTE = "Older attempts of the period are only in roll-ups, and not in this report."
+_REPORTS: dict[str, Callable[[Connection, ReportQuery], Report]] = {
+    "breaches": breaches_report,
+    "tenants": tenants_report,
+    "templates": templates_report,
+    "efficiency": efficiency_report,
+    "compare": compare_report,
+    "month": month_report,
+}
 
 _TENANT_TOTALS = TenantSummary.__struct_fields__[1 : TenantSummary.__struct_fields__.index("gpu_seconds")]
 """The columns of a tenant's summary that are sums of integers."""

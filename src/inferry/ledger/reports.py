@@ -29,5 +29,6 @@ class TenantSummary(Struct, frozen=True, kw_only=True):
     output_tokens: int
     gpu_seconds: float | None
     tokens_per_gpu_second: float | None
+    cost_nanos: int | None
     queue_ms_mean: float | None
     batch_size_mean: float | None

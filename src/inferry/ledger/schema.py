@@ -191,6 +191,8 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
     ),
     6: (
         ("attempts", "ALTER TABLE attempts ADD COLUMN decision TEXT"),
+        ("documents", "CREATE INDEX IF NOT EXISTS documents_by_kind ON documents (kind, created_at)"),
+        ("batch_items", "ALTER TABLE batch_items ADD COLUMN provider_batch TEXT"),
         ("attempts", "DROP INDEX IF EXISTS attempts_by_run"),
         ("attempts", "CREATE INDEX attempts_by_run ON attempts (tenant, run_id, ended_at)"),
         ("attempts", "DROP INDEX IF EXISTS attempts_by_parent"),

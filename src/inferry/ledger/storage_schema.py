@@ -1,6 +1,6 @@
 """The tables of stored content: documents, files, batches, async jobs. `metadata` has these and the ledger's."""
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, Table, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, Table, UniqueConstraint
 
 from inferry.ledger.schema import Text, metadata
 
@@ -14,6 +14,7 @@ __all__ = [
     "file_chunks",
     "files",
     "metadata",
+    "provider_batches",
 ]
 
 documents = Table(
@@ -93,8 +94,24 @@ batch_items = Table(
     Column("tries", Integer, nullable=False),
     Column("outcome", Text),
     Column("result", LargeBinary),
+    Column("provider_batch", Text),
     UniqueConstraint("batch_id", "custom_id"),
     Index("batch_items_by_outcome", "batch_id", "outcome", "number"),
+)
+
+# Batches of hosted providers, until their results are stored. `batch_items.provider_batch` names the one that executes
+# an item. It is empty for an item that a provider has returned and the gateway executes itself.
+provider_batches = Table(
+    "provider_batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("batch_id", Text, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("items", Integer, nullable=False),
+    Column("is_begun", Boolean, nullable=False),
+    Column("provider_id", Text),
+    Index("provider_batches_by_batch", "batch_id"),
 )
 
 # `tries` is as in `batch_items`. The answer, the status and the state of the callback change in one transaction.

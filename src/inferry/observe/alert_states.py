@@ -12,12 +12,13 @@ Details = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 
 class Alert(NamedTuple):
-    """An alert. `since`: Unix time from which its condition has held."""
+    """An alert. `since`: Unix time from which its condition has held; `began_at`: the same on the gateway's clock."""
 
     rule: AlertRule
     labels: Labels
     state: State
     since: float
+    began_at: float
     value: float
     details: Labels = ()
 
@@ -45,7 +46,7 @@ class AlertStates:
     def __init__(
         self, rules: tuple[AlertRule, ...], history: MetricHistory, details: Mapping[str, Details] | None = None
     ) -> None:
-        self.rules = rules
+        self._rules = [(rule, rule.expression) for rule in rules]
         self._history = history
         self._details = details or {}
         self._active: dict[tuple[str, Labels], Alert] = {}
@@ -55,34 +56,30 @@ class AlertStates:
         """Pending and firing alerts: firing ones first, then by the order of the rules."""
         return sorted(self._active.values(), key=lambda one: one.state != "firing")
 
-    def evaluate(self, wall: float) -> list[Alert]:
+    def evaluate(self, now: float, wall: float) -> list[Alert]:
         """Update all alerts; return those that began to fire and those that fired and are resolved."""
         changed: list[Alert] = []
         before, self._active = self._active, {}
-        for rule in self.rules:
-            for labels, value in rule.expression.evaluate(self._history).items():
-                alert = self._next(before.pop((rule.name, labels), None), rule, labels, value, wall)
-                self._active[rule.name, labels] = alert[0]
-                if alert[1]:
-                    changed.append(alert[0])
+        for rule, expression in self._rules:
+            for labels, value in expression.evaluate(self._history).items():
+                old = before.pop((rule.name, labels), None)
+                since, began_at = (wall, now) if old is None else (old.since, old.began_at)
+                state: State = "firing" if now - began_at >= rule.for_s else "pending"
+                alert = Alert(rule, labels, state, since, began_at, value, self._more_labels(rule, labels))
+                self._active[rule.name, labels] = alert
+                if state == "firing" and (old is None or old.state == "pending"):
+                    changed.append(alert)
         changed += [one._replace(state="resolved") for one in before.values() if one.state == "firing"]
         return changed
 
-    def _next(
-        self, before: Alert | None, rule: AlertRule, labels: Labels, value: float, wall: float
-    ) -> tuple[Alert, bool]:
-        """The alert now, and whether it has just begun to fire."""
-        since = wall if before is None else before.since
-        state: State = "firing" if wall - since >= rule.for_s else "pending"
+    def _more_labels(self, rule: AlertRule, labels: Labels) -> Labels:
         details = self._details.get(rule.name)
-        more = () if details is None else tuple(details(dict(labels)).items())
-        has_begun = state == "firing" and (before is None or before.state == "pending")
-        return Alert(rule, labels, state, since, value, more), has_begun
+        return () if details is None else tuple(details(dict(labels)).items())
 
     def counts(self) -> dict[tuple[str, ...], float]:
         """Number of alerts by name, severity and state; zero for every rule without one."""
         found: dict[tuple[str, ...], float] = {}
-        found |= {(rule.name, rule.severity, state): 0.0 for rule in self.rules for state in ("pending", "firing")}
+        found |= {(rule.name, rule.severity, state): 0.0 for rule, _ in self._rules for state in ("pending", "firing")}
         for one in self._active.values():
             found[one.rule.name, one.rule.severity, one.state] += 1
         return found

@@ -38,7 +38,7 @@ class _Sample(NamedTuple):
 class MetricHistory:
     """Samples of a metric source. `labels` select the series whose labels include them; several are added up.
 
-    A window ends with the last sample, or `ago_s` seconds before it.
+    A window ends with the last sample, or `ago_s` seconds before it where that is given.
     """
 
     def __init__(self, source: MetricSource, *, kept_s: float = KEPT_S) -> None:
@@ -97,14 +97,14 @@ class MetricHistory:
             return 0.0
         return (_total(last, name, labels) - _total(first, name, labels)) / (last.at - first.at)
 
-    def count(self, name: str, window_s: float, *, ago_s: float = 0.0, **labels: str) -> int:
+    def count(self, name: str, window_s: float, **labels: str) -> int:
         """Values that a histogram observed in the window."""
-        buckets = self._bucket_increase(name, window_s, ago_s, labels)[1]
+        buckets = self._bucket_increase(name, window_s, labels)[1]
         return buckets[-1] if buckets else 0
 
-    def quantile(self, q: float, name: str, window_s: float, *, ago_s: float = 0.0, **labels: str) -> float | None:
+    def quantile(self, q: float, name: str, window_s: float, **labels: str) -> float | None:
         """Quantile of what a histogram observed in the window, interpolated within its bucket as Prometheus does."""
-        return quantile_of(q, *self._bucket_increase(name, window_s, ago_s, labels))
+        return quantile_of(q, *self._bucket_increase(name, window_s, labels))
 
     # -- by labels: one value per combination that the labels `by` have in the last sample ---------------------------
 
@@ -160,9 +160,9 @@ class MetricHistory:
         return found
 
     def _bucket_increase(
-        self, name: str, window_s: float, ago_s: float, labels: Mapping[str, str]
+        self, name: str, window_s: float, labels: Mapping[str, str]
     ) -> tuple[tuple[float, ...], list[int]]:
-        first, last = self._ends(window_s, ago_s)
+        first, last = self._ends(window_s)
         found = [] if last is None else _selected(last, name, labels)
         if first is None or not found:
             return (), []

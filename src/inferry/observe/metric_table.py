@@ -283,6 +283,9 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_ledger_entries_dropped_total", "counter", "Entries lost because the ledger could not be written."
     ),
+    MetricSpec("inferry_trace_spans_exported_total", "counter", "Spans that the trace collector accepted."),
+    MetricSpec("inferry_trace_spans_failed_total", "counter", "Spans that the trace collector did not accept."),
+    MetricSpec("inferry_traces_dropped_total", "counter", "Traces dropped because the export queue was full."),
     MetricSpec("inferry_batches_open", "gauge", "Batches that are not finished."),
     MetricSpec("inferry_batches_ended_total", "counter", "Batches finished by this process, by status.", ("status",)),
     MetricSpec("inferry_async_jobs_open", "gauge", "Async jobs that have not ended."),

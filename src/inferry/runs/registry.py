@@ -13,6 +13,7 @@ Pure: time is an argument, in seconds on the gateway's clock, and never goes bac
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import InvalidRequest, RunCancelled, RunNotFound
@@ -27,6 +28,8 @@ MAX_DISTINCT_STEPS = 4096
 """Distinct steps counted for one run; beyond, every call counts as a step."""
 MAX_EVICTION_SKIPS = 8
 """Runs in flight that one call may skip in search of a run to evict."""
+MAX_LISTED_RUNS = 500
+"""Runs that a listing of all tenants looks at."""
 PARENT_HEADER = "x-inferry-parent-run-id"
 
 __all__ = ["MAX_DEPTH", "PARENT_HEADER", "Run", "RunRegistry", "RunSnapshot", "RunStatus", "Totals", "union_length"]
@@ -280,6 +283,18 @@ class RunRegistry:
         for key, run in reversed(self._runs.items()):
             if key[0] == tenant:
                 yield run
+
+    def newest_of_all(self, limit: int) -> list[Run]:
+        """Roots of all tenants by their last call, the latest first: those in flight, then the others.
+
+        Of each kind at most `limit`, found among the latest `MAX_LISTED_RUNS`. Calls without a run are listed while
+        they are in flight.
+        """
+        latest = [*islice(reversed(self._anonymous.values()), limit)]
+        latest += islice(reversed(self._runs.values()), MAX_LISTED_RUNS)
+        roots = [run for run in latest if run.parent is None]
+        active = [run for run in roots if run.tree_in_flight]
+        return active[:limit] + [run for run in roots if not run.tree_in_flight][:limit]
 
     def status(self, run: Run) -> RunStatus:
         if self.is_cancelled(run):

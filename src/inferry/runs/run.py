@@ -1,6 +1,7 @@
 """One run: its jobs in flight, its usage and its times."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.errors import ClientClosed, DeadlineExceeded, QueueTimeout, RequestTimeout, RunCancelled
@@ -245,6 +246,18 @@ def subtree(run: Run) -> Iterator[Run]:
         one = pending.pop()
         yield one
         pending += one.children.values()
+
+
+def tree_totals(run: Run, most_runs: int) -> tuple[Totals, int]:
+    """Sums over the run and its sub-runs, and the number of runs. Of a tree with more than `most_runs` known runs only
+    the first ones are summed."""
+    totals, runs = Totals(), 0
+    for one in islice(subtree(run), most_runs):
+        totals.add(one.totals)
+        runs += 1 + one.evicted_runs
+        if one.evicted_totals is not None:
+            totals.add(one.evicted_totals)
+    return totals, runs
 
 
 def height(run: Run) -> int:

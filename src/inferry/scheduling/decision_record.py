@@ -9,8 +9,10 @@ from inferry.scheduling.queues.queued_job import HELD, PLANNED, READY, QueuedJob
 def decision_of(entry: QueuedJob, lane_queue: LaneQueue | None, now: float) -> Decision:
     """Why the job is held or was, and why its worker was picked."""
     state = entry.state
-    # A queue that became empty may be gone.
-    queue = None if lane_queue is None else lane_queue.queues.get(entry.queue_key)
+    # Mostly the queue of the latest job, which is found without a hash. One that became empty may be gone.
+    queue = None if lane_queue is None else lane_queue.latest_queue
+    if lane_queue is not None and (queue is None or queue.key is not entry.queue_key):
+        queue = lane_queue.queues.get(entry.queue_key)
     bound, held_s = None, entry.held_s
     if state is HELD:
         held_s = now - entry.ready_at

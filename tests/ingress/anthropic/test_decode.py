@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from inferry.domain.errors import GatewayError, InvalidRequest, UnsupportedFeature
+from inferry.domain.ports import ModelCard
 from inferry.ingress.anthropic.decode import MessagesEndpoint
+from inferry.ingress.openai.features import features_of
+from inferry.ingress.openai.parse import body_for
+from inferry.ingress.openai.request_schema import ChatCompletionRequest
 from inferry.ingress.wire_format import ClientRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -246,6 +250,49 @@ def test_fields_without_effect_are_accepted() -> None:
     assert set(msgspec.json.decode(body)) == {"model", "messages", "max_tokens"}
 
 
+def test_a_prefilled_answer_is_continued() -> None:
+    request = decode(messages=[USER, assistant(text("The answer"), text(" is"))])
+    body = msgspec.json.decode(request.body)
+    assert body["messages"][-1] == {"role": "assistant", "content": "The answer is"}
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert isinstance(request.wire, ChatCompletionRequest)
+    assert features_of(request.wire) == [("prefill", "continue_final_message")]
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_an_empty_prefilled_answer_is_none(content: Any) -> None:
+    request = decode(messages=[USER, {"role": "assistant", "content": content}])
+    assert [one["role"] for one in msgspec.json.decode(request.body)["messages"]] == ["user"]
+    assert b"continue_final_message" not in request.body
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"thinking": {"type": "adaptive"}}, {}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 4000}},
+            {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
+        ),
+        (
+            {"thinking": {"type": "disabled"}},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        ),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "high"}),
+    ],
+)
+def test_reasoning_is_controlled_where_the_model_has_the_feature(
+    fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    request = decode(**fields)
+    plain = msgspec.json.decode(request.body)
+    assert set(plain) == {"model", "messages", "max_tokens"}
+    assert body_for(request, ModelCard(name="m")) == request.body
+    able = ModelCard(name="m", features=frozenset({"reasoning_effort"}))
+    assert msgspec.json.decode(body_for(request, able)) == plain | expected
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "param"),
     [
@@ -263,7 +310,8 @@ def test_fields_without_effect_are_accepted() -> None:
         ({"messages": [user({"type": "image"})]}, InvalidRequest, "messages[0].content[0].source"),
         ({"messages": [user({"type": "tool_result"})]}, InvalidRequest, "messages[0].content[0].tool_use_id"),
         ({"messages": [USER, assistant({"type": "tool_use"}), USER]}, InvalidRequest, "messages[1].content[0]"),
-        ({"messages": [USER, assistant(text("I"))]}, UnsupportedFeature, "messages"),
+        ({"messages": [USER, assistant(text("I"), call())]}, UnsupportedFeature, "messages"),
+        ({"messages": [USER, assistant({"type": "thinking", "thinking": "Hm."})]}, UnsupportedFeature, "messages"),
         ({"messages": [user({"type": "document", "source": {"type": "text"}})]}, UnsupportedFeature, None),
         ({"messages": [user({"type": "image", "source": {"type": "file"}})]}, UnsupportedFeature, None),
         ({"messages": [USER, assistant({"type": "server_tool_use"}), USER]}, UnsupportedFeature, None),

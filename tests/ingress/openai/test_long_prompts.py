@@ -34,7 +34,7 @@ class Slow:
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         raise NotImplementedError
 
-    def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:

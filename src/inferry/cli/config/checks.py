@@ -152,10 +152,12 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         )
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
-        yield from check_range(where, worker, 0, math.inf, "media_tokens")
+        yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys are mutually exclusive"
+        if isinstance(worker, OpenAIWorkerConfig) and worker.batch_api is not None and not worker.models:
+            yield f"{where}.batch_api requires {where}.models"
         yield from (f"{where}.{problem}" for problem in check_literal_secrets(worker))
         if isinstance(worker, HttpWorkerConfig) and (problem := check_url(worker.url)) is not None:
             yield f"{where}.url {problem}"

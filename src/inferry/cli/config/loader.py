@@ -112,6 +112,7 @@ def dump(config: Config) -> str:
                 worker[name] = _redact(worker[name])
         if worker.get("api_keys"):
             worker["api_keys"] = [_redact(key) for key in worker["api_keys"]]
+    raw["tracing"]["headers"] = {name: _redact(value) for name, value in raw["tracing"]["headers"].items()}
     return yaml.safe_dump(raw, sort_keys=False, default_flow_style=False)
 
 

@@ -11,6 +11,7 @@ from inferry.cli.config.retention import RetentionConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
+from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.tenants import Price, Tenant
@@ -52,7 +53,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_timeout_s: float = 30.0
     """After SIGTERM: time for accepted calls to complete, in seconds. The same for calls of a removed worker."""
     admin_key: str | None = None
-    """Bearer token for `/admin/…`; INFERRY_ADMIN_KEY sets it too. null admits clients on this host only."""
+    """Bearer token for `/admin/…`, and the key that the dashboard asks for; INFERRY_ADMIN_KEY sets it too. null admits
+    clients on this host only."""
 
 
 class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,6 +164,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stored content of tenants: responses, files, batches and async jobs."""
     callbacks: CallbacksConfig = CallbacksConfig()
     """Callbacks of async jobs: where they may go, and when they are retried."""
+    tracing: TracingConfig = TracingConfig()
+    """OpenTelemetry traces."""
     alerts: AlertsConfig = AlertsConfig()
     """Alerts that the gateway evaluates itself, and where they are sent."""
     retention: RetentionConfig = RetentionConfig()

@@ -22,8 +22,8 @@ class StorageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_file_bytes: int = 200 * 1024 * 1024
     """Maximum size of an uploaded file; a larger one gets 413 `body_too_large`."""
     max_bytes_per_tenant: int | None = 10 * 1024**3
-    """Maximum stored bytes of a tenant; beyond it uploads and batches get 413 `storage_quota_exceeded`. null sets no
-    limit."""
+    """Maximum stored bytes of a tenant; beyond it uploads, batches, async jobs and responses that are to be stored get
+    413 `storage_quota_exceeded`. null sets no limit."""
     max_batch_items: int = 100_000
     """Maximum number of requests in a batch."""
     batch_concurrency: int = 64

@@ -41,7 +41,9 @@ class PriceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: float = 0.0
     """Per million output tokens."""
     gpu_hour: float | None = None
-    """Per GPU-hour, charged if there is no price per token. Money ceilings need prices per token."""
+    """Per GPU-hour, charged if there is no price per token: by measured or
+    [estimated](../explanation/ledger.md#gpu-seconds) GPU time, when a call ends. Only prices per token stop a call at
+    a money ceiling."""
 
     def price(self) -> Price:
         return Price(**{name: getattr(self, name) for name in self.__struct_fields__})
@@ -82,6 +84,11 @@ def advise_on_tenants(
                 f"worker {worker.name} is reserved for tenant {worker.pool}, whose isolation is "
                 f"{tenants[worker.pool].isolation}: it gets no calls until isolation is pool"
             )
+    for worker in workers:
+        for model in _models(worker) if worker.gpus == 0 else ():
+            price = prices.get(model, prices.get("*", PriceConfig())).price()
+            if price.gpu_hour is not None and not price.is_per_token:
+                yield f"prices: {model} has a price per GPU-hour only, and worker {worker.name} has no GPUs: it is free"
     yield from unpriced_models({f"tenants.{name}": one for name, one in tenants.items()}, prices, workers)
 
 
@@ -93,7 +100,11 @@ def unpriced_models(
     if in_money:
         for model in dict.fromkeys(model for worker in workers for model in _models(worker)):
             price = prices.get(model, prices.get("*", PriceConfig()))
-            if not price.price().is_per_token:
+            if price.price().is_per_token:
+                continue
+            if price.gpu_hour is not None:
+                yield f"{in_money[0]}: calls of {model} are counted when they end, because its price is per GPU-hour"
+            else:
                 yield f"{in_money[0]}: calls of {model} are not counted, because prices has no price per token for it"
 
 

@@ -11,6 +11,7 @@ from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
 from inferry.cli.config.storage import check_storage
 from inferry.cli.config.tenants import check_pools, check_tenants
+from inferry.cli.config.tracing import check_tracing
 from inferry.domain.ledger_urls import ledger_url_error
 
 MIN_ADMIN_KEY_CHARS = 16
@@ -30,6 +31,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_storage(config.storage)
     yield from check_retention(config.retention)
     yield from check_callbacks(config.callbacks, config.storage.job_ttl_s)
+    yield from check_tracing(config.tracing)
     yield from check_alerts(config.alerts)
     yield from check_tenants(config.auth, config.tenants, config.prices)
     if config.workers_file is None:

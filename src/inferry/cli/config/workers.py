@@ -145,6 +145,12 @@ class OpenAIWorkerConfig(HttpWorkerConfig, frozen=True, kw_only=True, tag_field=
     api_keys: tuple[str, ...] = ()
     """Several keys, each paced on its own; the one with the most quota left is used. `$NAME` reads an environment
     variable."""
+    batch_api: Literal["openai", "anthropic"] | None = None
+    """Execute items of batches for `models`, which must be named, through the provider's batch API: `openai` for the
+    endpoints of chat, completions and embeddings, `anthropic` for `/v1/messages`. Items of tenants and keys with token
+    or money ceilings, and all other items, are sent as calls. null sends all items as calls."""
+    batch_price_factor: float = 0.5
+    """Price of items executed through `batch_api`, as a multiple of the model's price."""
     gpus: int = 0
     """GPUs behind the server: none that are paid by the hour. A hosted API has prices per token."""
     capacity: Literal["adaptive", "fixed"] = "fixed"

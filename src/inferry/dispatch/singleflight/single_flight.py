@@ -80,7 +80,7 @@ class Host(Protocol):
     def admit_follower(self, job: InferenceJob, caller: Caller) -> FollowerTicket:
         """Admit a job that uses nothing, or raise its refusal."""
 
-    def follower_ended(self, entry: LedgerEntry) -> None:
+    def follower_ended(self, job: InferenceJob, entry: LedgerEntry) -> None:
         """Account for it."""
 
     def shared(self, kind: SharingKind) -> None:
@@ -298,7 +298,7 @@ class SingleFlight:
         except GatewayError as refusal:
             end_for_follower = end if isinstance(end, Done) else Failed(job.job_id, refusal)
             attempt = follower_attempt(subscriber, end_for_follower, self._clock.now())
-            self._host.follower_ended(follower_entry(subscriber, attempt, self._clock.wall()))
+            self._host.follower_ended(subscriber.job, follower_entry(subscriber, attempt, self._clock.wall()))
             subscriber.finish(end_for_follower)
 
     def subscriber_detached(self, execution: Execution, reader: Reader) -> None:
@@ -330,7 +330,7 @@ class SingleFlight:
         self._unsubscribe(subscriber)
         if ticket is not None:
             attempt = follower_attempt(subscriber, end, self._clock.now())
-            self._host.follower_ended(follower_entry(subscriber, attempt, self._clock.wall()))
+            self._host.follower_ended(subscriber.job, follower_entry(subscriber, attempt, self._clock.wall()))
             ticket.ended(attempt)
         subscriber.finish(end)
 

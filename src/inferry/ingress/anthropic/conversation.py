@@ -21,10 +21,13 @@ _MEDIA_TYPE = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 class Conversation:
-    """Collects turns. `images` are the paths of images in the request."""
+    """Collects turns. `images` are the paths of images in the request. `is_prefilled`: the answer continues the last
+    message, known when `finish` returns.
+    """
 
     def __init__(self) -> None:
         self.images: list[str] = []
+        self.is_prefilled = False
         self._messages = ChatMessages()
 
     def add_system(self, content: Raw, path: str) -> None:
@@ -51,12 +54,9 @@ class Conversation:
             raise InvalidRequest(f"`{path}` must not be empty", param=path)
 
     def finish(self) -> list[ChatMessage]:
-        """All messages. Raises UnsupportedFeature where the answer would have to continue an assistant message."""
+        """All messages. Raises UnsupportedFeature where the last is the assistant's and has other content than text."""
         if self._messages.role == "assistant":
-            raise UnsupportedFeature(
-                "`messages`: the last message must be of the user; prefilled answers are not supported",
-                param="messages",
-            )
+            self.is_prefilled = self._messages.end_prefill()
         return self._messages.finish()
 
     # -- turns -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from inferry.ingress.headers import identifier, request_id
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.job_ids import new_job_id
-from inferry.ingress.openai.parse import check_features, find_card, tokenize_long
+from inferry.ingress.openai.parse import body_for, check_features, find_card, tokenize_long
 from inferry.ingress.openai.prompt import PromptText, read_prompt
 from inferry.ingress.router import JSON, Fail, Refuse, Router
 
@@ -51,11 +51,12 @@ class TokenCountsRouter(Router):
         decoded = decode_count(request.body, self.format)
         card = find_card(decoded.wire.model, models, caller)
         check_features(decoded, card)
-        prompt = read_prompt(decoded.wire, decoded.body, card, models.tokenizer(card.name))
+        body = body_for(decoded, card)
+        prompt = read_prompt(decoded.wire, body, card, models.tokenizer(card.name))
         if isinstance(prompt, PromptText):
             return len(await tokenize_long(prompt)), True
-        count = await self._gateway.count_tokens(card.name, caller.pool, decoded.body)
+        count = await self._gateway.count_tokens(card.name, caller.pool, body)
         if count is not None:
             return count, True
         template_id = identifier(request.headers, b"x-inferry-template-id")
-        return models.estimator.prompt(caller.tenant.name, card.name, template_id, len(decoded.body)).expected, False
+        return models.estimator.prompt(caller.tenant.name, card.name, template_id, len(body)).expected, False

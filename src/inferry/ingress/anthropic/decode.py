@@ -22,6 +22,8 @@ _encode = msgspec.json.encode
 
 MESSAGES = b"/v1/messages"
 
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that not every version of vLLM knows."""
 _TIERS = {"standard_only": "default"}
 """Tiers of this API by name. `auto` is the lane of the key."""
 
@@ -56,13 +58,13 @@ class MessagesEndpoint(Endpoint):
             wire.user = request.metadata.user_id  # for affinity only; not sent to workers
         if request.service_tier is not None:
             wire.service_tier = _TIERS.get(request.service_tier)
-        return ClientRequest(wire, chat.encode(), self.format, chat.features)
+        return ClientRequest(wire, chat.encode(), self.format, chat.features, chat.reasoning)
 
 
 def decode_count(body: bytes, wire_format: WireFormat) -> ClientRequest:
     """A request to count tokens, as the chat request whose prompt is counted."""
     chat = _ChatBody(decode_body(_count_decoder, body))
-    return ClientRequest(chat.wire, chat.encode(), wire_format, chat.features)
+    return ClientRequest(chat.wire, chat.encode(), wire_format, chat.features, chat.reasoning)
 
 
 class _ChatBody:
@@ -81,12 +83,16 @@ class _ChatBody:
             conversation.add_turn(turn, f"messages[{index}]")
         messages = conversation.finish()
         self.features = [("images", path) for path in conversation.images]
+        self.reasoning = _reasoning(request)
         self.wire = ChatCompletionRequest(model=request.model, messages=[one.schema for one in messages])
         self._pieces = [b'{"model":', _encode(request.model)]
         if request.tools:
             self.wire.tools = Raw(_tools(request.tools))
             self._add_raw("tools", self.wire.tools)
         self._add_raw("messages", b"[%b]" % b",".join([one.json for one in messages]))
+        if conversation.is_prefilled:
+            self.wire.continue_final_message = True
+            self._pieces.append(b',"continue_final_message":true,"add_generation_prompt":false')
         self._add_tool_choice(request.tool_choice)
         self._add_response_format(request)
 
@@ -124,6 +130,18 @@ class _ChatBody:
             self.wire.response_format = ResponseFormat(wanted.type)
             schema = {"name": "output", "schema": wanted.schema, "strict": True}
             self.add("response_format", {"type": wanted.type, "json_schema": schema})
+
+
+def _reasoning(request: CountTokensRequest) -> bytes:
+    """How much the model shall reason, as vLLM's chat API takes it. Templates have either name for the switch."""
+    fields = b""
+    thinking, config = request.thinking, request.output_config
+    if thinking is not None and thinking.type != "adaptive":
+        is_on = b"true" if thinking.type == "enabled" else b"false"
+        fields = b',"chat_template_kwargs":{"enable_thinking":%b,"thinking":%b}' % (is_on, is_on)
+    if config is not None and config.effort is not None:
+        fields += b',"reasoning_effort":' + _encode(_EFFORTS.get(config.effort, config.effort))
+    return fields
 
 
 def _tools(tools: list[Tool]) -> bytes:

@@ -9,6 +9,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.ingress.anthropic.message import Message
 from inferry.ingress.anthropic.writer import MessageWriter
 from inferry.ingress.chat_items import read_answer
+from inferry.ingress.errors import FieldNames
 from inferry.ingress.wire_format import EventWriter, WireFormat
 
 OVERLOADED = 529
@@ -23,6 +24,15 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
+_FIELDS = FieldNames(
+    {
+        "max_completion_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+        "continue_final_message": "messages: prefilled answer",
+    }
+)
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _encode = msgspec.json.encode
 
@@ -65,7 +75,7 @@ class MessagesFormat(WireFormat):
 def _message(error: GatewayError) -> str:
     """Claude Code reads the first two messages: it compacts the conversation, or lowers `max_tokens`."""
     if not isinstance(error, ContextLengthExceeded):
-        return error.message
+        return _FIELDS.apply(error).message
     prompt, output, context = error.prompt_tokens, error.output_tokens, error.context_tokens
     if prompt is None or context is None:
         return f"prompt is too long: {error.message}"

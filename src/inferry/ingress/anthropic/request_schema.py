@@ -65,6 +65,7 @@ class OutputFormat(Struct):
 
 class OutputConfig(Struct):
     format: OutputFormat | None = None
+    effort: str | None = None
 
 
 class Metadata(Struct):

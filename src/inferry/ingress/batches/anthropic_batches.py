@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw, Struct
@@ -14,10 +13,10 @@ from inferry.domain.errors import BodyTooLarge, InvalidRequest, NotFound
 from inferry.domain.storage import UNFINISHED, Batch, BatchDetail, BatchItem
 from inferry.durable.batch_input import body_error
 from inferry.durable.batches import Batches, NewBatch
-from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.anthropic.format import MessagesFormat
 from inferry.ingress.batches.download import send_stream
 from inferry.ingress.batches.files import first_and_last
+from inferry.ingress.batches.method_dispatch import Operations, begin
 from inferry.ingress.batches.queries import limit_of, parse_query
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
@@ -62,32 +61,17 @@ class MessageBatchesRouter(Router):
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         self._batches.require_enabled()
-        tenant, method = caller.tenant.name, request.method
-        is_get = method in (b"GET", b"HEAD")
-        id, _, rest = path.removeprefix(self.prefix).removeprefix("/").partition("/")
-        id = unquote(id)
-        if not id:
-            if not is_get and method != b"POST":
-                raise WrongMethod(self.prefix, "GET, HEAD, POST")
-            work = self._list(tenant, query, request) if is_get else self._create(request, caller)
-        elif rest == "cancel":
-            if method != b"POST":
-                raise WrongMethod(f"{self.prefix}/{{id}}/cancel", "POST")
-            work = self._cancel(tenant, id, request)
-        elif rest == "results":
-            if not is_get:
-                raise WrongMethod(f"{self.prefix}/{{id}}/results", "GET, HEAD")
-            self.respond_later(self._send_results(tenant, id, reply), request, reply)
-            return
-        elif rest:
-            raise NotFound("unknown path")
-        elif method == b"DELETE":
-            work = self._delete(tenant, id)
-        elif is_get:
-            work = self._show(tenant, id, request)
-        else:
-            raise WrongMethod(f"{self.prefix}/{{id}}", "GET, HEAD, DELETE")
-        self.respond_later(work, request, reply)
+        tenant = caller.tenant.name
+        operations: Operations = {
+            "": {"GET": lambda _: self._list(tenant, query, request), "POST": lambda _: self._create(request, caller)},
+            "{id}": {
+                "GET": lambda id: self._show(tenant, id, request),
+                "DELETE": lambda id: self._delete(tenant, id),
+            },
+            "{id}/cancel": {"POST": lambda id: self._cancel(tenant, id, request)},
+            "{id}/results": {"GET": lambda id: self._send_results(tenant, id, reply)},
+        }
+        self.respond_later(begin(self.prefix, path, request.method, operations), request, reply)
 
     async def _create(self, request: Request, caller: Caller) -> dict[str, Any]:
         limits = self._batches.limits

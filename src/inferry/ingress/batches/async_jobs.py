@@ -2,20 +2,19 @@
 
 import hashlib
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Raw, Struct
 
 from inferry.domain.async_jobs import AsyncJob, AsyncJobDetail
 from inferry.domain.callers import Caller
-from inferry.domain.errors import InvalidRequest, NotFound
+from inferry.domain.errors import InvalidRequest
 from inferry.domain.lanes import Lane
 from inferry.durable.async_job_object import job_object
 from inferry.durable.async_jobs import AsyncJobs, NewJob
 from inferry.durable.ids import new_id
-from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.batches.files import first_and_last
+from inferry.ingress.batches.method_dispatch import Operations, begin
 from inferry.ingress.batches.openai_batches import check_metadata
 from inferry.ingress.batches.queries import is_newest_first, limit_of, parse_query
 from inferry.ingress.harness import identity
@@ -67,25 +66,14 @@ class AsyncJobsRouter(Router):
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         self._jobs.require_enabled()
-        tenant, method = caller.tenant.name, request.method
-        is_get = method in (b"GET", b"HEAD")
-        id, _, rest = path.removeprefix(self.prefix).removeprefix("/").partition("/")
-        id = unquote(id)
-        if not id:
-            _require(is_get or method == b"POST", _PREFIX, "GET, HEAD, POST")
-            work = self._list(tenant, query) if is_get else self._create(request, reply, caller)
-        elif rest == "cancel":
-            _require(method == b"POST", f"{_PREFIX}/{{id}}/cancel", "POST")
-            work = self._cancel(tenant, id)
-        elif rest == "deliveries":
-            _require(is_get, f"{_PREFIX}/{{id}}/deliveries", "GET, HEAD")
-            work = self._deliveries(tenant, id)
-        elif rest:
-            raise NotFound("unknown path")
-        else:
-            _require(is_get or method == b"DELETE", f"{_PREFIX}/{{id}}", "GET, HEAD, DELETE")
-            work = self._show(tenant, id) if is_get else self._delete(tenant, id)
-        self.respond_later(work, request, reply)
+        tenant = caller.tenant.name
+        operations: Operations = {
+            "": {"GET": lambda _: self._list(tenant, query), "POST": lambda _: self._create(request, reply, caller)},
+            "{id}": {"GET": lambda id: self._show(tenant, id), "DELETE": lambda id: self._delete(tenant, id)},
+            "{id}/cancel": {"POST": lambda id: self._cancel(tenant, id)},
+            "{id}/deliveries": {"GET": lambda id: self._deliveries(tenant, id)},
+        }
+        self.respond_later(begin(self.prefix, path, request.method, operations), request, reply)
 
     async def _create(self, request: Request, reply: Reply, caller: Caller) -> None:
         job = await self._jobs.create(self._new_job(request, caller))
@@ -155,11 +143,6 @@ class AsyncJobsRouter(Router):
 
     async def _object(self, job: AsyncJob) -> dict[str, Any]:
         return job_object(job, None if job.answer_status is None else await self._jobs.answer(job))
-
-
-def _require(is_supported: bool, path: str, allow: str) -> None:
-    if not is_supported:
-        raise WrongMethod(path, allow)
 
 
 def _check_body(body: bytes) -> None:

@@ -2,17 +2,16 @@
 
 import re
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
 
 from inferry.domain.callers import Caller
-from inferry.domain.errors import InvalidRequest, NotFound
+from inferry.domain.errors import InvalidRequest
 from inferry.domain.storage import Batch, BatchDetail
 from inferry.durable.batches import Batches, NewBatch
-from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.batches.files import first_and_last
+from inferry.ingress.batches.method_dispatch import Operations, begin
 from inferry.ingress.batches.queries import limit_of, parse_query
 from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
 from inferry.ingress.http.reply import Reply
@@ -23,7 +22,6 @@ from inferry.ingress.router import Fail, Refuse, Router
 MAX_LISTED = 100
 MAX_WINDOW_S = 7 * 86_400.0
 MAX_METADATA = 16
-_CANCEL = "cancel"
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _TIMES = {
     "in_progress_at": "in_progress",
@@ -66,24 +64,13 @@ class OpenAIBatchesRouter(Router):
 
     def serve(self, path: str, query: str, request: Request, reply: Reply, caller: Caller) -> None:
         self._batches.require_enabled()
-        tenant, method = caller.tenant.name, request.method
-        is_get = method in (b"GET", b"HEAD")
-        id, _, rest = path.removeprefix(self.prefix).removeprefix("/").partition("/")
-        id = unquote(id)
-        if not id:
-            if not is_get and method != b"POST":
-                raise WrongMethod(self.prefix, "GET, HEAD, POST")
-            self.respond_later(self._list(tenant, query) if is_get else self._create(request, caller), request, reply)
-        elif rest == _CANCEL:
-            if method != b"POST":
-                raise WrongMethod(f"{self.prefix}/{{id}}/{_CANCEL}", "POST")
-            self.respond_later(self._cancel(tenant, id), request, reply)
-        elif rest:
-            raise NotFound("unknown path")
-        elif not is_get:
-            raise WrongMethod(f"{self.prefix}/{{id}}", "GET, HEAD")
-        else:
-            self.respond_later(self._show(tenant, id), request, reply)
+        tenant = caller.tenant.name
+        operations: Operations = {
+            "": {"GET": lambda _: self._list(tenant, query), "POST": lambda _: self._create(request, caller)},
+            "{id}": {"GET": lambda id: self._show(tenant, id)},
+            "{id}/cancel": {"POST": lambda id: self._cancel(tenant, id)},
+        }
+        self.respond_later(begin(self.prefix, path, request.method, operations), request, reply)
 
     async def _create(self, request: Request, caller: Caller) -> dict[str, Any]:
         body: CreateBatchBody = decode_body(_decoder, request.body)

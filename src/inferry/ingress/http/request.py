@@ -2,6 +2,7 @@
 
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError
+from inferry.domain.tracing import CallTrace
 from inferry.ingress.http.body_sink import BodySink
 
 
@@ -11,7 +12,7 @@ class Request:
     `length` is the announced length of the body in bytes, or `request_head.CHUNKED`. `problem` is the reason why the
     body was refused; `body` is empty then. `caller` is set once the request was authenticated. `protocol_error` is
     (status, reason) where this object stands for bytes that are no valid request. `is_internal`: the gateway made the
-    request itself, for a caller it knows. `sink` takes the body instead of `body`.
+    request itself, for a caller it knows. `sink` takes the body instead of `body`. `trace` is set while tracing is on.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Request:
         "protocol_error",
         "sink",
         "target",
+        "trace",
     )
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes]) -> None:
@@ -44,3 +46,4 @@ class Request:
         self.is_http10 = False
         self.is_internal = False
         self.keeps_alive = True
+        self.trace: CallTrace | None = None

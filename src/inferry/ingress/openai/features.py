@@ -13,7 +13,7 @@ _COMMON = (
     "n", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p", "min_tokens",
     "prompt_logprobs", "echo", "use_beam_search", "response_format", "logprobs", *_GRAMMARS,
 )  # fmt: skip
-_CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio")
+_CHAT = ("top_logprobs", "tools", "tool_choice", "functions", "modalities", "audio", "continue_final_message")
 # Most calls use none of these fields: one comparison shows it.
 _of_chat = attrgetter(*_COMMON, *_CHAT)
 _of_completion = attrgetter(*_COMMON, "suffix", "best_of")
@@ -66,6 +66,8 @@ def features_of(wire: ChatCompletionRequest | CompletionRequest) -> list[tuple[s
             found.append(("tools", "tool_choice"))
         if wire.functions is not UNSET and is_given(wire.functions):
             found.append(("tools", "functions"))
+        if wire.continue_final_message:
+            found.append(("prefill", "continue_final_message"))
         for param, raw in (("modalities", wire.modalities), ("audio", wire.audio)):
             if raw is not UNSET and is_given(raw) and bytes(raw) != b'["text"]':
                 found.append(("audio", param))

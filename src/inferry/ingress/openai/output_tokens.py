@@ -27,7 +27,7 @@ def output_budget(requested_tokens: int | None, prompt: Estimate, card: ModelCar
         if requested_tokens is not None and prompt.low + requested_tokens > context:
             about = "" if prompt.is_exact else "at least "
             raise ContextLengthExceeded(
-                f"{about}{prompt.low} prompt tokens and max_tokens {requested_tokens} exceed the context of "
+                f"{about}{prompt.low} prompt tokens and `max_tokens` {requested_tokens} exceed the context of "
                 f"`{card.name}`, "
                 f"{context} tokens",
                 param="max_tokens",

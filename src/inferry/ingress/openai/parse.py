@@ -44,7 +44,7 @@ MIN_PREDICTED_TOKENS = 32
 """A job with a smaller budget is assumed to write all of it."""
 INLINE_TOKENIZE_BYTES = 8192
 """Longer prompts are tokenised off the event loop."""
-_RESUMABLE_FEATURES = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty"})
+_RESUMABLE_FEATURES = frozenset({"min_p", "min_tokens", "logit_bias", "repetition_penalty", "prefill"})
 """Features, or fields of them, with the same effect when output so far becomes part of the prompt. A repetition penalty
 counts prompt and output alike; the other penalties count the output alone and are not resumable."""
 _NON_STREAMING_FEATURES = frozenset({"prompt_logprobs", "beam_search", "echo", "chat_echo"})
@@ -60,12 +60,13 @@ def parse(
     request: ClientRequest, headers: Mapping[bytes, bytes], models: ModelCatalog, caller: Caller
 ) -> "InferenceJob | LongPrompt":
     """The job of a request, or the text of a long prompt."""
-    wire, body = request.wire, request.body
+    wire = request.wire
     api: Api = "chat" if isinstance(wire, ChatCompletionRequest) else "completions"
     card = find_card(wire.model, models, caller)
     requested_tokens = check_ranges(wire)
     media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages)
     features = check_features(request, card, media)
+    body = body_for(request, card)
     call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller, models.now())
     prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
     if prompt is None:
@@ -97,6 +98,13 @@ def find_card(model: str, models: ModelCatalog, caller: Caller, task: Task = Tas
             f"the model `{card.name}` does not support the task `{task.value}`, only {tasks}", param="model"
         )
     return card
+
+
+def body_for(request: ClientRequest, card: ModelCard) -> bytes:
+    """The body that workers of the model are sent."""
+    if request.reasoning and "reasoning_effort" in card.features:
+        return b"%b%b}" % (request.body[:-1], request.reasoning)
+    return request.body
 
 
 def check_features(request: ClientRequest, card: ModelCard, media: Media = NO_MEDIA) -> list[tuple[str, str]]:

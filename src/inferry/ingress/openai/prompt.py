@@ -34,7 +34,8 @@ def read_prompt(
         messages = _messages(body)
         size = sum(len(str(message["content"]).encode()) for message in messages)
         _check_prompt_fits(size, tokenizer, card, "messages")
-        return PromptText(size, partial(tokenizer.encode_chat, messages))
+        continues = wire.continue_final_message is True
+        return PromptText(size, partial(tokenizer.encode_chat, messages, continues_last=continues))
     prompt = completion_prompt(wire.prompt)
     if isinstance(prompt, str):
         if tokenizer is None:

@@ -22,6 +22,7 @@ from inferry.ingress.openai.parse import INLINE_TOKENIZE_BYTES, LongPrompt, pars
 from inferry.ingress.openai.prompt_list import PromptList, read_prompt_list
 from inferry.ingress.response import HeartbeatTimer, start_response
 from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint
+from inferry.observe.tracing.tracer import Tracer
 
 Refuse = Callable[[GatewayError, Request, Reply, Caller], None]
 
@@ -33,13 +34,20 @@ class CompletionsEndpoint(Endpoint):
     format = OPENAI
 
     def __init__(
-        self, gateway: Gateway, limits: HttpLimits, heartbeats: HeartbeatTimer, auth: Auth, refuse: Refuse
+        self,
+        gateway: Gateway,
+        limits: HttpLimits,
+        heartbeats: HeartbeatTimer,
+        auth: Auth,
+        refuse: Refuse,
+        tracer: Tracer | None = None,
     ) -> None:
         self.gateway = gateway
         self.limits = limits
         self.heartbeats = heartbeats
         self.auth = auth
         self.refuse = refuse
+        self.tracer = tracer
 
     def decode(self, body: bytes) -> ClientRequest | DeferredRequest:
         wire = decode_completion(body)
@@ -65,6 +73,8 @@ class PromptCall(DeferredRequest):
             raise ClientClosed("the client disconnected before its prompts were read")
         if not request.is_internal:
             caller = endpoint.auth.caller(request.headers, reply.peer)  # the key may have been revoked meanwhile
+        if endpoint.tracer is not None and request.trace is not None:
+            jobs = [endpoint.tracer.adopt(request.trace, job) for job in jobs]
         try:
             streams = gateway.submit_all(jobs, caller)
         except GatewayError as error:

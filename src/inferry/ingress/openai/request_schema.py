@@ -138,6 +138,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     functions: Raw | UnsetType = UNSET
     modalities: Raw | UnsetType = UNSET
     audio: Raw | UnsetType = UNSET
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -25,6 +25,7 @@ _SECURITY_OF: dict[str, list[Json]] = {
     "runs": _CALLER,
     "storage": _CALLER,
     "admin": [{"admin": []}],
+    "dashboard": [],
     "process": [],
 }
 _SECURITY: Json = {
@@ -37,7 +38,9 @@ _SECURITY: Json = {
     "admin": {
         "type": "http",
         "scheme": "bearer",
-        "description": "`server.admin_key`. Without one, clients on the gateway's machine except browsers and proxies.",
+        "description": (
+            "`server.admin_key`. Without one, clients on the gateway's machine, except proxies and web pages of others."
+        ),
     },
 }
 
@@ -76,6 +79,7 @@ def document() -> Json:
             },
             {"name": "storage", "description": "Files, batches and jobs. Those of other tenants are unknown."},
             {"name": "admin", "description": "Workers, tenants and keys. For operators."},
+            {"name": "dashboard", "description": "The page at `/`, and sign-in of browsers."},
             {"name": "process", "description": "State of the gateway process."},
         ],
         "paths": {path: {m: _operation(m, path, one) for m, one in ops.items()} for path, ops in operations().items()},

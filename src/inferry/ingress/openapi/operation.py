@@ -42,6 +42,7 @@ ERRORS_NOT_FROM_CALLS = (
     errors.Conflict,
     errors.StorageDisabled,
     errors.StorageQuotaExceeded,
+    errors.ReportTimeout,
 )
 
 

@@ -7,16 +7,19 @@ from inferry.domain.settings import TenantSettings
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import pooled, responses
+from inferry.ingress.openapi.dashboard import dashboard_operations
 from inferry.ingress.openapi.headers import IDENTIFIER, integer_parameter, parameter
 from inferry.ingress.openapi.jobs import callback_secret_operations, job_operations
 from inferry.ingress.openapi.message_responses import MessageModel, MessageModelList
 from inferry.ingress.openapi.messages import message_operations
+from inferry.ingress.openapi.observation import observation_operations
 from inferry.ingress.openapi.operation import Operation, call_operation, json_response, pooled_operation
 from inferry.ingress.openapi.responses_api import response_operations
 from inferry.ingress.openapi.schemas import TENANT_NAME, Json
 from inferry.ingress.openapi.storage import storage_operations
 from inferry.ingress.openapi.storage_responses import DeletedTenantData
-from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_WAIT_MS
+from inferry.ingress.openapi.timeline_responses import PerfettoTrace, RunTimeline
+from inferry.ingress.runs import DEFAULT_WAIT_MS, MAX_LISTED, MAX_STEPS, MAX_TIMELINE_CALLS, MAX_WAIT_MS
 
 
 def operations() -> dict[str, dict[str, Operation]]:
@@ -49,6 +52,8 @@ def operations() -> dict[str, dict[str, Operation]]:
         **_tenants(),
         **callback_secret_operations(),
         **_keys(),
+        **dashboard_operations(),
+        **observation_operations(),
         **_process(),
     }
 
@@ -125,6 +130,7 @@ def _runs() -> dict[str, dict[str, Operation]]:
                 errors=_RUN_ERRORS,
             ),
         },
+        "/v1/runs/{id}/timeline": {"get": _timeline(run)},
         "/v1/runs/{id}/finish": {
             "post": Operation(
                 summary="Mark a run as finished",
@@ -136,6 +142,23 @@ def _runs() -> dict[str, dict[str, Operation]]:
             )
         },
     }
+
+
+def _timeline(run: Json) -> Operation:
+    return Operation(
+        summary="Get the calls of a run and its sub-runs in order",
+        description="Waits, worker and decision of every attempt. `format=perfetto` gives a trace in the JSON format "
+        "of Chrome, for ui.perfetto.dev.",
+        tag="runs",
+        parameters=(
+            run,
+            parameter("query", "format", {"type": "string", "enum": ["json", "perfetto"]}, "Default: json."),
+            integer_parameter("limit", 1, MAX_TIMELINE_CALLS, 200, "Maximum number of ended attempts."),
+            parameter("query", "cursor", {"type": "string"}, "`next_cursor` of the previous page."),
+        ),
+        responses={200: json_response(RunTimeline, "The calls in order of arrival.", PerfettoTrace)},
+        errors=_RUN_ERRORS,
+    )
 
 
 def _workers() -> dict[str, dict[str, Operation]]:
@@ -276,6 +299,7 @@ def _process() -> dict[str, dict[str, Operation]]:
         "/": {
             "get": Operation(
                 summary="List the endpoints",
+                description="A browser, which accepts `text/html`, gets the dashboard.",
                 tag="process",
                 responses={200: json_response(responses.Index, "The endpoints.")},
             )

@@ -36,7 +36,7 @@ def response_operations() -> dict[str, dict[str, Operation]]:
                 body=ResponsesRequest,
                 parameters=CALL_PARAMETERS,
                 responses={200: created},
-                errors=(*call_errors(), errors.NotFound, errors.StorageDisabled),
+                errors=(*call_errors(), errors.NotFound, errors.StorageDisabled, errors.StorageQuotaExceeded),
             )
         },
         **_stored(content),

@@ -13,19 +13,23 @@ from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, Creat
 from inferry.ingress.batches.async_jobs import CreateJobBody
 from inferry.ingress.batches.openai_batches import MAX_METADATA, CreateBatchBody
 from inferry.ingress.batches.upload import MAX_TTL_S, MIN_TTL_S
+from inferry.ingress.dashboard import values
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openai.decode import MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOKEN_ID
 from inferry.ingress.openapi import (
     job_responses,
     message_responses,
+    observation_responses,
     pooled,
     response_objects,
     responses,
     storage_responses,
+    timeline_responses,
 )
 from inferry.ingress.pooling.decode import MAX_INPUTS
 from inferry.ingress.responses.request_schema import ResponsesRequest
 from inferry.ingress.responses.response_object import SEALED_REASONING
+from inferry.observe.diagnosis.findings import Diagnosis
 
 Json = dict[str, Any]
 
@@ -98,7 +102,8 @@ _FIELD_SCHEMAS: dict[str, Json] = {
 
 def schemas() -> Json:
     """Every schema by name."""
-    modules = (responses, message_responses, response_objects, storage_responses, job_responses)
+    calls = (responses, message_responses, response_objects)
+    modules = (*calls, storage_responses, job_responses, timeline_responses, observation_responses, values)
     named = [one for module in modules for one in vars(module).values() if isinstance(one, type)]
     kinds = [
         request_schema.ChatCompletionRequest,
@@ -113,6 +118,7 @@ def schemas() -> Json:
         CreateMessageBatchBody,
         *(*pooled.REQUESTS, *pooled.RESPONSES),
         CreateJobBody,
+        Diagnosis,
     ]
     owners = {module.__name__ for module in modules}
     kinds += [one for one in named if issubclass(one, Struct) and one.__module__ in owners]

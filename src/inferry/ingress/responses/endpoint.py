@@ -19,10 +19,11 @@ from inferry.ingress.job_ids import new_job_id
 from inferry.ingress.openai.parse import parse
 from inferry.ingress.responses.decode import Translation, decode_items, decode_request
 from inferry.ingress.responses.follow import follow
+from inferry.ingress.responses.format import ResponsesErrors
 from inferry.ingress.responses.request_schema import InputItem, ResponsesRequest
 from inferry.ingress.responses.response_object import ID_PREFIX, Keep, ResponseObject
 from inferry.ingress.responses.stored_items import find_item, history_of, input_items, is_reference
-from inferry.ingress.wire_format import OPENAI, ClientRequest, DeferredRequest, Endpoint
+from inferry.ingress.wire_format import ClientRequest, DeferredRequest, Endpoint
 
 RESPONSES = b"/v1/responses"
 _JSON = b"content-type: application/json\r\n"
@@ -39,7 +40,7 @@ class ResponsesEndpoint(Endpoint):
         models: ModelCatalog | None = None,
         reserved_bytes: Callable[[int], AbstractContextManager[None]] = lambda size: nullcontext(),
     ) -> None:
-        self.format = OPENAI
+        self.format = ResponsesErrors()
         self.wall = wall
         self.models = models
         self.reserved_bytes = reserved_bytes
@@ -54,7 +55,12 @@ class ResponsesEndpoint(Endpoint):
     def decode(self, body: bytes) -> ClientRequest | DeferredRequest:
         request = decode_request(body)
         items = decode_items(request.input)
-        if request.previous_response_id is not None or request.background or any(map(is_reference, items)):
+        if (
+            request.previous_response_id is not None
+            or request.background
+            or any(map(is_reference, items))
+            or (request.store is not False and self.responses is not None and self.responses.quota.has_full_tenants)
+        ):
             return StoredRequest(self, request, items)
         translation = Translation(request, [], items)
         keep = self.keep(request, {})
@@ -91,7 +97,9 @@ def _keep(
 
 
 class StoredRequest(DeferredRequest):
-    """A request that follows on a stored response, refers to stored items, or runs in the background."""
+    """A request that follows on a stored response, refers to stored items, runs in the background, or may find that
+    its tenant has no space left.
+    """
 
     def __init__(self, endpoint: ResponsesEndpoint, request: ResponsesRequest, items: list[InputItem]) -> None:
         self._endpoint = endpoint
@@ -109,6 +117,9 @@ class StoredRequest(DeferredRequest):
             raise StorageDisabled("this gateway stores no responses", param="store")
         if wanted.background and wanted.store is False:
             raise InvalidRequest("`background` requires `store`", param="store")
+        given = request.headers.get(RESPONSE_ID) if request.is_internal else None
+        if wanted.store is not False and given is None:
+            responses.quota.require_space(tenant)
         history: list[InputItem] = []
         if wanted.previous_response_id is not None:
             history = history_of(await responses.chain(tenant, wanted.previous_response_id))
@@ -118,7 +129,6 @@ class StoredRequest(DeferredRequest):
                 found[index] = await find_item(responses, tenant, item.id or "", f"input[{index}]")
                 self._items[index] = decode_items(b"[%b]" % bytes(found[index]))[0]
         translation = Translation(wanted, history, self._items)
-        given = request.headers.get(RESPONSE_ID) if request.is_internal else None
         if wanted.background and given is None:
             await self._accept(translation, found, request, reply, caller)
             return None

@@ -5,13 +5,32 @@ from typing import Any
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.ingress.chat_items import read_answer
+from inferry.ingress.errors import FieldNames
 from inferry.ingress.responses.response_object import Keep, ResponseObject, usage_object
 from inferry.ingress.responses.writer import ResponseWriter, reasoning_tokens
 from inferry.ingress.wire_format import EventWriter, WireFormat
 
+_FIELDS = FieldNames(
+    {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    }
+)
 
-class ResponsesFormat(WireFormat):
-    """Belongs to one request. Errors outside of streams have OpenAI's shape."""
+
+class ResponsesErrors(WireFormat):
+    """Errors outside of streams: in OpenAI's shape, with the fields of this API."""
+
+    def error_body(self, error: GatewayError, request_id: str) -> bytes:
+        return super().error_body(_FIELDS.apply(error), request_id)
+
+
+class ResponsesFormat(ResponsesErrors):
+    """Belongs to one request."""
 
     def __init__(self, head: ResponseObject, keep: Keep | None) -> None:
         self._head = head
@@ -45,4 +64,5 @@ class ResponsesFormat(WireFormat):
         return headers + b"x-inferry-tools-left-out: %b\r\n" % left_out.encode() if left_out else headers
 
     def error_event(self, error: GatewayError) -> bytes:
+        error = _FIELDS.apply(error)
         return super().error_event(error) if self._writer is None else self._writer.failed(error)

@@ -30,7 +30,7 @@ from inferry.domain.storage import (
     item_id,
     try_id,
 )
-from inferry.ledger.storage_schema import batch_items, batches
+from inferry.ledger.storage_schema import batch_items, batches, provider_batches
 from inferry.ledger.stores.charges import charged_jobs
 from inferry.ledger.stores.files import finish_file, used_bytes
 from inferry.ledger.stores.listing import page_rows
@@ -147,9 +147,10 @@ class BatchStore:
         return repeated
 
     def pending(self, id: str, after: int, limit: int, max_bytes: int) -> list[BatchItem]:
-        """The next items without an outcome, at least one, up to `limit` and `max_bytes`."""
+        """The next items without an outcome that no provider executes, at least one, up to `limit` and `max_bytes`."""
         c = batch_items.c
-        is_next = (c.batch_id == id) & c.outcome.is_(None) & (c.number > after)
+        is_own = c.provider_batch.is_(None) | (c.provider_batch == "")
+        is_next = (c.batch_id == id) & c.outcome.is_(None) & is_own & (c.number > after)
         with self._database.reading() as connection:
             last = _last_within(connection, is_next, c.body, limit, max_bytes)
             query = select(c.number, c.custom_id, c.body, c.tries).where(is_next, c.number <= last).order_by(c.number)
@@ -220,6 +221,7 @@ class BatchStore:
             numbers = select(c.number).where(c.batch_id == id).limit(limit)
             swept = connection.execute(delete(batch_items).where(c.batch_id == id, c.number.in_(numbers))).rowcount
             if swept < limit and is_deleted:
+                connection.execute(delete(provider_batches).where(provider_batches.c.batch_id == id))
                 connection.execute(delete(batches).where(b.id == id))
             elif swept < limit:
                 connection.execute(update(batches).where(b.id == id).values(size=0))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, delete, insert, select
 
-from inferry.domain.errors import Conflict
+from inferry.domain.errors import Conflict, StorageQuotaExceeded
 from inferry.domain.storage import Database, Document, Page
 from inferry.ledger.storage_schema import documents
+from inferry.ledger.stores.files import used_bytes
 from inferry.ledger.stores.listing import page_rows
 
 _COLUMNS = [documents.c[name] for name in Document.__struct_fields__]
@@ -18,16 +19,27 @@ class DocumentStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, document: Document, *, replace: bool = True) -> None:
-        """Store the document. Raises Conflict where it exists and is not to be replaced."""
+    def put(self, document: Document, *, replace: bool = True, quota_bytes: int | None = None) -> int | None:
+        """Store the document. Returns the bytes that are left of the tenant's quota; None without one.
+
+        Raises Conflict where the document exists and is not to be replaced, and StorageQuotaExceeded.
+        """
         same = _is(document.tenant, document.kind, document.id)
         with self._database.writing() as connection:
+            left = None
+            if quota_bytes is not None:
+                left = quota_bytes - used_bytes(connection, document.tenant) - len(document.content)
+                if left < 0:
+                    raise StorageQuotaExceeded(
+                        f"the tenant may store {quota_bytes} bytes; delete what it does not need"
+                    )
             if replace:
                 connection.execute(delete(documents).where(same))
             elif connection.execute(select(documents.c.id).where(same)).first() is not None:
                 raise Conflict("a document with this id exists")
             row = {name: getattr(document, name) for name in Document.__struct_fields__}
             connection.execute(insert(documents).values(size=len(document.content), **row))
+        return left
 
     def get(self, tenant: str, kind: str, id: str, now: float) -> Document | None:
         query = select(*_COLUMNS).where(_is(tenant, kind, id), _is_live(now))

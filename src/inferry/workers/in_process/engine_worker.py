@@ -25,8 +25,8 @@ from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.in_process.pooled_jobs import PooledJobs
 from inferry.workers.plan_completion import PlanCompletion
 
-_FEATURES = frozenset({"echo"})
-"""The gateway writes the prompt before the output."""
+_FEATURES = frozenset({"echo", "prefill"})
+"""The gateway writes prompts itself: before the output, and up to the text that an answer continues."""
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):

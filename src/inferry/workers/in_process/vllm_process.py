@@ -90,6 +90,20 @@ def _build(arguments: dict[str, Any], meter: StepMeter, observers: list[VllmServ
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**{**arguments, **fixed}), stat_loggers=[StepLogger])
 
 
+class StepClock:
+    """When the latest outputs left vLLM's engine core, on the clock of the event loop. 0 before the first."""
+
+    def __init__(self, engine_core: Any) -> None:
+        self.ended_at = 0.0
+        self._receive = engine_core.get_output_async
+        engine_core.get_output_async = self._receive_timed
+
+    async def _receive_timed(self) -> Any:
+        outputs = await self._receive()
+        self.ended_at = outputs.timestamp
+        return outputs
+
+
 async def _serve(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     sock.setblocking(False)
@@ -108,7 +122,8 @@ async def _serve(sock: socket.socket) -> None:
         return
     try:
         limits = VllmLimits(engine.vllm_config)
-        peer.server = server = VllmServer(engine, transport, meter, limits)
+        clock = StepClock(engine.engine_core)
+        peer.server = server = VllmServer(engine, transport, meter, limits, lambda: clock.ended_at)
         observers.append(server)
         ready = Ready(
             limits.max_request_tokens, limits.kv_tokens, limits.block_tokens, limits.vocab_size, limits.eos_ids, 0

@@ -1,7 +1,7 @@
 """vLLM behind `engine.messages`: requests in, tokens out, on one event loop with one task per request."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -43,13 +43,23 @@ class _LiveRequest:
 
 
 class VllmServer:
-    """Adds and aborts requests. The tokens and ends of one step are sent as one message."""
+    """Adds and aborts requests. The tokens and ends of one step are sent as one message. `step_ended_at` is the time on
+    the event loop's clock at which the step that is being observed has ended.
+    """
 
-    def __init__(self, engine: Any, transport: asyncio.WriteTransport, meter: StepMeter, limits: VllmLimits) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        transport: asyncio.WriteTransport,
+        meter: StepMeter,
+        limits: VllmLimits,
+        step_ended_at: Callable[[], float],
+    ) -> None:
         self._engine = engine
         self._transport = transport
         self._meter = meter
         self._limits = limits
+        self._step_ended_at = step_ended_at
         self._live: dict[int, _LiveRequest] = {}
         self._aborting: set[int] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -102,18 +112,18 @@ class VllmServer:
         self._schedule_flush()
 
     def _step(self, details: Any) -> None:
-        """Meter a step that has ended now. It began when the step before it ended, or when vLLM got a request while it
-        had none: `elapsed_ms` of vLLM is only how long the engine core waited for the result.
+        """Meter a step that has ended. It began when the step before it ended, or when vLLM got a request while it had
+        none: `elapsed_ms` of vLLM is only how long the engine core waited for the result.
         """
-        now = asyncio.get_running_loop().time()
+        ended_at = self._step_ended_at()
         self._meter.step(
             details.num_ctx_tokens,
             details.num_ctx_requests,
             details.num_generation_tokens,
             sum(live.prompt_tokens + live.output_tokens for live in self._live.values() if live.output_tokens),
-            max(0.0, now - self._step_began_at),
+            max(0.0, ended_at - self._step_began_at),
         )
-        self._step_began_at = now
+        self._step_began_at = max(self._step_began_at, ended_at)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ VLLM = Profile(
         step_tokens=b"vllm:iteration_tokens_total",
         output_tokens=b"vllm:generation_tokens_total",
     ),
-    features=ALL_FEATURES | {"prompt_logprobs", "beam_search", "dimensions"},
+    features=ALL_FEATURES | {"prompt_logprobs", "beam_search", "dimensions", "prefill", "reasoning_effort"},
     tasks=ALL_TASKS,
     probes_images=True,
 )
@@ -98,7 +98,7 @@ SGLANG = Profile(
         kv_usage=b"sglang:token_usage",
         kv_capacity=b"sglang:max_total_num_tokens",
     ),
-    features=(ALL_FEATURES - {"audio", "suffix"}) | {"dimensions"},
+    features=(ALL_FEATURES - {"audio", "suffix"}) | {"dimensions", "prefill"},
     tasks=GENERATES | {Task.EMBED},
 )
 

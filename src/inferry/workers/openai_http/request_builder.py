@@ -50,6 +50,8 @@ class RequestBuilder:
         job, profile = call.job, self._profile
         payload = job.payload
         headers = b"x-request-id: %b\r\n%b" % (request_id(job).encode(), self._keys.header(call.key))
+        if job.trace is not None:
+            headers += job.trace.headers(job.attempt)
         more = self._priorities.get(job.lane, b"")
         if self._salts is not None and job.salted:
             more = self._salts.field(job.tenant, payload.body) + more

@@ -11,8 +11,9 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 class ServerClient:
     """Sends requests over the connections of one client."""
 
-    def __init__(self, http: Client) -> None:
+    def __init__(self, http: Client, max_bytes: int = MAX_RESPONSE_BYTES) -> None:
         self._http = http
+        self._max_bytes = max_bytes
 
     async def get(self, path: bytes, headers: bytes, timeout_s: float) -> tuple[int, bytes]:
         return await self._request(b"GET", path, headers, b"", timeout_s)
@@ -20,16 +21,20 @@ class ServerClient:
     async def post(self, path: bytes, headers: bytes, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         return await self._request(b"POST", path, headers, body, timeout_s)
 
+    async def post_once(self, path: bytes, headers: bytes, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Like `post` on a new connection: the request is never repeated, so it arrives at most once."""
+        return await self._request(b"POST", path, headers, body, timeout_s, reuses=False)
+
     async def _request(
-        self, method: bytes, path: bytes, headers: bytes, body: bytes, timeout_s: float
+        self, method: bytes, path: bytes, headers: bytes, body: bytes, timeout_s: float, *, reuses: bool = True
     ) -> tuple[int, bytes]:
         """Status and body. Raises WorkerLost."""
         request = self._http.request(method, path, headers, body)
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    connection = self._http.free() or await self._http.connect()
-                    response = _ResponseCollector()
+                    connection = (self._http.free() if reuses else None) or await self._http.connect()
+                    response = _ResponseCollector(self._max_bytes)
                     try:
                         connection.start(response, request)
                         return await response.complete
@@ -45,9 +50,10 @@ class ServerClient:
 
 
 class _ResponseCollector:
-    """Collects a response to its end."""
+    """Collects a response to its end, up to `max_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.complete: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.has_started = False
         self._status = 0
@@ -60,7 +66,7 @@ class _ResponseCollector:
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
-        if self._size <= MAX_RESPONSE_BYTES:
+        if self._size <= self._max_bytes:
             self._parts.append(body)
         else:
             self.on_lost("the response is too large")

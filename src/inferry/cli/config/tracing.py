@@ -1,0 +1,49 @@
+"""The `tracing` section of the configuration: where spans are exported to."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+
+from inferry.cli.config.checks import check_positive, check_range, check_url
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+
+
+class TracingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces. They need the extra `otel`; spans hold nothing of prompts and outputs."""
+
+    endpoint: str | None = None
+    """URL of an OTLP/HTTP receiver for traces, for example `http://127.0.0.1:4318/v1/traces`. null: no traces."""
+    sample_ratio: float = 1.0
+    """Fraction of traces that begin in the gateway and are exported, from 0 to 1. A call with a `traceparent` is
+    exported if its client says so, whatever the fraction."""
+    headers: dict[str, str] = {}
+    """Headers of export requests, for example for authorization. A value `$NAME` is read from the environment."""
+    service_name: str = "inferry"
+    """`service.name` of the spans."""
+    timeout_s: float = 10.0
+    """Maximum time of one export request and its retries, in seconds."""
+
+    def header_values(self, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The headers with the values of environment variables."""
+        return {
+            name: env.get(value[1:], "") if value.startswith("$") else value for name, value in self.headers.items()
+        }
+
+
+def check_tracing(config: TracingConfig) -> Iterator[str]:
+    yield from check_range("tracing", config, 0, 1, "sample_ratio")
+    yield from check_positive("tracing", config, "timeout_s")
+    if config.endpoint is not None and (problem := check_url(config.endpoint)) is not None:
+        yield f"tracing.endpoint {problem}"
+    for name, value in config.headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            yield "tracing.headers has an invalid name or value"
+
+
+def missing_variables(config: TracingConfig, env: Mapping[str, str] = os.environ) -> list[str]:
+    """The environment variables that headers name and that are not set."""
+    return [value[1:] for value in config.headers.values() if value.startswith("$") and not env.get(value[1:])]

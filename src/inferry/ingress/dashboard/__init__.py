@@ -1,0 +1,1 @@
+"""The dashboard at `/`: its files, its data, and the sessions of browsers."""

@@ -1,0 +1,1 @@
+"""Clients of the batch APIs of hosted providers."""

@@ -1,0 +1,212 @@
+"""Rules of the diagnosis at their edges. Whole situations are in `simulation/test_staged_situations.py`."""
+
+from typing import Any
+
+import pytest
+
+from inferry.domain.traffic import LaneTraffic
+from inferry.observe.diagnosis.advice import give_advice
+from inferry.observe.diagnosis.diagnose import diagnose
+from inferry.observe.diagnosis.facts import Facts, LimitedTenant
+from inferry.observe.diagnosis.findings import Evidence
+from inferry.observe.diagnosis.latency import lane_splits
+from observe.diagnosis_facts import a_lane, a_worker, some_facts
+
+LATE: dict[str, Any] = {"wait_p95_ms": 9000.0, "attainment": 0.2, "depth": 80.0}
+
+
+def cause(facts: Facts) -> str | None:
+    return diagnose(facts, 0.0).cause
+
+
+def a_traffic(**changed: Any) -> LaneTraffic:
+    return LaneTraffic(
+        **{
+            "lane": "P1",
+            "attempts": 200,
+            "done": 200,
+            "cancelled": 0,
+            "expired": 0,
+            "failed": 0,
+            "queue_ms": 5.0,
+            "batching_ms": None,
+            "prefill_ms": 40.0,
+            "decode_ms": 400.0,
+            "tool_ms": None,
+            "tool_calls": 0,
+            "worker_s": 80.0,
+            "prompt_tokens": 500.0,
+            "prompt_tokens_sd": 100.0,
+            "output_tokens": 50.0,
+            "cached_ratio": 0.0,
+            "templated_ratio": 0.0,
+            **changed,
+        }
+    )
+
+
+def test_healthy_traffic_has_no_cause() -> None:
+    found = diagnose(some_facts(), 5.0)
+    assert (found.verdict, found.cause, found.findings, found.at) == ("healthy", None, (), 5.0)
+    assert "200 calls" in found.summary
+
+
+def test_without_enough_calls_or_time_nothing_is_said_about_traffic() -> None:
+    few = some_facts(lanes=(a_lane(calls=19, **LATE),))
+    assert diagnose(few, 0.0).verdict == "not_enough_data"
+    assert diagnose(some_facts(observed_s=10.0), 0.0).verdict == "not_enough_data"
+    # A dead worker needs no traffic.
+    assert cause(some_facts(lanes=(a_lane(calls=0),), workers=(a_worker(phase="down"),))) == "dead_worker"
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [
+        ({"phase": "down"}, "dead_worker"),
+        ({"phase": "starting"}, "dead_worker"),
+        ({"breaker": "half_open"}, "dead_worker"),
+        ({"opens": 2}, "dead_worker"),
+        ({"phase": "draining", "drained": True}, "drained_workers"),
+    ],
+)
+def test_a_worker_that_does_not_serve_comes_first(worker: dict[str, Any], expected: str) -> None:
+    assert cause(some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(**worker),))) == expected
+
+
+def test_the_gateway_and_its_ledger_are_looked_at() -> None:
+    assert cause(some_facts(ledger_up=False)) == "ledger_down"
+    assert cause(some_facts(ledger_up=True, ledger_dropped=3)) == "ledger_down"
+    assert cause(some_facts(loop_lag_p99_ms=80.0)) == "gateway_busy"
+    assert cause(some_facts(loop_lag_p99_ms=20.0, ledger_up=True)) is None
+
+
+def test_refusals_of_limits_name_the_tenant_that_is_nearest_to_its_limit() -> None:
+    limited = (
+        LimitedTenant(tenant="a", limit="requests_per_minute", value=60, used_ratio=0.7),
+        LimitedTenant(tenant="b", limit="requests_per_minute", value=120, used_ratio=1.0),
+        LimitedTenant(tenant="c", limit="max_concurrent", value=1, used_ratio=1.0),
+    )
+    found = diagnose(some_facts(errors={"rate_limited": 200}, limited=limited), 0.0)
+    assert (found.cause, found.findings[0].where) == ("quota_too_tight", "tenant b")
+    assert found.findings[0].setting.text == "tenants.b.requests_per_minute: 300 (now 120)"
+    unknown = diagnose(some_facts(errors={"tenant_concurrency": 50}), 0.0)
+    assert unknown.findings[0].setting.key == "tenants.NAME.max_concurrent"
+    assert cause(some_facts(errors={"rate_limited": 4})) is None
+
+
+def test_a_full_worker_with_slow_steps_is_overloaded_and_not_starved() -> None:
+    full = a_worker(sequences=8, running=8.0)
+    assert cause(some_facts(lanes=(a_lane(**LATE),), workers=(full,))) == "starved_gpu"
+    slow = a_lane(**LATE, itl_p50_ms=40.0, itl_p95_ms=60.0)
+    assert cause(some_facts(lanes=(slow,), workers=(full,))) == "overload"
+    idle = a_worker(sequences=8, running=8.0, utilisation=0.2)
+    assert cause(some_facts(lanes=(slow,), workers=(idle,))) == "starved_gpu"
+
+
+def test_the_limit_that_bound_decides_between_sequences_and_kv() -> None:
+    lanes = (a_lane(**LATE),)
+    by_kv = a_worker(kv_ratio=0.7, limits={"kv_tokens": 90, "sequences": 5, "lane_reserve": 500})
+    assert cause(some_facts(lanes=lanes, workers=(by_kv,))) == "kv_pressure"
+    by_sequences = a_worker(kv_ratio=0.9, sequences=8, running=8.0, limits={"sequences": 90})
+    assert cause(some_facts(lanes=lanes, workers=(by_sequences,))) != "kv_pressure"
+    timed = a_worker(kv_ratio=0.9, kv_packing="timed")
+    (first, *_) = diagnose(some_facts(lanes=lanes, workers=(timed,)), 0.0).findings
+    assert first.setting.text == "--kv-cache-dtype fp8"
+
+
+def test_a_lane_that_leaves_too_much_to_higher_lanes_is_told_to_leave_less() -> None:
+    lanes = (a_lane(**LATE, reserve=0.9),)
+    found = diagnose(some_facts(lanes=lanes, workers=(a_worker(sequences=40, running=4.0),)), 0.0)
+    assert (found.cause, found.findings[0].setting.text) == ("starved_gpu", "lanes.P1.reserve: 0.05 (now 0.9)")
+
+
+def test_idle_workers_outside_of_a_lanes_groups_are_named() -> None:
+    workers = (a_worker("a", group="small", sequences=8, running=8.0), a_worker("b", group="large", running=0.0))
+    found = diagnose(some_facts(lanes=(a_lane(**LATE, groups=("small",)),), workers=workers), 0.0)
+    assert (found.cause, found.findings[0].setting.text) == (
+        *("idle_group", "lanes.P1.groups: [small, large] (now [small])"),
+    )
+    busy = (workers[0], a_worker("b", group="large", running=200.0))
+    assert cause(some_facts(lanes=(a_lane(**LATE, groups=("small",)),), workers=busy)) == "starved_gpu"
+
+
+def test_batch_work_that_waits_is_no_flood_while_targets_are_met() -> None:
+    batch = a_lane("P2", ttft_ms=None, itl_ms=None, attainment=None, measured=0, depth=500.0, running_now=50)
+    busy = a_worker(running=200.0, sequences=256)
+    assert cause(some_facts(lanes=(a_lane(), batch), workers=(busy,))) is None
+    late = a_lane(**LATE)
+    found = diagnose(some_facts(lanes=(late, batch), workers=(busy,)), 0.0)
+    assert found.cause == "p2_flood"
+    assert found.findings[0].setting.text == "lanes.P2.reserve: 0.25 (now 0)"
+
+
+def test_padding_is_measured_where_it_can_be_and_estimated_elsewhere() -> None:
+    measured = a_worker(pads=True, batch=8.0, padding_ratio=0.6)
+    found = diagnose(some_facts(workers=(measured,)), 0.0)
+    assert found.cause == "padding"
+    assert "estimated" not in found.findings[0].evidence[0].text
+    spread = (a_lane(traffic=a_traffic(prompt_tokens_sd=600.0)),)
+    found = diagnose(some_facts(lanes=spread, workers=(a_worker(pads=True, batch=8.0),)), 0.0)
+    assert found.cause == "padding"
+    assert "estimated" in found.findings[0].evidence[0].text
+    assert cause(some_facts(lanes=spread, workers=(a_worker(pads=True, batch=8.0, padding_ratio=0.1),))) is None
+
+
+def test_the_split_of_latency_uses_what_is_known() -> None:
+    (known,) = lane_splits(some_facts(lanes=(a_lane(traffic=a_traffic(tool_ms=1000.0, tool_calls=100)),)))
+    assert [(part.stage, part.mean_ms) for part in known.parts] == [
+        *(("queue", 5.0), ("prefill", 40.0), ("decode", 400.0), ("tool", 500.0)),
+    ]
+    assert sum(part.share for part in known.parts) == pytest.approx(1.0)
+    (without_ledger,) = lane_splits(some_facts())
+    assert [part.stage for part in without_ledger.parts] == ["queue", "prefill"]
+
+
+@pytest.mark.parametrize(
+    ("traffic", "technique"),
+    [
+        ({"tool_ms": 2000.0, "tool_calls": 200}, "parallel tools"),
+        ({"prefill_ms": 4000.0, "templated_ratio": 0.9}, "caching"),
+        ({"prefill_ms": 10.0, "decode_ms": 4000.0}, "a smaller model"),
+        ({"queue_ms": 4000.0}, "batching"),
+    ],
+)
+def test_the_technique_follows_from_where_the_time_goes(traffic: dict[str, Any], technique: str) -> None:
+    advice = give_advice(some_facts(lanes=(a_lane(traffic=a_traffic(**traffic)),), prompt_tokens=1000))
+    assert {one.about: one.choice for one in advice}["technique"] == technique
+
+
+def test_batching_mode_and_scale_follow_the_traffic() -> None:
+    def choices(facts: Facts) -> tuple[str, str]:
+        found = {one.about: one.choice for one in give_advice(facts)}
+        return found["batching mode"], found["scale"]
+
+    batch = {"ttft_ms": None, "itl_ms": None, "attainment": None}
+    alike = some_facts(lanes=(a_lane("P2", **batch, traffic=a_traffic(prompt_tokens_sd=50.0)),))
+    mixed = some_facts(lanes=(a_lane("P2", **batch, traffic=a_traffic(prompt_tokens_sd=900.0)),))
+    assert choices(some_facts()) == ("continuous", "one process")
+    assert choices(alike)[0].startswith("static")
+    assert choices(mixed)[0].startswith("dynamic")
+    two = some_facts(workers=(a_worker("a"), a_worker("b")))
+    assert choices(two)[1] == "several engines behind one gateway process"
+    eight = some_facts(workers=tuple(a_worker(str(number)) for number in range(8)))
+    assert choices(eight)[1] == "several nodes"
+    starved = some_facts(lanes=(a_lane(**LATE),), workers=(a_worker(sequences=8, running=8.0),))
+    assert choices(starved)[1] == "one process"
+    slow = a_lane(**LATE, itl_p50_ms=45.0)
+    full = some_facts(lanes=(slow,), workers=(a_worker(sequences=8, running=8.0),))
+    assert choices(full)[1] == "several engines behind one gateway process"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "text"),
+    [
+        (Evidence("wait", 2500.0, "ms", 500.0), "wait: 2.50 s (compare 500 ms)"),
+        (Evidence("wait", 7.25, "ms"), "wait: 7.2 ms"),
+        (Evidence("part", 0.256, "ratio", 1.0), "part: 26% (compare 100%)"),
+        (Evidence("depth", 3.5, "jobs"), "depth: 3.5 jobs"),
+        (Evidence("calls", 1200, "calls"), "calls: 1200 calls"),
+    ],
+)
+def test_evidence_has_units(evidence: Evidence, text: str) -> None:
+    assert evidence.text == text

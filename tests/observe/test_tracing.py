@@ -1,0 +1,80 @@
+"""Sampling of traces, and the export queue."""
+
+import threading
+from collections.abc import Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from inferry.domain.clock import SystemClock
+from inferry.domain.tracing import CallTrace, JobTrace, TraceContext
+from inferry.observe.tracing.exporter import SpanExporter
+from inferry.observe.tracing.tracer import Tracer
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def a_call() -> CallTrace:
+    return CallTrace(TraceContext(TRACE, None, True), 7, "/v1/chat/completions", 100.0)
+
+
+class Collector:
+    """Takes spans once it is released."""
+
+    def __init__(self, result: SpanExportResult | None = SpanExportResult.SUCCESS) -> None:
+        self.result = result
+        self.entered = threading.Event()
+        self.released = threading.Event()
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.entered.set()
+        assert self.released.wait(120)
+        if self.result is None:
+            raise RuntimeError("a collector's error")
+        self.spans += spans
+        return self.result
+
+    def shutdown(self) -> None:
+        self.released.set()
+
+
+def test_the_export_queue_is_bounded_and_counts_what_it_drops() -> None:
+    collector = Collector()
+    exporter = SpanExporter(collector, "inferry", "1", max_queued=2, max_batch=1, interval_s=0.01)
+    exporter.export(a_call())
+    assert collector.entered.wait(120)
+    for _ in range(5):
+        exporter.export(a_call())
+    assert exporter.dropped_calls == 3
+    collector.released.set()
+    exporter.close(120)
+    assert (exporter.exported, exporter.failed, len(collector.spans)) == (3, 0, 3)
+    exporter.export(a_call())
+    assert exporter.dropped_calls == 4
+
+
+def test_an_exporter_that_raises_or_fails_counts_its_spans() -> None:
+    for result in (None, SpanExportResult.FAILURE):
+        collector = Collector(result)
+        collector.released.set()
+        exporter = SpanExporter(collector, "inferry", "1")
+        exporter.export(a_call())
+        exporter.close(120)
+        assert (exporter.exported, exporter.failed) == (0, 1)
+
+
+def test_a_fraction_of_new_traces_is_sampled_by_their_id() -> None:
+    tracer = Tracer(0.25, SystemClock(), lambda call: None)
+    contexts = [tracer.begin({}, "/").context for _ in range(4000)]
+    for context in contexts:
+        assert context.sampled == (int(context.trace_id, 16) % (1 << 64) < (1 << 62))
+    assert 800 < sum(context.sampled for context in contexts) < 1200  # 7 standard deviations
+
+
+def test_span_ids_of_attempts_differ_and_are_never_zero() -> None:
+    trace = JobTrace(a_call(), (1 << 64) - 16, {})
+    ids = [trace.attempt_span_id(attempt) for attempt in range(1, 5)]
+    assert len(set(ids)) == 4
+    assert all(0 < one < 1 << 64 for one in ids)
+    assert trace.headers(2) == b"traceparent: 00-%b-%016x-01\r\n" % (TRACE.encode(), ids[1])

@@ -1,0 +1,71 @@
+"""The diagnosis names the cause of situations that are staged with a real gateway in virtual time."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from support.staging.engines import ContinuousWorker
+from support.staging.situations import MORE_SITUATIONS, SITUATIONS, Situation
+from support.staging.stage import Stage, with_stage
+
+CANARY = "template-<b>canary</b>"
+
+
+@pytest.mark.parametrize("situation", [*SITUATIONS, *MORE_SITUATIONS], ids=lambda one: one.name)
+def test_the_cause_of_a_staged_situation_is_named(tmp_path: Path, situation: Situation) -> None:
+    found = with_stage(tmp_path, situation.workers, situation.play, **situation.config)
+    assert found.cause == situation.cause, [finding.cause for finding in found.findings]
+    if situation.cause is None:
+        assert (found.verdict, found.findings) == ("healthy", ())
+    else:
+        first = found.findings[0]
+        assert found.verdict == "problem"
+        assert first.evidence
+        assert first.setting.text
+        assert all(one.unit or one.what for one in first.evidence)
+    assert len(found.advice) == 3
+
+
+def test_few_calls_are_not_enough(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.arrivals(0.1, 60)
+
+    found = with_stage(tmp_path, lambda: [ContinuousWorker()], play)
+    assert (found.verdict, found.cause, found.advice) == ("not_enough_data", None, ())
+    assert "Not enough data" in found.summary
+
+
+def test_the_same_situation_gives_the_same_diagnosis(tmp_path: Path) -> None:
+    one = SITUATIONS[2]
+    first, second = (
+        with_stage(_made(tmp_path / name), one.workers, one.play, **one.config) for name in ("first", "second")
+    )
+    assert msgspec.json.encode(first) == msgspec.json.encode(second)
+
+
+def test_the_quota_that_binds_is_named_with_its_tenant_and_a_higher_value(tmp_path: Path) -> None:
+    (one,) = (one for one in SITUATIONS if one.cause == "quota_too_tight")
+    setting = with_stage(tmp_path, one.workers, one.play, **one.config).findings[0].setting
+    assert (setting.kind, setting.key, setting.now) == ("config", "tenants.acme.requests_per_minute", "60")
+    assert float(setting.value) > 200
+
+
+def test_the_latency_of_runs_is_split_into_its_stages(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.agents(4, 60, tool_s=2.0, prompt=1000, output=100, template=CANARY)
+
+    found = with_stage(tmp_path, lambda: [ContinuousWorker()], play)
+    (lane,) = found.split
+    parts = {part.stage: part.mean_ms for part in lane.parts}
+    # 6 ms per step and some for the sequences beside it; 25 microseconds per prompt token.
+    assert 25 <= parts["prefill"] <= 70
+    assert 594 <= parts["decode"] <= 800
+    assert 1700 <= parts["tool"] <= 2000
+    assert sum(part.share for part in lane.parts) == pytest.approx(1.0)
+    assert CANARY not in msgspec.json.encode(found).decode()
+
+
+def _made(path: Path) -> Path:
+    path.mkdir()
+    return path
