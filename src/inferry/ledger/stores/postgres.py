@@ -41,8 +41,8 @@ CONNECTION_PARAMETERS = {
     "tcp_user_timeout": "10000",
 }
 """libpq parameters that a URL may override: a server that is gone is noticed within some ten seconds."""
-_SERVER_KEEPALIVES = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
-"""The server releases the lock of a gateway whose host is gone."""
+_SERVER_SETTINGS = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c jit=off"
+"""The server releases the lock of a gateway whose host is gone. Compiling these queries takes longer than they do."""
 LOCK_WAIT_S = 5.0
 """Longest wait for the server to notice that a gateway was killed."""
 
@@ -169,7 +169,7 @@ def _engine(url: str, options: str = "") -> Engine:
         raise LedgerUnusable(f"the ledger's address {problem}")
     parsed = make_url(url).set(drivername="postgresql+psycopg")
     given = {name: value for name, value in CONNECTION_PARAMETERS.items() if name not in parsed.query}
-    wanted = f"{parsed.query.get('options', '')} {_SERVER_KEEPALIVES} {options}".strip()
+    wanted = f"{parsed.query.get('options', '')} {_SERVER_SETTINGS} {options}".strip()
     try:
         return create_engine(
             parsed,
