@@ -29,7 +29,7 @@ from inferry.sim.harbor import harbor
 from inferry.sim.sequence import EngineEvent, EngineSequence
 from inferry.sim.simulation import Simulation
 
-SEEDS = range(1, 4)
+SEEDS = range(1, 6)
 SECONDS = 60.0
 WARM_UP_S = 10.0
 """Runs of the first seconds are not compared: the costs of the engine are learned meanwhile."""

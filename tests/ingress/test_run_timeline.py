@@ -92,7 +92,7 @@ def test_the_calls_of_a_run_and_its_sub_runs_in_order_with_waits_and_gaps(gatewa
 def test_pages_cover_everything_once_and_keep_the_gaps(gateway: Gateway) -> None:
     whole = gateway.timeline("top").data
     pages, query = [], "?limit=1"
-    while True:
+    for _ in whole:
         page = gateway.timeline("top", query)
         pages += page.data
         if page.next_cursor is None:

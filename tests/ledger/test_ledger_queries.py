@@ -274,7 +274,7 @@ def test_pages_of_a_timeline_have_every_attempt_of_the_tree_once_in_order(
     ledger.append([an_entry("sub", run_id="run-1", parent_run="top", tenant="a", decision='{"candidates":1}')])
     found: list[LedgerEntry] = []
     page = queries.timeline("a", "top", limit=7)
-    while page.entries:
+    while page.entries and len(found) < len(history):
         found += page.entries
         page = queries.timeline("a", "top", limit=7, after=page.last)
         known = {entry.run_id: 0.0 for entry in found}

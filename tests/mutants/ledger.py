@@ -240,15 +240,15 @@ GROUP = MutantGroup(
         Mutant(
             "a roll-up forgets that a run is in use",
             "ledger/stores/retention.py",
-            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff",
-            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff * 2",
+            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff),",
+            "other.c.run_id == _a.run_id, other.c.ended_at >= cutoff * 2),",
             _RETENTION,
         ),
         Mutant(
             "the children of a run go before it",
             "ledger/stores/retention.py",
-            "for one in (newer, parent, child)",
-            "for one in (newer, child)",
+            "        none_where(same_tenant, other.c.run_id == _a.parent_run, other.c.run_id != _a.run_id),\n",
+            "",
             _RETENTION,
         ),
         Mutant(
@@ -261,8 +261,8 @@ GROUP = MutantGroup(
         Mutant(
             "a run that does not fit into a step counts with every step",
             "ledger/stores/retention.py",
-            "(rows[:limit], False)",
-            "(rows[:limit], True)",
+            "                if is_cut:\n                    break\n",
+            "",
             _RETENTION,
         ),
         Mutant(

@@ -290,10 +290,9 @@ class App:
         caller = ANONYMOUS
         if path.startswith(_API_PREFIX):
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
-            if path == RUNS or path.startswith(f"{RUNS}/"):
-                self._runs.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
-                return
-            if (router := self._router_of(path)) is not None:
+            is_run = path == RUNS or path.startswith(f"{RUNS}/")
+            router = self._runs if is_run else self._router_of(path)
+            if router is not None:
                 router.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
         if path.startswith(_ADMIN_PREFIX):
@@ -333,18 +332,18 @@ class App:
 
     def _health(self, path: str, reply: Reply, caller: Caller) -> None:
         """Liveness: the process responds."""
-        _send_json(reply, 200, {"status": "ok"})
+        reply.respond(200, _JSON, msgspec.json.encode({"status": "ok"}))
 
     def _ready(self, path: str, reply: Reply, caller: Caller) -> None:
         """Readiness: a worker has completed a generation, the gateway accepts calls, and the ledger is available."""
         problem = self._ledger_problem()
         ready = self._gateway.is_ready and problem is None
-        status = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
-        if problem is not None:
-            status = "ledger_unavailable"
+        state = "draining" if self._gateway.is_draining else "ready" if ready else "starting"
+        status = state if problem is None else "ledger_unavailable"
         workers = {view.worker: view.phase.value for view in self._gateway.views()}
         reason = {} if problem is None else {"reason": problem}
-        _send_json(reply, 200 if ready else 503, {"status": status, **reason, "workers": workers})
+        body = msgspec.json.encode({"status": status, **reason, "workers": workers})
+        reply.respond(200 if ready else 503, _JSON, body)
 
     def _metrics_page(self, path: str, reply: Reply, caller: Caller) -> None:
         body, content_type = self._metrics.render()
@@ -365,8 +364,7 @@ class App:
                 accepts_post = target in self._posts or (target.startswith(b"/admin/") and target != b"/admin/workers")
                 allow = "POST" if accepts_post else "GET, HEAD"
             headers += b"allow: %b\r\n" % allow.encode()
-        own_id = request_id(request.headers)
-        answer_id = own_id or generated_id
+        answer_id = request_id(request.headers) or generated_id
         wire_format = self._format_of(request)
         status = wire_format.error_status(error)
         if self._tracer is not None and request.trace is not None:
@@ -389,10 +387,6 @@ class App:
     def _internal_error(self, request: Request, reply: Reply) -> None:
         log.exception("a request failed")
         self._refuse(InternalError("the gateway failed to handle the request"), request, reply)
-
-
-def _send_json(reply: Reply, status: int, value: Any) -> None:
-    reply.respond(status, _JSON, msgspec.json.encode(value))
 
 
 def _decode_path(target: bytes) -> str:

@@ -9,7 +9,7 @@ Used by one thread at a time. Methods block.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -21,9 +21,7 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    literal,
     not_,
-    or_,
     select,
     tuple_,
 )
@@ -33,8 +31,8 @@ from inferry.ledger.measures import MEASURES, is_last, measures
 from inferry.ledger.schema import attempts, gpu_rollups, gpu_time, rollups
 from inferry.ledger.stores.database import LedgerDatabase
 
-STEP_ROWS = 1000
-"""Rows that one transaction deletes."""
+STEP_ROWS = 500
+"""About the number of rows that one transaction deletes."""
 PASS_INTERVAL_S = 3600.0
 HOUR_S = 3600
 
@@ -68,18 +66,27 @@ class RetentionStore:
         if keep_s is None or self._scanned_to is None:
             return False
         with self._database.writing() as connection:
-            rows = _old_rows(connection, now - keep_s, self._scanned_to, self._step_rows)
-            found = _removable(connection, rows, now - keep_s, now - 2 * keep_s, self._step_rows + 1)
-            chosen, are_whole = _whole_runs(found, self._step_rows)
-            if chosen:
-                self._move_attempts(connection, chosen, are_whole=are_whole)
-        if len(found) <= self._step_rows:  # else the rest of these runs is next
-            self._scanned_to = _next_start(self._scanned_to, rows, self._step_rows, len(chosen))
+            rows = _old_rows(connection, now - keep_s, now - 2 * keep_s, self._scanned_to, self._step_rows)
+            kept = {_run(row) for row in rows if not row.is_over}
+            jobs = {row.job_id for row in rows if _run(row) in kept and row.is_too_old}
+            last_jobs, is_cut = set(), False
+            for run in sorted({_run(row) for row in rows} - kept):
+                if is_cut := len(jobs) >= self._step_rows:
+                    break
+                found, is_cut = _jobs_of(connection, run, self._step_rows)
+                jobs.update(found)
+                if is_cut:
+                    break
+                last_jobs.add(found[-1])
+            if jobs:
+                self._move_attempts(connection, sorted(jobs), last_jobs)
+        if not is_cut:  # else the rest of these runs is next
+            self._scanned_to = _next_start(self._scanned_to, rows, self._step_rows, len(jobs))
         return self._scanned_to is not None
 
-    def _move_attempts(self, connection: Connection, rows: Sequence[Any], *, are_whole: bool) -> None:
-        last_rows = {_run(row): (row.job_id, row.attempt) for row in rows if row.is_over and are_whole}
-        is_chosen = tuple_(_a.job_id, _a.attempt).in_([(row.job_id, row.attempt) for row in rows])
+    def _move_attempts(self, connection: Connection, jobs: Sequence[str], last_jobs: Collection[str]) -> None:
+        """Move all attempts of the jobs. `last_jobs`: one job of each run of which no row is left."""
+        is_chosen = _a.job_id.in_(jobs)
         counted = (
             select(
                 attempts,
@@ -91,7 +98,7 @@ class RetentionStore:
             .cte("counted")
         )
         row = counted.c
-        is_end = tuple_(row.job_id, row.attempt).in_(list(last_rows.values())) if last_rows else literal(False)
+        is_end = and_(row.is_last, row.job_id.in_(last_jobs))
         runs = func.sum(case((is_end, 1), else_=0)).label("runs")
         dimensions = (row.hour, row.tenant, row.model, row.lane, row.key)
         sums = select(*dimensions[:-1], row.key.label("key_id"), runs, *measures(row)).group_by(*dimensions)
@@ -134,46 +141,35 @@ class RetentionStore:
         connection.execute(upsert, [dict(row) for row in rows])
 
 
-def _old_rows(connection: Connection, cutoff: float, start: float, limit: int) -> Sequence[Any]:
-    """The oldest rows from `start` on."""
-    query = select(_a.tenant, _a.run_id, _a.ended_at).where(_a.ended_at < cutoff)
+def _old_rows(connection: Connection, cutoff: float, limit_at: float, start: float, limit: int) -> Sequence[Any]:
+    """The oldest rows from `start` on, and whether their run may be deleted, or their job in any case."""
+    other = attempts.alias("other")
+
+    def none_where(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+        return not_(select(other.c.job_id).where(*conditions).exists())
+
+    same_tenant = other.c.tenant == _a.tenant
+    is_over = and_(
+        none_where(same_tenant, other.c.run_id == _a.run_id, other.c.ended_at >= cutoff),
+        none_where(same_tenant, other.c.run_id == _a.parent_run, other.c.run_id != _a.run_id),
+        none_where(same_tenant, other.c.parent_run == _a.run_id, other.c.ended_at >= cutoff),
+    )
+    is_too_old = and_(_a.ended_at < limit_at, none_where(other.c.job_id == _a.job_id, other.c.ended_at >= limit_at))
+    query = select(
+        _a.tenant, _a.run_id, _a.job_id, _a.ended_at, is_over.label("is_over"), is_too_old.label("is_too_old")
+    ).where(_a.ended_at < cutoff)
     if start > -math.inf:
         query = query.where(_a.ended_at >= start)
     return connection.execute(query.order_by(_a.ended_at).limit(limit)).all()
 
 
-def _removable(
-    connection: Connection, rows: Sequence[Any], cutoff: float, limit_at: float, limit: int
-) -> Sequence[Any]:
-    """The rows of these runs that may be deleted, run by run. `is_over`: all rows of the run may."""
-    runs = sorted({_run(row) for row in rows})
-    if not runs:
-        return []
-    other = attempts.alias("other")
-    same_tenant = other.c.tenant == _a.tenant
-    newer = and_(same_tenant, other.c.run_id == _a.run_id, other.c.ended_at >= cutoff)
-    parent = and_(same_tenant, other.c.run_id == _a.parent_run, other.c.run_id != _a.run_id)
-    child = and_(same_tenant, other.c.parent_run == _a.run_id, other.c.ended_at >= cutoff)
-    is_over = and_(*(not_(select(other.c.job_id).where(one).exists()) for one in (newer, parent, child)))
-    newer_of_job = and_(other.c.job_id == _a.job_id, other.c.ended_at >= limit_at)
-    is_too_old = not_(select(other.c.job_id).where(newer_of_job).exists())
-    query = (
-        select(_a.tenant, _a.run_id, _a.job_id, _a.attempt, is_over.label("is_over"))
-        .where(tuple_(_a.tenant, _a.run_id).in_(runs), _a.ended_at < cutoff, or_(is_over, is_too_old))
-        # Attempts of a job in their order: the last one decides how the job counts.
-        .order_by(_a.tenant, _a.run_id, _a.job_id, _a.attempt)
-        .limit(limit)
-    )
-    return connection.execute(query).all()
-
-
-def _whole_runs(rows: Sequence[Any], limit: int) -> tuple[Sequence[Any], bool]:
-    """Up to `limit` rows, and whether they are whole runs. A run that is cut is taken only if it is the only one."""
-    if len(rows) <= limit:
-        return rows, True
-    cut = _run(rows[-1])
-    whole = [row for row in rows if _run(row) != cut]
-    return (whole, True) if whole else (rows[:limit], False)
+def _jobs_of(connection: Connection, run: tuple[str, str], limit: int) -> tuple[list[str], bool]:
+    """The jobs of up to `limit` rows of a run, the oldest first, and whether the run has other jobs."""
+    is_run = (_a.tenant == run[0]) & (_a.run_id == run[1])
+    rows = select(_a.job_id).where(is_run).order_by(_a.tenant, _a.run_id, _a.ended_at).limit(limit)
+    found = list(dict.fromkeys(connection.execute(rows).scalars()))
+    others = select(_a.job_id).where(is_run, _a.job_id.not_in(found)).limit(1)
+    return found, connection.execute(others).first() is not None
 
 
 def _next_start(start: float, rows: Sequence[Any], limit: int, deleted: int) -> float | None:

@@ -92,14 +92,14 @@ class _Window:
 
     def observed(self, name: str, **labels: str) -> int:
         """Values that a histogram observed."""
-        return self.history.count(name, self.seconds, ago_s=0.0, **labels)
+        return self.history.count(name, self.seconds, **labels)
 
     def observed_mean(self, name: str, **labels: str) -> float | None:
         number = self.observed(name, **labels)
         return self.history.increase(name, self.seconds, **labels) / number if number else None
 
     def quantile(self, q: float, name: str, **labels: str) -> float | None:
-        return self.history.quantile(q, name, self.seconds, ago_s=0.0, **labels)
+        return self.history.quantile(q, name, self.seconds, **labels)
 
 
 def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traffic: LaneTraffic | None) -> LaneFacts:
