@@ -42,8 +42,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
     yield open_page
     for viewer in opened:
-        viewer.context.close()
-        assert viewer.errors == []
+        viewer.close()
 
 
 def call(gateway: Serving, run: str, *, tokens: int = 8, **headers: str) -> tuple[int, Any]:
@@ -76,6 +75,7 @@ def test_a_new_gateway_says_how_to_send_the_first_call(tmp_path: Path, open_page
         expect(viewer.page.locator("#alert-rows")).to_have_text("All quiet: no alert is pending or firing.")
         expect(viewer.page.locator(".lane .chip")).to_have_text(["P0", "P1", "P2"])
         expect(viewer.page.locator(".worker h3")).to_have_text("scripted")
+        viewer.close()
 
 
 def test_the_page_follows_a_burst_of_real_calls(real: Serving, open_page: Open) -> None:
@@ -149,6 +149,7 @@ def test_names_from_outside_are_text(tmp_path: Path, open_page: Open) -> None:
         assert page.evaluate("window.taken") is None
         assert page.locator("main img, main script, dialog img, dialog script, .worker h3 i").count() == 0
         assert CANARY not in page.content()
+        viewer.close()
 
 
 # -- what it does ----------------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ def test_a_worker_is_drained_and_readmitted(tmp_path: Path, open_page: Open) -> 
             page.get_by_role("button", name=f"{button} worker scripted").click()
             page.locator("#confirm-yes").click()
             expect(page.locator(".worker")).to_have_attribute("data-phase", phase)
+        viewer.close()
 
 
 def test_the_page_survives_a_restart_of_the_gateway_and_says_so_meanwhile(tmp_path: Path, browser: Browser) -> None:

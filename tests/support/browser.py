@@ -35,6 +35,7 @@ class Viewer:
         self.context.set_default_timeout(PATIENCE_MS)
         self.page: Page = self.context.new_page()
         self.errors: list[str] = []
+        self.is_closed = False
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.goto(url + "/")
@@ -42,6 +43,13 @@ class Viewer:
     def _on_console(self, said: ConsoleMessage) -> None:
         if said.type in ("error", "warning"):
             self.errors.append(said.text)
+
+    def close(self) -> None:
+        """Close the page, before its gateway: without one it reports errors. Its console must have been silent."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.context.close()
+            assert self.errors == []
 
     def until_live(self) -> None:
         self.page.wait_for_selector("#connection[data-state=live]")

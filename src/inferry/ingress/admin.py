@@ -101,6 +101,13 @@ class Admin:
         body = msgspec.json.encode({"workers": self._gateway.worker_reports()})
         reply.respond(200, b"content-type: application/json\r\n", body)
 
+    async def close(self) -> None:
+        """End what the endpoints have under way."""
+        if self.dashboard is not None:
+            await self.dashboard.close()
+        for endpoint in self.endpoints:
+            await endpoint.close()
+
     def authorize(self, request: Request, peer: str) -> None:
         """Raise AdminOnly unless a request from this address may use the admin endpoints."""
         headers = request.headers

@@ -26,12 +26,9 @@ from inferry.ingress.admin_tenants import AdminTenants, TenantStoreExecutor
 from inferry.ingress.anthropic.count_tokens import TokenCountsRouter
 from inferry.ingress.anthropic.decode import MESSAGES, MessagesEndpoint
 from inferry.ingress.auth import Auth
+from inferry.ingress.dashboard import static
 from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.dashboard.endpoints import SESSION, DashboardEndpoints
-from inferry.ingress.dashboard.feed import OverviewFeed
-from inferry.ingress.dashboard.static import PATHS as FILE_PATHS
-from inferry.ingress.dashboard.static import PREFIX as _FILES
-from inferry.ingress.dashboard.static import DashboardFiles, wants_page
 from inferry.ingress.errors import error_headers, printable
 from inferry.ingress.headers import request_id
 from inferry.ingress.http.limits import HttpLimits
@@ -92,7 +89,7 @@ class App:
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
         )
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
-        self._files = DashboardFiles()
+        self._files = static.DashboardFiles()
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self.responses = ResponsesEndpoint(gateway.wall, gateway.models, gateway.reserved_bytes)
@@ -142,9 +139,8 @@ class App:
 
     def use_dashboard(self, data: DashboardData) -> None:
         """Serve the dashboard's data to operators."""
-        feed = OverviewFeed(data, self._gateway.wall, lambda: self._gateway.is_draining)
         self._admin.dashboard = DashboardEndpoints(
-            self._refuse, self._internal_error, data, feed, self._runs, self._admin.sessions.find
+            self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions.find
         )
 
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:
@@ -302,7 +298,7 @@ class App:
         if path.startswith(_ADMIN_PREFIX):
             self._admin.serve(path, request, reply)
             return
-        handler = self._file if path.startswith(_FILES) else self._gets.get(path)
+        handler = self._file if path.startswith(static.PREFIX) else self._gets.get(path)
         if handler is None and endpoint is None:
             raise NotFound(f"unknown path {printable(path)}; GET / lists the endpoints")
         if handler is None or request.method not in (b"GET", b"HEAD"):
@@ -317,25 +313,22 @@ class App:
         """Close the ledger. Nothing may be served after this."""
         for router in self._routers:
             await router.close()
-        if self._admin.dashboard is not None:
-            await self._admin.dashboard.close()
-        for endpoint in self._admin.endpoints:
-            await endpoint.close()
+        await self._admin.close()
         await self._runs.close()
 
     def _index(self, path: str, reply: Reply, caller: Caller) -> None:
-        if wants_page(reply.request):
+        if static.wants_page(reply.request):
             self._files.serve_index(reply)
             return
         posts = [f"POST {path.decode()}" for path in self._posts]
         gets = [f"GET {path}" for path in self._gets if path != "/"]
         mounted = [path for router in self._routers for path in router.paths]
-        endpoints = [*posts, *gets, *FILE_PATHS, *RUN_PATHS, *mounted, *ADMIN_PATHS]
+        endpoints = [*posts, *gets, *static.PATHS, *RUN_PATHS, *mounted, *ADMIN_PATHS]
         body = msgspec.json.encode({"name": "inferry", "version": __version__, "endpoints": endpoints})
         reply.respond(200, _JSON + b"vary: accept\r\n", body)
 
     def _file(self, path: str, reply: Reply, caller: Caller) -> None:
-        self._files.serve(path.removeprefix(_FILES), reply)
+        self._files.serve(path.removeprefix(static.PREFIX), reply)
 
     def _health(self, path: str, reply: Reply, caller: Caller) -> None:
         """Liveness: the process responds."""

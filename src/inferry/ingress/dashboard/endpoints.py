@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, InvalidRequest, NotFound, RunNotFound
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.dashboard.data import MAX_RUNS, DashboardData
@@ -92,13 +93,13 @@ class DashboardEndpoints(Router):
         refuse: Refuse,
         fail: Fail,
         data: DashboardData,
-        feed: OverviewFeed,
+        gateway: Gateway,
         runs: RunEndpoints,
         session_of: Callable[[Request], Session | None],
     ) -> None:
         super().__init__(refuse, fail)
         self._data = data
-        self._feed = feed
+        self._feed = OverviewFeed(data, gateway.wall, lambda: gateway.is_draining)
         self._runs = runs
         self._session_of = session_of
 
