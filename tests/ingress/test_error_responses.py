@@ -30,7 +30,7 @@ CODES = {
     499: {"client_closed", "call_aborted"},
     500: {"internal_error"},
     502: {"worker_lost"},
-    503: {"no_worker", "draining", "ledger_unavailable", "preempted"},
+    503: {"no_worker", "draining", "ledger_unavailable", "preempted", "report_timeout"},
     504: {"deadline_exceeded", "request_timeout", "worker_timeout"},
 }
 TYPES = {
