@@ -66,6 +66,21 @@ def test_no_compiled_module_defines_a_struct(build: ModuleType) -> None:
                 assert "Struct" not in [base.id for base in node.bases if isinstance(base, ast.Name)], path
 
 
+def test_no_compiled_function_awaits_while_it_handles_an_exception(build: ModuleType) -> None:
+    """Code made by mypyc keeps the handled exception in the thread while it is suspended: other tasks see it."""
+    for path in build.modules():
+        handlers = [
+            statement
+            for block in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(block, ast.Try)
+            for statement in (*(one for handler in block.handlers for one in handler.body), *block.finalbody)
+        ]
+        for statement in handlers:
+            for node in ast.walk(statement):
+                is_suspension = isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)
+                assert not is_suspension, f"{path}:{statement.lineno} awaits in `except` or `finally`"
+
+
 def test_every_name_in_the_list_is_a_module(build: ModuleType) -> None:
     named = named_in_pyproject(build)
     for path in named["exclude"]:

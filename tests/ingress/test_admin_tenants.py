@@ -34,6 +34,7 @@ class _Gateway:
     """A gateway with one worker, kept for the tenant `own`."""
 
     drain_worker = readmit_worker = staticmethod(lambda name: None)
+    wall = now = staticmethod(lambda: 1_000.0)
 
     def views(self) -> list[_View]:
         return [_View()]

@@ -46,7 +46,11 @@ class SpendingSync:
                     self._gate.restore(await asyncio.to_thread(self._spent), self._clock.now())
                 except Exception as error:
                     log.error("cannot read past spending (retry in %g s): %s", RETRY_S, error)
-                    self._sync_requested = True
+                    self._sync_requested = failed = True
+                else:
+                    failed = False
+                # Not in the handler: compiled code that awaits there leaves its exception to other tasks.
+                if failed:
                     await asyncio.sleep(RETRY_S)
         finally:
             self._task = None

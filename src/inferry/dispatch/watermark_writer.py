@@ -127,7 +127,8 @@ class WatermarkWriter:
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._store.write, batch)
             except Exception as error:
                 log.error("cannot write budget watermarks (retry in %.2f s): %s", delay_s, error)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, MAX_RETRY_S)
             else:
                 return
+            # Not in the handler: compiled code that awaits there leaves its exception to other tasks.
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_RETRY_S)
