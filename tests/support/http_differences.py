@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
+from inferry.ingress.http.request_reader import LARGE_HEAD
 from support.http_verdicts import Verdict
 
 KNOWN_METHODS = frozenset(
@@ -234,6 +235,17 @@ DIFFERENCES: tuple[Reason, ...] = (
         "HTTP/1.0 kept alive", "gunicorn", "stricter end",
         lambda it: it.last.version == b"HTTP/1.0" and it.ours.end == "closed",
         "A connection is closed after a request of HTTP/1.0, whatever it asks for; gunicorn keeps it if asked to.",
+    ),
+    Reason(
+        "CONNECT", "h11 gunicorn", "stricter end",
+        lambda it: it.last.method == b"CONNECT" and it.ours.end == "closed",
+        "A connection is closed after CONNECT: what a client sends after it is no HTTP. They leave that to the "
+        "application.",
+    ),
+    Reason(
+        "after a large head", "h11 gunicorn", "stricter end",
+        lambda it: len(it.last.head) > LARGE_HEAD - 8 and it.ours.end == "closed",
+        "A connection is closed after a head that took long to read, so that one connection cannot send many.",
     ),
     Reason(
         "sooner or later", "h11 gunicorn", "end",
