@@ -20,8 +20,10 @@ from inferry.durable.event_log import EventLog, split_events
 from inferry.durable.execute import CallAnswer, StoredCall
 from inferry.durable.executor import StoreExecutor
 from inferry.durable.responses import MAX_CHAIN, StoredResponse, StoredResponses
+from inferry.ledger.stores.attempts import AttemptStore
 from inferry.ledger.stores.database import LedgerDatabase
 from inferry.ledger.stores.documents import DocumentStore
+from ledger.builders import an_entry
 
 
 class FakeGateway:
@@ -141,6 +143,29 @@ def test_what_a_killed_process_left_runs_again_under_the_same_job_id(tmp_path: P
         await third.background.close()
         assert not third.gateway.calls
         assert not await third.documents.of_kind(module.KIND)
+
+    scenario(tmp_path, work)
+
+
+def test_a_charged_call_that_is_refused_after_a_restart_keeps_its_job_id(tmp_path: Path) -> None:
+    """The process was killed between the row of the ledger and the result: a second id would be charged again."""
+
+    async def work(start: Start) -> None:
+        first = start()
+        first.gateway.gate.clear()
+        await first.background.accept("acme", "resp_1", a_response("queued"), a_call())
+        while not first.gateway.calls:
+            await asyncio.sleep(0)
+        await first.background.close()
+        with closing(AttemptStore(f"sqlite:///{tmp_path / 'ledger.db'}")) as ledger:
+            ledger.append([an_entry(first.gateway.calls[0].job_id)])
+        second = start()
+        second.gateway.answers = [CallAnswer(status=503, body=b"", retry_after_s=0.0)]
+        second.background.start()
+        assert await second.until_ended() == "completed"
+        assert {call.job_id for call in second.gateway.calls} == {first.gateway.calls[0].job_id}
+        assert len(second.gateway.calls) == 2
+        await second.background.close()
 
     scenario(tmp_path, work)
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from inferry.domain.errors import GatewayError, NotFound, TenantConcurrency
-from inferry.domain.storage import Document
+from inferry.domain.storage import Document, try_id
 from inferry.durable.documents import Documents
 from inferry.durable.event_log import EventLog, split_events
 from inferry.durable.execute import CallAnswer, Execute, StoredCall
@@ -120,11 +120,11 @@ class BackgroundResponses:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._responses.close()
 
-    def _begin(self, tenant: str, id: str, call: BackgroundCall) -> None:
+    def _begin(self, tenant: str, id: str, call: BackgroundCall, is_charged: bool = False) -> None:
         place = tenant, id
         if call.is_streamed:
             self._logs[place] = EventLog()
-        task = self._tasks[place] = asyncio.get_running_loop().create_task(self._run(tenant, id, call))
+        task = self._tasks[place] = asyncio.get_running_loop().create_task(self._run(tenant, id, call, is_charged))
         task.add_done_callback(lambda _: self._forget(place))
 
     def _forget(self, place: tuple[str, str]) -> None:
@@ -152,12 +152,13 @@ class BackgroundResponses:
         elif call.is_streamed:
             await self._fail(tenant, id, 500, None, "the gateway was restarted while the response was streamed")
         elif not self.is_running(tenant, id):
-            self._begin(tenant, id, call)
+            job_id = try_id(_job_id(id), call.tries)
+            self._begin(tenant, id, call, is_charged=bool(await self._documents.charged_jobs([job_id])))
 
-    async def _run(self, tenant: str, id: str, call: BackgroundCall) -> None:
+    async def _run(self, tenant: str, id: str, call: BackgroundCall, is_charged: bool) -> None:
         try:
             async with asyncio.timeout(max(0.0, call.created_at + MAX_AGE_S - self._wall())):
-                answer = await self._call(tenant, id, call)
+                answer = await self._call(tenant, id, call, is_charged)
         except TimeoutError:
             answer = CallAnswer(status=504, body=_TOO_OLD)
         delay_s = INITIAL_RETRY_S
@@ -182,7 +183,7 @@ class BackgroundResponses:
         if event_log is not None:
             await self._responses.put_events(tenant, id, event_log.events)
 
-    async def _call(self, tenant: str, id: str, call: BackgroundCall) -> CallAnswer:
+    async def _call(self, tenant: str, id: str, call: BackgroundCall, is_charged: bool) -> CallAnswer:
         headers = {name.encode("latin-1"): value.encode("latin-1") for name, value in call.headers.items()}
         event_log = self._logs.get((tenant, id))
 
@@ -195,14 +196,14 @@ class BackgroundResponses:
             key_id=call.key_id,
             path=PATH,
             body=bytes(call.body),
-            job_id=id.partition("_")[2],
+            job_id=_job_id(id),
             run_id=None,
             step_id=None,
             lane=None,
             headers={**headers, RESPONSE_ID: f"{id} {call.created_at}".encode()},
             on_piece=None if event_log is None else event_log.add,
         )
-        return await call_until_final(self._execute, stored_call, call.tries, record_try)
+        return await call_until_final(self._execute, stored_call, call.tries, record_try, is_charged=is_charged)
 
     async def _finish(self, tenant: str, id: str, response: Raw) -> None:
         """Store how the response ended, once the ledger has the rows of its call: what is answered is charged."""
@@ -219,6 +220,10 @@ class BackgroundResponses:
         event_log = self._logs.get((tenant, id))
         if event_log is not None:
             _add_event(event_log, b"response.failed", stored.response)
+
+
+def _job_id(id: str) -> str:
+    return id.partition("_")[2]
 
 
 def _add_event(event_log: EventLog, name: bytes, response: Raw) -> None:

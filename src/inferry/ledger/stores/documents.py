@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, delete, insert, select
 from inferry.domain.errors import Conflict, StorageQuotaExceeded
 from inferry.domain.storage import Database, Document, Page
 from inferry.ledger.storage_schema import documents
+from inferry.ledger.stores.charges import charged_jobs
 from inferry.ledger.stores.files import used_bytes
 from inferry.ledger.stores.listing import page_rows
 
@@ -65,6 +66,11 @@ class DocumentStore:
                 connection, documents, query, scope, after=after, limit=limit, newest_first=newest_first
             )
         return Page([Document(**row) for row in rows], has_more)
+
+    def charged_jobs(self, job_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the jobs that the ledger has charged."""
+        with self._database.reading() as connection:
+            return charged_jobs(connection, job_ids)
 
     def of_kind(self, kind: str, now: float) -> Sequence[Document]:
         """The documents of all tenants, the oldest first."""

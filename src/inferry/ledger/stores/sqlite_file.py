@@ -23,7 +23,7 @@ from inferry.domain.ledger import LedgerFileLost, LedgerUnusable
 from inferry.ledger.stores.sqlite_open import ledger_path, open_for_writing
 
 _Identity = tuple[int, int]
-ROWS_PER_INSERT = 50
+ROWS_PER_INSERT = 16
 """sqlite3 releases the GIL once per statement, and while the event loop is busy it takes 5 ms to get it back."""
 
 
@@ -69,8 +69,11 @@ class SqliteFile:
     def insert_new(self, connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
         waiting = iter(rows)
         try:
-            while chunk := list(islice(waiting, ROWS_PER_INSERT)):
-                connection.exec_driver_sql(_insert_text(table, len(chunk)), tuple(chain.from_iterable(chunk)))
+            while len(chunk := list(islice(waiting, ROWS_PER_INSERT))) == ROWS_PER_INSERT:
+                connection.exec_driver_sql(_insert_text(table, ROWS_PER_INSERT), tuple(chain.from_iterable(chunk)))
+            if chunk:
+                # Row by row: a statement for each number of rows would be prepared anew almost every time.
+                connection.exec_driver_sql(_insert_text(table, 1), chunk)
         except (IntegrityError, DataError) as error:
             raise ValueError(f"the entry violates a table constraint: {error.orig}") from error
 
