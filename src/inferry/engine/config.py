@@ -1,15 +1,28 @@
-"""Limits of the embedded engine. None means that the engine decides."""
+"""Mode and limits of the embedded engine. None means that the engine decides."""
+
+from typing import Literal
 
 from msgspec import Struct
+
+EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+"""How sequences are batched.
+
+`continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
+or decodes, and prompts are computed many at a time. `static`: a padded pass runs until its last sequence has ended.
+`dynamic`: a padded pass whose free rows are refilled.
+"""
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
 
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
-    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch.
+    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. In the mode `hybrid`
+    streams wait at most about `decode_wait_ms` for the prompts between two of their tokens.
     """
 
+    mode: EngineMode = "continuous"
+    decode_wait_ms: int = 500
     max_sequences: int = 64
     kv_tokens: int = 65_536
     chunk_tokens: int = 256
@@ -18,7 +31,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
+        for name in ("decode_wait_ms", "max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.kv_tokens < self.block_tokens:
@@ -31,3 +44,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     @property
     def blocks(self) -> int:
         return self.kv_tokens // self.block_tokens
+
+    @property
+    def pads(self) -> bool:
+        """Whether sequences are computed in padded passes."""
+        return self.mode in ("static", "dynamic")
+
+    @property
+    def cache_blocks(self) -> int:
+        """Blocks that a runner allocates: padding is written to one more, which holds no sequence."""
+        return self.blocks + self.pads

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
-from inferry.engine.planner import Limits, Work, plan_step
+from inferry.engine.modes import planner_of
+from inferry.engine.padding import padding_work
+from inferry.engine.planner import NO_PADDING, Limits, Padding, StepPlan, Work
 from inferry.engine.sequences import Sequence
+
+_SHORT_PHASE_COST = 3.0
+"""What the prompt tokens of a short phase may cost, in fixed costs of a step: a step of its own costs one."""
 
 
 class Runner(Protocol):
@@ -52,8 +59,13 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._make_seed = make_seed or (lambda: random.SystemRandom().getrandbits(63))
-        self._limits = Limits(
-            max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
+        self._costs = WorkCosts(is_exact=True)
+        self._decode_wait_s = config.decode_wait_ms / 1000
+        self._planner = planner_of(config.mode)
+        self._limits = self._limit_phases(
+            Limits(
+                max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
+            )
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
@@ -65,10 +77,9 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
-        self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
-        self._costs = WorkCosts(is_exact=True)
+        self._prompt_tokens = self._decode_rows = self._padding_tokens = self._padding_rows = 0
 
     @property
     def has_work(self) -> bool:
@@ -92,6 +103,7 @@ class EngineCore:
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
+            batch=request.batch,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -110,12 +122,13 @@ class EngineCore:
     def step(self) -> StepDone:
         """Run one step. Without work nothing changes."""
         started = self._clock()
-        work = self._schedule()
-        if not work:
+        plan = self._schedule()
+        if not plan.work and plan.padding == NO_PADDING:
             return StepDone([], [], self.stats())
+        work = plan.work if plan.padding == NO_PADDING else (*plan.work, *self._padding(plan.padding))
         sampled = self._runner.execute(work)
         self._steps += 1
-        return self._postprocess(work, sampled, started)
+        return self._postprocess(plan, sampled, started)
 
     def stats(self) -> Stats:
         return Stats(
@@ -128,6 +141,10 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             busy_seconds=self.busy_seconds,
+            prompt_tokens=self._prompt_tokens,
+            decode_rows=self._decode_rows,
+            padding_tokens=self._padding_tokens,
+            padding_rows=self._padding_rows,
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -164,26 +181,34 @@ class EngineCore:
             return None
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
-    def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
-        self._was_held_back = plan.held_back
+    def _schedule(self) -> StepPlan:
+        plan, self._planner = self._planner.plan(self._running, self._waiting, self.pool.free, self._limits)
         for sequence in plan.preempted:
-            self._running.remove(sequence)
+            if sequence in self._running:  # else it waits, and was prepared
+                self._running.remove(sequence)
+                insort(self._waiting, sequence, key=_rank)
             self.pool.release(sequence.key)
             sequence.blocks = []
             sequence.computed = 0
             sequence.preemptions += 1
             self._preemptions += 1
-            insort(self._waiting, sequence, key=_rank)
         for sequence in plan.admitted:
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=_rank)
         for work in plan.work:
             sequence = work.sequence
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
-        return plan.work
+        return plan
 
-    def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
+    def _padding(self, padding: Padding) -> list[Work]:
+        # The runner has one block more than the pool (`EngineConfig.cache_blocks`).
+        return padding_work(padding, self._longest(), self.pool.total, self.pool.block_tokens)
+
+    def _longest(self) -> int:
+        return max(len(sequence.tokens) for sequence in self._running)
+
+    def _postprocess(self, plan: StepPlan, sampled: list[int], started: float) -> StepDone:
+        work = plan.work
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, bytes]] = []
         ended: list[tuple[Sequence, bool]] = []
@@ -205,7 +230,7 @@ class EngineCore:
                 ended.append((sequence, True))
             elif len(sequence.tokens) >= sequence.limit:
                 ended.append((sequence, False))
-        self._charge(work, weights, self._clock() - started)
+        self._charge(work, weights, plan.padding, self._clock() - started)
         for sequence, _ in ended:
             self._remove(sequence)
         ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
@@ -213,7 +238,7 @@ class EngineCore:
 
     def _weights(self, work: tuple[Work, ...]) -> list[float]:
         """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""
-        costs, base_s = self._costs, self._costs.base_s / len(work)
+        costs, base_s = self._costs, self._costs.base_s / max(1, len(work))
         return [
             base_s + costs.decode_s(1, piece.sequence.computed)
             if piece.tokens == 1  # a prompt of one token costs as much
@@ -221,13 +246,15 @@ class EngineCore:
             for piece in work
         ]
 
-    def _charge(self, work: tuple[Work, ...], weights: list[float], seconds: float) -> None:
-        """Divide the time of the step by the weights of its pieces, and learn the costs from it."""
+    def _charge(self, work: tuple[Work, ...], weights: list[float], padding: Padding, seconds: float) -> None:
+        """Divide the time of the step by the weights of its pieces, and learn the costs from it.
+
+        The time of padding is that of the pieces beside it; a step of padding alone is divided evenly.
+        """
         self.busy_seconds += seconds
-        self._step_tokens, self._step_seconds = sum(piece.tokens for piece in work), seconds
-        scale = seconds / sum(weights)
         decoded = prompt_tokens = 0
         kv_tokens = 0.0
+        scale = seconds / sum(weights) if weights else 0.0
         for piece, weight in zip(work, weights, strict=True):
             sequence = piece.sequence
             sequence.gpu_seconds += scale * weight
@@ -237,9 +264,36 @@ class EngineCore:
             else:
                 prompt_tokens += piece.tokens
                 kv_tokens += prefill_kv_tokens(piece.tokens, sequence.computed)
+        self._step_tokens, self._step_seconds = decoded + prompt_tokens, seconds
+        self._decode_rows += decoded
+        self._prompt_tokens += prompt_tokens
+        if padding != NO_PADDING:
+            padding_tokens = sum(padding.prompts)
+            self._padding_rows += padding.rows
+            self._padding_tokens += padding_tokens
+            decoded += padding.rows
+            prompt_tokens += padding_tokens
+            kv_tokens += padding.rows * self._longest() + sum(prefill_kv_tokens(n, n) for n in padding.prompts)
+            if not work:
+                for sequence in self._running:
+                    sequence.gpu_seconds += seconds / len(self._running)
         self._costs.add(seconds, seconds, 1, decoded, prompt_tokens, kv_tokens)
         if self._steps % SOLVE_INTERVAL_STEPS == 0:
             self._costs.solve()
+            self._limits = self._limit_phases(self._limits)
+
+    def _limit_phases(self, limits: Limits) -> Limits:
+        """Phases by their modelled time: a long one within the time that decodes may wait, but at least a chunk; a
+        short one within `_SHORT_PHASE_COST`, but at least a block.
+        """
+        costs, chunk_tokens = self._costs, limits.chunk_tokens
+        phase_tokens = self._decode_wait_s / (costs.prompt_s + costs.base_s / chunk_tokens)
+        short_phase_tokens = _SHORT_PHASE_COST * costs.base_s / costs.prompt_s
+        return replace(
+            limits,
+            phase_tokens=max(chunk_tokens, int(phase_tokens)),
+            short_phase_tokens=max(limits.block_tokens, min(chunk_tokens, int(short_phase_tokens))),
+        )
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]

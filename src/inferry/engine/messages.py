@@ -32,6 +32,8 @@ class Request(Struct, frozen=True, array_like=True):
     """Isolates the prefix cache; an engine without one ignores it."""
     pooled: bool = False
     """The prompt is embedded or scored; no token is sampled."""
+    batch: int = 0
+    """Requests with different numbers never share a padded pass."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -56,6 +58,9 @@ ToEngine = Setup | Add | Abort | Shutdown
 class Stats(Struct, frozen=True, array_like=True, gc=False):
     """State after a step: steps so far, sequences, KV cache, the tokens and seconds of the step, and the seconds of all
     steps.
+
+    All steps so far computed `prompt_tokens` of prompts and `decode_rows` single tokens, and beside them
+    `padding_tokens` that padded prompts and `padding_rows` that took the place of decodes.
     """
 
     steps: int
@@ -67,6 +72,10 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     step_tokens: int = 0
     step_seconds: float = 0.0
     busy_seconds: float = 0.0
+    prompt_tokens: int = 0
+    decode_rows: int = 0
+    padding_tokens: int = 0
+    padding_rows: int = 0
 
 
 class Ready(Struct, frozen=True, tag=10, array_like=True):

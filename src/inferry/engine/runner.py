@@ -25,10 +25,14 @@ _MAX_PADDED_TOKENS = 64
 
 
 class TorchRunner:
-    """Executes steps on the CPU in float32. Owned by the engine's one thread."""
+    """Executes steps on the CPU in float32. Owned by the engine's one thread.
 
-    def __init__(self, decoder: Decoder, block_tokens: int) -> None:
+    `pads`: decodes read keys padded to the longest, however many they are.
+    """
+
+    def __init__(self, decoder: Decoder, block_tokens: int, *, pads: bool = False) -> None:
         self._decoder = decoder
+        self._pads = pads
         self._block_tokens = block_tokens
         self._tiles = decoder.config.tiles
         self.context_tokens = decoder.config.context_tokens
@@ -40,8 +44,8 @@ class TorchRunner:
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> "TorchRunner":
         model, weights = load_model(model_dir, context_tokens=config.context_tokens)
-        decoder = Decoder(model, weights, blocks=config.blocks, block_tokens=config.block_tokens)
-        return cls(decoder, config.block_tokens)
+        decoder = Decoder(model, weights, blocks=config.cache_blocks, block_tokens=config.block_tokens)
+        return cls(decoder, config.block_tokens, pads=config.pads)
 
     def warm_up(self) -> None:
         """Run one pass of each kind: the first one allocates, which would delay the first request."""
@@ -126,7 +130,7 @@ class TorchRunner:
         seen = [piece.sequence.computed + 1 for piece in singles]
         blocks = [piece.sequence.blocks[: -(-count // size)] for piece, count in zip(singles, seen, strict=True)]
         longest = max(map(len, blocks))
-        if len(singles) == 1 or longest * len(singles) <= _MAX_FEW_BLOCKS:
+        if self._pads or len(singles) == 1 or longest * len(singles) <= _MAX_FEW_BLOCKS:
             return self._few(blocks, seen, longest)
         return _many(blocks, seen, longest, size)
 

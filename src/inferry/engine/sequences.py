@@ -11,10 +11,12 @@ class Sequence:
     Rule: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
     phase: pending tokens are computed in order, and after the last one the next token is sampled. A sequence that
     `is_pooled` ends there instead, with its `result`; `hidden_sum` is the runner's, over the tokens computed so far.
+    Sequences with different `batch` numbers never share a padded pass.
     """
 
     __slots__ = (
         "arrival",
+        "batch",
         "blocks",
         "computed",
         "gpu_seconds",
@@ -44,6 +46,7 @@ class Sequence:
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         is_pooled: bool = False,
+        batch: int = 0,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -59,6 +62,7 @@ class Sequence:
         self.gpu_seconds = 0.0
         self.preemptions = 0
         self.is_pooled = is_pooled
+        self.batch = batch
         self.hidden_sum: Any = None
         self.result = b""
 
