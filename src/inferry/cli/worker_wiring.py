@@ -129,6 +129,8 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
     try:
         tokenizer = HfTokenizer(directory)
         engine = EngineConfig(
+            mode=config.mode,
+            decode_wait_ms=config.decode_wait_ms,
             max_sequences=config.max_sequences,
             kv_tokens=config.kv_tokens,
             chunk_tokens=config.chunk_tokens,

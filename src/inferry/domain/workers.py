@@ -8,6 +8,13 @@ from msgspec import Struct
 from inferry.domain.routes import OutputLength
 
 KvPacking = Literal["sum", "timed"]
+EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+"""How the embedded engine batches sequences.
+
+`continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
+or decodes, and prompts are computed in groups. `static`: a padded pass runs until its last sequence has ended.
+`dynamic`: a padded pass whose free rows are refilled.
+"""
 
 
 class Phase(enum.Enum):
@@ -48,15 +55,29 @@ class EngineCounts(Struct, frozen=True, gc=False):
     output_tokens: int
 
 
+class StepWork(Struct, frozen=True, gc=False):
+    """What the steps of an engine have computed since its start.
+
+    `prompt_tokens` and `decode_rows` (single tokens), and padding: `padding_tokens` of padded prompts, `padding_rows`
+    in the place of decodes.
+    """
+
+    prompt_tokens: int
+    decode_rows: int
+    padding_tokens: int
+    padding_rows: int
+
+
 class WorkerView(Struct, frozen=True, kw_only=True):
     """A worker as observed at `observed_at`. Replaced, never mutated.
 
     `capacity` is a limit, not what is free: the scheduler counts its own jobs in flight. `foreign`: load of other
-    clients. `pads`: a plan runs as one padded pass and needs one batch key. `controlled`: `capacity` is the upper bound
-    within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
-    `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
+    clients. `pads`: a plan runs as one padded pass and needs one batch key. `refills`: jobs may join such a pass when
+    one of its jobs has ended. `controlled`: `capacity` is the upper bound within which the capacity controller computes
+    limits. `chunk_tokens`: token budget of an engine step. `counts` and `prefix_hits` (prompt tokens found in the
+    prefix cache since the start) were read at `counted_at`.
     `gpus`: GPUs that the worker uses; 0 for a hosted API, whose GPU time is not accounted for. `busy_s`: seconds of its
-    steps since its start, where it measures them.
+    steps since its start, where it measures them. `step_work`: what these steps computed.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
@@ -75,6 +96,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     output_length: OutputLength | None = None
     kv_packing: KvPacking = "sum"
     pads: bool = False
+    refills: bool = False
     load: Load = Load()
     foreign: Load = Load()
     kv_capacity: int | None = None
@@ -85,5 +107,6 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     counted_at: float | None = None
     gpus: int = 1
     busy_s: float | None = None
+    step_work: StepWork | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False

@@ -1,16 +1,8 @@
 """Mode and limits of the embedded engine. None means that the engine decides."""
 
-from typing import Literal
-
 from msgspec import Struct
 
-EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
-"""How sequences are batched.
-
-`continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
-or decodes, and prompts are computed many at a time. `static`: a padded pass runs until its last sequence has ended.
-`dynamic`: a padded pass whose free rows are refilled.
-"""
+from inferry.domain.workers import EngineMode
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The planner of each mode."""
 
-from inferry.engine.config import EngineMode
+from inferry.domain.workers import EngineMode
 from inferry.engine.hybrid_planner import HybridPlanner
 from inferry.engine.padded_planner import PaddedPlanner
 from inferry.engine.planner import ContinuousPlanner, Planner

@@ -60,6 +60,13 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "is as long as the longest.",
         ("worker",),
     ),
+    MetricSpec(
+        "inferry_worker_step_tokens_total",
+        "counter",
+        "Tokens that the steps of an embedded engine computed: `prompt`, `decode` (one per sequence and step), and in "
+        "padded passes `prompt_padding` and `decode_padding` (rows of sequences that had ended).",
+        ("worker", "kind"),
+    ),
     MetricSpec("inferry_tick_seconds", "histogram", "Time that the scheduler takes for one tick.", (), _TICK_BUCKETS),
     MetricSpec("inferry_tick_jobs", "histogram", "Jobs planned by one tick.", (), (0, *_BATCH_SIZE_BUCKETS)),
     MetricSpec(

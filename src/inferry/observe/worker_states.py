@@ -1,9 +1,9 @@
 """Gauges of workers, from their views and their health, read when metrics are scraped or sampled."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from inferry.domain.workers import Phase, WorkerView
+from inferry.domain.workers import Phase, StepWork, WorkerView
 from inferry.observe.metric_families import Rows
 
 OTHER = "other"
@@ -40,6 +40,7 @@ class WorkerStates:
         used: dict[str, float] = {}
         capacity: dict[str, float] = {}
         predicted: dict[str, float] = {}
+        step_tokens: dict[tuple[str, ...], float] = {}
         for worker, tokens in self.kv_predicted().items():
             _add(predicted, worker if worker in self._known else OTHER, tokens)
         for view in self.views():
@@ -54,6 +55,9 @@ class WorkerStates:
             _add(used, name, view.load.kv_tokens)
             if view.kv_capacity is not None:
                 _add(capacity, name, view.kv_capacity)
+            if view.step_work is not None:
+                for kind, tokens in _tokens_by_kind(view.step_work):
+                    step_tokens[name, kind] = step_tokens.get((name, kind), 0.0) + tokens
         return {
             "inferry_worker_up": _by_worker(up),
             "inferry_worker_phase": phases.items(),
@@ -62,6 +66,7 @@ class WorkerStates:
             "inferry_worker_kv_used_tokens": _by_worker(used),
             "inferry_worker_kv_predicted_tokens": _by_worker(predicted),
             "inferry_worker_kv_capacity_tokens": _by_worker(capacity),
+            "inferry_worker_step_tokens_total": step_tokens.items(),
         } | self._breaker_rows()
 
     def _breaker_rows(self) -> dict[str, Rows]:
@@ -74,6 +79,15 @@ class WorkerStates:
             "inferry_worker_capacity_share": [((one.worker,), one.share) for one in known],
             "inferry_hedged_retries_total": [((one.worker,), float(one.overdue)) for one in known],
         }
+
+
+def _tokens_by_kind(work: StepWork) -> Sequence[tuple[str, int]]:
+    return (
+        ("prompt", work.prompt_tokens),
+        ("decode", work.decode_rows),
+        ("prompt_padding", work.padding_tokens),
+        ("decode_padding", work.padding_rows),
+    )
 
 
 def _add(totals: dict[str, float], name: str, value: float) -> None:

@@ -98,6 +98,8 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
+        if list(policy.prompt_buckets) != sorted({tokens for tokens in policy.prompt_buckets if tokens > 0}):
+            yield f"{where}.prompt_buckets must be token counts in ascending order"
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
@@ -146,6 +148,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             "kv_tokens",
             "prefill_tokens",
             "chunk_tokens",
+            "decode_wait_ms",
             "threads",
             "context_tokens",
             "max_inputs_per_request",

@@ -125,6 +125,9 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     long_output_tokens: int | UnsetType | None = UNSET
     """Predicted output tokens from which a call is long. Short and long calls then share no padded pass, and use
     workers whose `output_length` is theirs or null while one is up. null separates nothing."""
+    prompt_buckets: tuple[int, ...] | UnsetType = UNSET
+    """Prompt lengths that bound buckets, in tokens, such as `[128, 512]`. Calls of different buckets share no padded
+    pass, which costs less padding and makes passes smaller. Empty: one bucket."""
 
 
 class LanesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

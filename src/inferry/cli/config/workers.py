@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from inferry.domain.routes import OutputLength
-from inferry.domain.workers import KvPacking
+from inferry.domain.workers import EngineMode, KvPacking
 
 MediaKind = Literal["images", "audio_input", "video", "files"]
 
@@ -34,8 +34,14 @@ class EmbeddedWorkerConfig(
     kv_packing: KvPacking = "sum"
     """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
     peak of all together, since calls end at different times."""
+    mode: EngineMode = "continuous"
+    """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: a step computes prompts or
+    decodes, and prompts are computed in groups, which makes long inter-token latencies rare. `static`: a padded pass
+    runs until its longest call has ended. `dynamic`: a padded pass whose free rows are refilled."""
+    decode_wait_ms: int = 500
+    """With `mode: hybrid`, about the longest time that streams wait for a group of prompts, in milliseconds."""
     max_sequences: int = 64
-    """Maximum number of running sequences."""
+    """Maximum number of running sequences; with `static` and `dynamic`, rows of a pass."""
     kv_tokens: int = 65_536
     """Size of the KV cache, in tokens."""
     chunk_tokens: int = 256

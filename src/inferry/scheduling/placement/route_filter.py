@@ -17,8 +17,8 @@ _UNAVAILABLE = (decisions.WORKER_GROUP, decisions.BREAKER, decisions.WORKER_DOWN
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
     """Whether the new view changes which routes the worker serves or how."""
     return old is None or (
-        (old.phase, old.pads, old.isolation, old.precision, old.group, old.output_length)
-        != (new.phase, new.pads, new.isolation, new.precision, new.group, new.output_length)
+        (old.phase, old.pads, old.refills, old.isolation, old.precision, old.group, old.output_length)
+        != (new.phase, new.pads, new.refills, new.isolation, new.precision, new.group, new.output_length)
         or old.models != new.models
         or old.adapters != new.adapters
     )
