@@ -98,6 +98,7 @@ class WorkerSupervisor:
                 observed_at=view.observed_at,
                 load=view.load,
                 busy_s=view.busy_s,
+                step_work=view.step_work,
                 last_activity_at=view.last_activity_at,
             )
             != view
