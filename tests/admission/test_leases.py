@@ -13,8 +13,9 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import NANOS_PER_UNIT, Limits, Price
+from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
 
 PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}

@@ -15,9 +15,10 @@ from inferry.cli.main import app
 from inferry.cli.worker_wiring import http_worker
 from inferry.domain.clock import SystemClock
 from inferry.domain.lanes import DEFAULT_LANES, Lane
+from inferry.domain.prices import Price
 from inferry.domain.routes import RouteKey
 from inferry.domain.settings import LimitSettings, TenantSettings, limits_as_dict, tenant_as_dict
-from inferry.domain.tenants import Limits, Price, Tenant
+from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.workers import Phase, WorkerView
 from inferry.scheduling.rules import FILTERS
 

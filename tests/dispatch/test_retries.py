@@ -21,9 +21,9 @@ from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.prices import Price
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
-from inferry.domain.tenants import Price
 from inferry.domain.values import replace
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics

@@ -229,14 +229,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "retry times of all keys of a tenant are spaced together",
-            "admission/retry_after.py",
+            "admission/quota_retry_spread.py",
             "caller.tenant.name if caller.key is None else caller.key.key_id",
             "caller.tenant.name",
             _KEYS,
         ),
         Mutant(
             "a key's limit does not space retry times",
-            "admission/retry_after.py",
+            "admission/quota_retry_spread.py",
             "[caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]",
             "[caller.tenant.limits]",
             _KEYS,
@@ -250,7 +250,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "cached tokens that cost nothing cost as much as others",
-            "domain/tenants.py",
+            "domain/prices.py",
             "self.input if self.cached_input is None else self.cached_input",
             "self.cached_input or self.input",
             _KEYS,

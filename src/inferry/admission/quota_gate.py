@@ -31,9 +31,10 @@ from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, LedgerUnavailable
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.prices import Price
 from inferry.domain.spending import Spending, Watermark
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import Limits, Price
+from inferry.domain.tenants import Limits
 
 LEASE_TOKENS = 256
 MAX_OWNERS = 10_000

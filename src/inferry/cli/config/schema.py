@@ -14,7 +14,8 @@ from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.tenants import Price, Tenant
+from inferry.domain.prices import Price
+from inferry.domain.tenants import Tenant
 
 
 class ConfigError(Exception):

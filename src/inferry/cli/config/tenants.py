@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
+from inferry.domain.prices import Price
 from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
-from inferry.domain.tenants import Price
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
