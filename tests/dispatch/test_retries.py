@@ -45,6 +45,9 @@ class Purse:
         self.probe_count: list[int] = []
         self.paid: list[Usage] = []
 
+    def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
+        return True
+
     def renew_grant(self, job_id: str, written: int) -> int:
         self.probe_count.append(written)
         return self.most

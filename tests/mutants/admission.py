@@ -228,6 +228,20 @@ GROUP = MutantGroup(
             _KEYS,
         ),
         Mutant(
+            "GPU time is leased beyond a ceiling",
+            "admission/gpu_leases.py",
+            "        if left < granted:\n",
+            "        if False:\n",
+            ("tests/admission/test_leases.py",),
+        ),
+        Mutant(
+            "the lease of GPU time grows by all of it each time",
+            "admission/gpu_leases.py",
+            ".nanos(0, 0, 0, gpu_seconds) - permit.leased_nanos",
+            ".nanos(0, 0, 0, gpu_seconds)",
+            ("tests/admission/test_leases.py",),
+        ),
+        Mutant(
             "retry times of all keys of a tenant are spaced together",
             "admission/quota_retry_spread.py",
             "caller.tenant.name if caller.key is None else caller.key.key_id",

@@ -10,7 +10,7 @@ class Price(Struct, frozen=True, kw_only=True):
     """Price of a model: per million tokens, or per GPU-hour.
 
     `cached_input`: None if cached tokens cost as much as others. Without a price per token, GPU time is charged,
-    measured or estimated. Only a price per token stops a call at a money ceiling: GPU time is not known in advance.
+    measured or estimated.
     """
 
     input: float = 0.0

@@ -99,7 +99,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
         if (policy.ttft_ms is None) != (policy.itl_ms is None):
-            yield f"{where}.ttft_ms and {where}.itl_ms must both be set or both be null"
+            yield f"{where}.ttft_ms and {where}.itl_ms must be set together"
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
