@@ -14,11 +14,10 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.prices import NANOS_PER_UNIT, Price
-from inferry.domain.streams import Usage
 from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
 
-PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}
+PRICES = {"m": Price(input=1.0, output=10.0)}
 """A thousand billionths for a token of a prompt, ten thousand for one of an answer."""
 
 
@@ -321,45 +320,6 @@ def test_a_model_without_a_price_costs_nothing() -> None:
     permit = admit(gate, caller, a_call(1_000, 1_000, model="other"))
     assert permit.granted_tokens == 256
     assert gate.settle(permit, used(1_000, 1_000), 0.0, NOON) is None
-
-
-def test_gpu_time_is_charged_at_the_end_until_the_budget_is_exhausted() -> None:
-    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
-    permit = admit(gate, caller, a_call(model="gpu"))
-    assert gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON) == 1_500_000
-    permit = admit(gate, caller, a_call(model="gpu"))
-    gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON)
-    assert gate.overrun_nanos == 1_000_000
-    assert isinstance(refusal(gate, caller, a_call(model="gpu")), TenantBudgetExhausted)
-    admit(gate, caller, a_call(model="other"))
-
-
-def test_the_lease_of_gpu_time_follows_what_a_running_job_has_used() -> None:
-    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
-    first, second = admit(gate, caller, a_call(model="gpu")), admit(gate, caller, a_call(model="gpu"))
-    assert gate.lease_gpu_time(first, 0.5)
-    assert gate.lease_gpu_time(second, 1.4)
-    assert gate.lease_gpu_time(first, 0.4), "a lease does not shrink"
-    (account,) = gate.report("a")
-    assert (account.spent_nanos, account.leased_nanos) == (0, 1_900_000)
-    assert not gate.lease_gpu_time(first, 0.7)
-    (account,) = gate.report("a")
-    assert account.leased_nanos == 2_000_000, "what is left is leased, and no more"
-    assert isinstance(gate.exhausted_error(first), TenantBudgetExhausted)
-    assert gate.settle(first, Usage(10, 0, 20, gpu_seconds=0.6), 0.0, NOON) == 600_000
-    gate.settle(second, Usage(10, 0, 20, gpu_seconds=1.4), 0.0, NOON)
-    (account,) = gate.report("a")
-    assert (account.spent_nanos, account.leased_nanos, gate.overrun_nanos) == (2_000_000, 0, 0)
-
-
-def test_gpu_time_of_models_with_other_prices_is_not_leased() -> None:
-    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
-    assert (gate.charges_gpu_time, QuotaGate({"m": PRICES["m"]}).charges_gpu_time) == (True, False)
-    for model in ("m", "other"):
-        permit = admit(gate, caller, a_call(10, 10, model=model))
-        leased = permit.leased_nanos
-        assert gate.lease_gpu_time(permit, 1e6)
-        assert permit.leased_nanos == leased
 
 
 def test_callers_without_limits_share_a_permit_and_get_the_cost() -> None:

@@ -45,6 +45,9 @@ class Purse:
         self.probe_count: list[int] = []
         self.paid: list[Usage] = []
 
+    def charges_gpu_time(self) -> bool:
+        return False
+
     def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
         return True
 

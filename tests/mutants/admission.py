@@ -7,6 +7,7 @@ _KEYS = ("tests/admission/test_key_limits.py",)
 GROUP = MutantGroup(
     tests=(
         "tests/admission/test_quotas.py",
+        "tests/admission/test_gpu_leases.py",
         "tests/admission/test_leases.py",
         "tests/admission/test_quota_gate.py",
         "tests/properties/test_quota_gate_machine.py",
@@ -232,14 +233,14 @@ GROUP = MutantGroup(
             "admission/gpu_leases.py",
             "        if left < granted:\n",
             "        if False:\n",
-            ("tests/admission/test_leases.py",),
+            ("tests/admission/test_gpu_leases.py",),
         ),
         Mutant(
             "the lease of GPU time grows by all of it each time",
             "admission/gpu_leases.py",
             ".nanos(0, 0, 0, gpu_seconds) - permit.leased_nanos",
             ".nanos(0, 0, 0, gpu_seconds)",
-            ("tests/admission/test_leases.py",),
+            ("tests/admission/test_gpu_leases.py",),
         ),
         Mutant(
             "retry times of all keys of a tenant are spaced together",

@@ -82,7 +82,6 @@ def make_gateway(
         deadlines=deadlines,
         gpu_accounting=gpu_accounting,
         budget=admission,
-        charges_gpu_time=admission.gate.charges_gpu_time,
         tracer=tracer,
     )
     metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
@@ -174,7 +173,6 @@ def make_loop(
     deadlines: Deadlines,
     gpu_accounting: GpuAccounting,
     budget: Budget | None = None,
-    charges_gpu_time: bool = False,
     tracer: Tracer | None = None,
 ) -> DispatchLoop:
     """The dispatch loop, and which component hears which job event."""
@@ -206,8 +204,6 @@ def make_loop(
         gpu_accounting=gpu_accounting,
         budget=budget,
     )
-    if charges_gpu_time:
-        gpu_accounting.on_accrued = lifecycle.gpu_time_accrued
     return DispatchLoop(
         scheduler=scheduler,
         pool=pool,

@@ -108,8 +108,8 @@ class _WorkerAccount:
 class GpuAccounting:
     """`view_of` is the present view of a worker, None for one that is gone; `record` takes the rows of the ledger.
 
-    `on_accrued` is called after each settlement with every running attempt and its GPU-seconds so far. The owner sets
-    it where GPU time has a price.
+    `on_accrued` is called after each settlement with every running attempt and its GPU-seconds so far. `JobLifecycle`
+    sets it where GPU time has a price.
     """
 
     def __init__(

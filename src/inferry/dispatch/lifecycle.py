@@ -61,6 +61,8 @@ class JobLifecycle:
         self._usage_validator = usage_validator
         self._gpu_accounting = gpu_accounting
         self._budget = budget
+        if budget is not None and budget.charges_gpu_time():
+            gpu_accounting.on_accrued = self.gpu_time_accrued
         self._slo_targets = {
             lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
             for lane, policy in lanes.items()
