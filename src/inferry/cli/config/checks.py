@@ -100,6 +100,8 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
         if list(policy.prompt_buckets) != sorted({tokens for tokens in policy.prompt_buckets if tokens > 0}):
             yield f"{where}.prompt_buckets must be token counts in ascending order"
+        if (policy.ttft_ms is None) != (policy.itl_ms is None):
+            yield f"{where}.ttft_ms and {where}.itl_ms must be set together"
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
@@ -118,7 +120,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         if policy.borrow_groups and policy.groups is None:
             yield f"{where}.borrow_groups needs {where}.groups: without them the lane may use all workers anyway"
         if policy.borrow_groups and policy.is_live:
-            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms must be null"
+            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms and {where}.itl_ms must be null"
 
 
 def check_groups(policies: Mapping[Lane, LanePolicy], known: Collection[str]) -> Iterator[str]:
