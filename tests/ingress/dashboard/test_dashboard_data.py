@@ -74,6 +74,7 @@ def test_the_ledger_is_read_off_the_loop_and_not_for_every_snapshot(scripted: Sc
         state = await until_read(data, ledger)
         for _ in range(20):
             data._live_state(data._gateway.now())
+            assert data._recorded._reading is None
         await data.close()
         return state
 
