@@ -195,7 +195,20 @@ def test_sequences_of_different_batch_keys_never_share_a_pass_and_none_starves(m
     ends = []
     while core.has_work:
         ends += [end.account.key for end in core.step().ends]
-    assert ends == list(range(8))
+    assert ends == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+def test_a_dynamic_pass_ends_before_a_sequence_of_another_batch_key_waits_for_long() -> None:
+    core, _ = a_core("dynamic", max_sequences=2)
+    core.add(a_request(0, [1] * 3, 2))
+    core.add(a_request(1, [2] * 3, 4))
+    core.step()
+    for key in range(2, 8):
+        core.add(a_request(key, [key] * 3, 2, batch=key == 2))
+    ends = []
+    while core.has_work:
+        ends += [end.account.key for end in core.step().ends]
+    assert ends[:3] == [0, 1, 2]
 
 
 def test_padding_is_spread_over_steps_like_prompts() -> None:

@@ -154,15 +154,22 @@ GROUP = MutantGroup(
         Mutant(
             "sequences of different batch keys share a pass",
             "engine/padded_planner.py",
-            "sequence.batch != pass_key or ",
+            "if sequence.batch != pass_key:",
+            "if False:",
+            _MODES,
+        ),
+        Mutant(
+            "a pass that runs is joined past sequences of other batch keys",
+            "engine/padded_planner.py",
+            "            if members:\n                break\n",
             "",
             _MODES,
         ),
         Mutant(
             "a padded pass takes the last free blocks",
             "engine/padded_planner.py",
-            "need + len(members) + len(admitted) > free",
-            "need + len(members) > free + 1",
+            "need + taken > free:",
+            "need > free + 1:",
             _MODES,
         ),
         Mutant(

@@ -205,7 +205,7 @@ class EngineCore:
         return padding_work(padding, self._longest(), self.pool.total, self.pool.block_tokens)
 
     def _longest(self) -> int:
-        return max(len(sequence.tokens) for sequence in self._running)
+        return max((len(sequence.tokens) for sequence in self._running), default=1)
 
     def _postprocess(self, plan: StepPlan, sampled: list[int], started: float) -> StepDone:
         work = plan.work

@@ -43,13 +43,22 @@ class PaddedPlanner(Struct, frozen=True):
 
 
 def _admit(members: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits) -> list[Sequence]:
-    """The waiting sequences that join, in strict order: those before the first that does not fit."""
+    """The waiting sequences that join, in order, up to the first that does not fit.
+
+    A new pass has the batch key of the first that waits, and leaves out those of other keys. A pass that runs is joined
+    in strict order: it ends before a sequence of another key waits for long.
+    """
     admitted: list[Sequence] = []
     pass_key = (members or waiting)[0].batch if members or waiting else 0
-    for sequence in waiting[: max(0, limits.max_sequences - len(members))]:
+    for sequence in waiting:
+        if sequence.batch != pass_key:
+            if members:
+                break
+            continue
         need = blocks_to_start(sequence, limits.block_tokens)
+        taken = len(members) + len(admitted)
         # One spare block per sequence: without it the new one would be preempted at the next block boundary.
-        if sequence.batch != pass_key or need + len(members) + len(admitted) > free:
+        if taken >= limits.max_sequences or need + taken > free:
             break
         free -= need
         admitted.append(sequence)
