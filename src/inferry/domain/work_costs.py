@@ -16,7 +16,7 @@ SMOOTHING_S: Final = 3.0
 """Smoothing of the observed sums, in seconds: counters are read some steps before or after the time they belong to."""
 MEMORY_S: Final = 120.0
 """Time constant of the least-squares sums, in seconds."""
-PRIOR_COSTS: Final = (200.0, 1.0, 1.0, 0.002)
+PRIOR_COSTS = (200.0, 1.0, 1.0, 0.002)
 """Costs of a step, an output token, a prompt token and a KV token read, in the cost of a prompt token, as calibrated
 for an 8B model on an H200. Only their ratios matter: the observed time gives the scale."""
 PRIOR_WEIGHT: Final = 0.01
@@ -24,11 +24,11 @@ PRIOR_WEIGHT: Final = 0.01
 PAIRS_PER_KV_TOKEN: Final = 40.0
 """Pairs of a prompt token and a context token before it that cost as much as one KV token read by a decode: prefill
 reads each KV token once for many prompt tokens."""
-_TERMS = len(PRIOR_COSTS)
+_TERMS: Final = len(PRIOR_COSTS)
 SOLVE_INTERVAL_STEPS: Final = 32
 """An engine that learns from each of its steps computes the costs anew after this many."""
-_SWEEPS = 50
-_MIN_COST_S = 1e-12
+_SWEEPS: Final = 50
+_MIN_COST_S: Final = 1e-12
 
 
 class WorkCosts:
