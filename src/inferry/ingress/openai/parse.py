@@ -230,21 +230,27 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         stream=stream,
         resume=_resume(wire, call.features, card, lane, models),
         repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
-        payload=Payload(
-            api=call.api,
-            body=body,
-            sampling=_sampling(wire, budget),
-            prompt_ids=prompt_ids,
-            include_usage=_includes_usage(wire.stream_options),
-            output_limit=output_limit(call.requested_tokens, choice_count(wire), card),
-            stream_fields=(wire.stream is not UNSET, wire.stream_options is not UNSET),
-            choices=wire.n or 1,
-            service_tier=None if wire.service_tier is None else tier_of(lane),
-            context_tokens=card.context_tokens,
-            non_streaming=not stream and any(feature in _NON_STREAMING_FEATURES for feature, _ in call.features),
-            echo=echo,
-            media_bytes=call.media.size,
-        ),
+        payload=_payload(call, lane, budget, prompt_ids, echo),
+    )
+
+
+def _payload(call: _ParsedCall, lane: Lane, budget: int, prompt_ids: tuple[int, ...] | None, echo: str) -> Payload:
+    wire, card, features = call.wire, call.card, call.features
+    return Payload(
+        api=call.api,
+        body=call.body,
+        sampling=_sampling(wire, budget),
+        prompt_ids=prompt_ids,
+        include_usage=_includes_usage(wire.stream_options),
+        output_limit=output_limit(call.requested_tokens, choice_count(wire), card),
+        stream_fields=(wire.stream is not UNSET, wire.stream_options is not UNSET),
+        choices=wire.n or 1,
+        service_tier=None if wire.service_tier is None else tier_of(lane),
+        context_tokens=card.context_tokens,
+        non_streaming=wire.stream is not True and any(feature in _NON_STREAMING_FEATURES for feature, _ in features),
+        echo=echo,
+        media_bytes=call.media.size,
+        cache_salt=wire.cache_salt,
     )
 
 

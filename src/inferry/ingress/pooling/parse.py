@@ -187,5 +187,6 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
             output_limit=0,
             non_streaming=True,
             pooled=_pooled_inputs(call, ids),
+            cache_salt=wire.cache_salt,
         ),
     )
