@@ -99,7 +99,7 @@ def test_a_tensor_that_holds_no_floats_is_named(tiny_dir: Path, tmp_path: Path) 
     tensors["model.layers.2.mlp.up_proj.weight"] = torch.zeros(768, 256, dtype=torch.int8)
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(tiny_dir / "config.json", tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"model\.layers\.2\.mlp\.up_proj\.weight is stored as int8"):
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.2\.mlp\.up_proj\.weight is stored as I8"):
         load_model(tmp_path)
 
 

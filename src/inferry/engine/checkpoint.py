@@ -71,6 +71,7 @@ def read_config(directory: Path, *, context_tokens: int | None = None) -> ModelC
         has_qkv_bias=has_attention_bias or family == "Qwen2",
         has_out_bias=has_attention_bias,
         has_qk_norm=family == "Qwen3",
+        is_tied=bool(raw.get("tie_word_embeddings")),
         dtype=stored_dtype(raw),
     )
 
@@ -129,6 +130,14 @@ def unsupported(directory: Path, raw: dict[str, Any]) -> Iterator[str]:
         modes = _pooling_modes(directory)
         if modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_lasttoken"]):
             yield f"1_Pooling: {', '.join(modes) or 'no pooling mode'}"
+
+
+def unsupported_on_gpu(model: ModelConfig) -> Iterator[str]:
+    """What the CPU decoder can compute and the GPU decoder cannot."""
+    if model.window is not None:
+        yield f"sliding_window {model.window} below the context on a GPU (context_tokens: {model.window} avoids it)"
+    if model.rope_factor != 1.0:
+        yield "rope type yarn on a GPU"
 
 
 def _architecture(raw: dict[str, Any]) -> str:

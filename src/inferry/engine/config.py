@@ -11,9 +11,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
 
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
-    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `dtype` of weights
-    and KV cache: `auto` is float32 on a CPU and the checkpoint's own on a GPU. The engine uses at most `memory_share` of
-    the device's memory; `kv_tokens` of `auto` fills it.
+    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `dtype` is that of
+    weights and KV cache: `auto` is float32 on a CPU and the checkpoint's own on a GPU. `kv_tokens` of `auto` fill what
+    the weights leave of `memory_share` of the device's memory.
     """
 
     max_sequences: int = 64

@@ -1,12 +1,13 @@
 """Loads the weights of a Hugging Face model directory in the layout of `engine.model`.
 
-Tensors are read one at a time, and every matrix is written to its place in its final dtype and layout: beside the
-loaded weights there is never more than one stored tensor and a slice of it in float32. The embedding and the head are
-the largest tensors and are loaded first, while little else is held.
+Tensors are read in slices, and each slice is written to its place in the final dtype and layout, so that loading needs
+little memory beside the weights.
 """
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,9 +18,11 @@ from inferry.domain.routes import Task
 from inferry.engine.checkpoint import UnsupportedModel, read_config
 from inferry.engine.model import LayerWeights, ModelConfig, Weights
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Rows of a matrix that are transformed at once, in float32.
-_SLICE_ROWS = 4096
+_DTYPES = ("F32", "BF16", "F16")
+# Mapped at once. A mapping costs half a millisecond, and its pages count as memory of the process.
+_MAPPED_VALUES = 4 << 20
+# Transformed at once, in float32. Freed values between matrices are lost to fragmentation.
+_SLICE_VALUES = 64 << 10
 
 
 def load_model(
@@ -35,10 +38,10 @@ def load_model(
 
 
 class StoredTensors:
-    """The tensors of a checkpoint by name. `take` reads each once.
+    """The tensors of a checkpoint by name.
 
-    A file is mapped for every tensor anew, because mapped pages that were read count as memory of the process until
-    the last tensor of their mapping is freed.
+    A file is mapped anew for every slice, because mapped pages that were read count as memory of the process until the
+    mapping ends.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,26 +58,44 @@ class StoredTensors:
                 raise UnsupportedModel(f"{directory} has no {name}, which model.safetensors.index.json names")
             with safe_open(str(directory / name), framework="pt") as stored:
                 self._files |= dict.fromkeys(stored.keys(), directory / name)
+        self._unread = set(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str) -> Tensor:
+    def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._files:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}")
-        with safe_open(str(self._files.pop(name)), framework="pt") as stored:
-            tensor: Tensor = stored.get_tensor(name)
-        if tensor.dtype not in _FLOATS:
-            raise UnsupportedModel(f"tensor {name} is stored as {str(tensor.dtype).removeprefix('torch.')}")
-        return tensor
+        with safe_open(str(self._files[name]), framework="pt") as stored:
+            found = stored.get_slice(name)
+            if found.get_dtype() not in _DTYPES:
+                raise UnsupportedModel(f"tensor {name} is stored as {found.get_dtype()}")
+            return tuple(found.get_shape())
 
-    def take_if_present(self, name: str) -> Tensor | None:
-        return self.take(name) if name in self._files else None
+    def slices(self, name: str, multiple: int = 1) -> Iterator[Tensor]:
+        """Consecutive rows, a multiple of `multiple` at a time."""
+        rows, *columns = self.shape(name)
+        self._unread.discard(name)
+        mapped, sliced = (
+            max(1, values // (multiple * math.prod(columns))) * multiple for values in (_MAPPED_VALUES, _SLICE_VALUES)
+        )
+        for start in range(0, rows, mapped):
+            with safe_open(str(self._files[name]), framework="pt") as stored:
+                yield from stored.get_slice(name)[start : start + mapped].split(sliced)
 
     def refuse_unread(self) -> None:
-        unread = [name for name in self._files if not name.endswith("rotary_emb.inv_freq")]
+        unread = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
         if unread:
             raise UnsupportedModel(f"unknown tensors, for example {unread[0]}")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a matrix. The pairs that RoPE rotates become adjacent where `is_rotated`."""
+
+    name: str
+    is_rotated: bool = False
+    scale: float = 1.0
 
 
 class _Loader:
@@ -90,78 +111,90 @@ class _Loader:
         config, tensors = self._config, self._tensors
         # A checkpoint of the base model alone may omit the prefix.
         prefix = "model." if "model.embed_tokens.weight" in tensors or Task.EMBED not in config.tasks else ""
-        final_norm = self._norm(f"{prefix}norm.weight", config.hidden**0.5)
-        stored = tensors.take(f"{prefix}embed_tokens.weight")
-        head = tensors.take_if_present("lm_head.weight")
-        logits = None
+        table = f"{prefix}embed_tokens.weight"
+        final_norm = self._norm(f"{prefix}norm.weight")
+        head = score = None
         if Task.GENERATE in config.tasks:
-            logits = self._matrix([stored if head is None else head], final_norm)
-        del head
-        embedding = stored.to(self._device, self._dtype, copy=True)
-        del stored
-        score = None if Task.EMBED in config.tasks else self._float32(tensors.take("score.weight")).t().contiguous()
+            name = "lm_head.weight" if "lm_head.weight" in tensors else table
+            head = self._matrix(_Part(name), norm=final_norm)
+        elif Task.EMBED not in config.tasks:
+            score = self._vector(_Part("score.weight")).t().contiguous()
+        embedding = self._stacked(_Part(table), self._dtype)
         layers = tuple(self._layer(f"{prefix}layers.{index}.") for index in range(config.layers))
         tensors.refuse_unread()
-        return Weights(embedding=embedding, layers=layers, final_norm=final_norm, head=logits, score=score)
+        return Weights(embedding=embedding, layers=layers, final_norm=final_norm, head=head, score=score)
 
     def _layer(self, prefix: str) -> LayerWeights:
-        config, take = self._config, self._tensors.take
+        config = self._config
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        input_norm = self._norm(prefix + "input_layernorm.weight", config.hidden**0.5)
-        post_norm = self._norm(prefix + "post_attention_layernorm.weight", config.hidden**0.5)
         qk_norm = self._qk_norm(attention)
         scale = config.query_scale if qk_norm is None else 1.0
-        q, k = (_paired(take(f"{attention}{name}_proj.weight"), config.head_dim) for name in "qk")
-        q = self._float32(q) * scale
+        input_norm, post_norm = (self._norm(f"{prefix}{name}_layernorm.weight") for name in ("input", "post_attention"))
         return LayerWeights(
-            qkv=self._matrix([q, k, take(attention + "v_proj.weight")], input_norm),
-            qkv_bias=self._qkv_bias(attention, scale),
+            qkv=self._matrix(*self._qkv(attention, "weight", scale), norm=input_norm),
+            qkv_bias=self._biases(*self._qkv(attention, "bias", scale)),
             qk_norm=qk_norm,
-            out=self._matrix([take(attention + "o_proj.weight")]),
-            out_bias=self._bias(attention + "o_proj.bias"),
-            gate_up=self._matrix([take(mlp + "gate_proj.weight"), take(mlp + "up_proj.weight")], post_norm),
-            down=self._matrix([take(mlp + "down_proj.weight")]),
+            out=self._matrix(_Part(attention + "o_proj.weight")),
+            out_bias=self._biases(_Part(attention + "o_proj.bias")),
+            gate_up=self._matrix(_Part(mlp + "gate_proj.weight"), _Part(mlp + "up_proj.weight"), norm=post_norm),
+            down=self._matrix(_Part(mlp + "down_proj.weight")),
         )
 
-    def _matrix(self, parts: Iterable[Tensor], norm: Tensor | None = None) -> Tensor:
-        """The parts one after another as [in, out], with the norm before them multiplied in."""
-        parts = list(parts)
-        made = torch.empty(parts[0].shape[1], sum(map(len, parts)), dtype=self._dtype, device=self._device)
-        column = 0
-        for part in parts:
-            for rows in part.split(_SLICE_ROWS):
-                exact = self._float32(rows)
-                made[:, column : column + len(rows)] = (exact if norm is None else exact * norm).t()
-                column += len(rows)
-        return made
-
-    def _norm(self, name: str, scale: float) -> Tensor:
-        return self._float32(self._tensors.take(name)) * scale
-
-    def _bias(self, name: str) -> Tensor | None:
-        bias = self._tensors.take_if_present(name)
-        return None if bias is None else bias.to(self._device, self._dtype, copy=True)
-
-    def _qkv_bias(self, attention: str, query_scale: float) -> Tensor | None:
-        q, k, v = (self._tensors.take_if_present(f"{attention}{name}_proj.bias") for name in "qkv")
-        if q is None or k is None or v is None:
-            return None
-        head_dim = self._config.head_dim
-        parts = (self._float32(_paired(q, head_dim)) * query_scale, _paired(k, head_dim), v)
-        return torch.cat([self._float32(part) for part in parts]).to(self._dtype)
+    def _qkv(self, attention: str, kind: str, query_scale: float) -> tuple[_Part, ...]:
+        return (
+            _Part(f"{attention}q_proj.{kind}", True, query_scale),
+            _Part(f"{attention}k_proj.{kind}", True),
+            _Part(f"{attention}v_proj.{kind}"),
+        )
 
     def _qk_norm(self, attention: str) -> Tensor | None:
         """The norms of all heads, with the scale of queries; float32."""
         config = self._config
-        q = self._tensors.take_if_present(attention + "q_norm.weight")
-        k = self._tensors.take_if_present(attention + "k_norm.weight")
-        if q is None or k is None:
+        names = attention + "q_norm.weight", attention + "k_norm.weight"
+        if not all(name in self._tensors for name in names):
             return None
-        q, k = (self._float32(_paired(one, config.head_dim)) for one in (q, k))
-        return torch.cat([(q * config.query_scale).expand(config.heads, -1), k.expand(config.kv_heads, -1)])
+        q, k = self._vector(_Part(names[0], True, config.query_scale)), self._vector(_Part(names[1], True))
+        return torch.cat([q.expand(config.heads, -1), k.expand(config.kv_heads, -1)])
 
-    def _float32(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, torch.float32)
+    def _norm(self, name: str) -> Tensor:
+        return self._vector(_Part(name, scale=self._config.hidden**0.5))
+
+    def _biases(self, *parts: _Part) -> Tensor | None:
+        if not all(part.name in self._tensors for part in parts):
+            return None
+        return torch.cat([self._vector(part) for part in parts]).to(self._dtype)
+
+    def _matrix(self, *parts: _Part, norm: Tensor | None = None) -> Tensor:
+        """The parts one after another as [in, out], with the norm before them multiplied in."""
+        shapes = [self._tensors.shape(part.name) for part in parts]
+        outputs = sum(rows for rows, _ in shapes)
+        made = torch.empty(shapes[0][1], outputs, dtype=self._dtype, device=self._device)
+        column = 0
+        for part in parts:
+            for rows in self._read(part):
+                made[:, column : column + len(rows)] = (rows if norm is None else rows * norm).t()
+                column += len(rows)
+        return made
+
+    def _vector(self, part: _Part) -> Tensor:
+        return self._stacked(part, torch.float32)
+
+    def _stacked(self, part: _Part, dtype: torch.dtype) -> Tensor:
+        """The tensor in its stored layout."""
+        made = torch.empty(self._tensors.shape(part.name), dtype=dtype, device=self._device)
+        at = 0
+        for rows in self._read(part):
+            made[at : at + len(rows)] = rows
+            at += len(rows)
+        return made
+
+    def _read(self, part: _Part) -> Iterator[Tensor]:
+        """Slices in float32, transformed."""
+        head_dim = self._config.head_dim
+        for stored in self._tensors.slices(part.name, head_dim if part.is_rotated else 1):
+            rows = stored.to(self._device, torch.float32)
+            rows = _paired(rows, head_dim) if part.is_rotated else rows
+            yield rows if part.scale == 1.0 else rows * part.scale
 
 
 def _paired(rows: Tensor, head_dim: int) -> Tensor:

@@ -49,12 +49,13 @@ class ModelConfig:
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_qk_norm: bool = False
+    is_tied: bool = False
     dtype: str = "float32"
 
     @property
     def query_scale(self) -> float:
         """What the loader multiplies queries by. It includes the rope factor of queries and of keys."""
-        return self.head_dim**-0.5 * self.rope_factor**2
+        return float(self.head_dim**-0.5 * self.rope_factor**2)
 
     @property
     def tiles(self) -> int:

@@ -8,8 +8,12 @@ import torch
 
 from inferry.domain.routes import Task
 from inferry.domain.sampling import Sampling
+from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.device_memory import cpu_memory
+from inferry.engine.dtypes import check_cpu_dtype, resolve_dtype
 from inferry.engine.loader import load_model
+from inferry.engine.memory import RUNTIME_BYTES, MemoryModel, fitted
 from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
@@ -25,7 +29,7 @@ _MAX_PADDED_TOKENS = 64
 
 
 class TorchRunner:
-    """Executes steps on the CPU in float32. Owned by the engine's one thread."""
+    """Executes steps on the CPU. Owned by the engine's one thread."""
 
     def __init__(self, decoder: Decoder, block_tokens: int) -> None:
         self._decoder = decoder
@@ -40,7 +44,8 @@ class TorchRunner:
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> "TorchRunner":
-        model, weights = load_model(model_dir, context_tokens=config.context_tokens)
+        dtype: torch.dtype = getattr(torch, cpu_dtype(config))
+        model, weights = load_model(model_dir, context_tokens=config.context_tokens, dtype=dtype)
         decoder = Decoder(model, weights, blocks=config.blocks, block_tokens=config.block_tokens)
         return cls(decoder, config.block_tokens)
 
@@ -207,6 +212,27 @@ def _causal_mask(first: int, end: int, window: int | None = None) -> torch.Tenso
     """[end - first, end]: whether the token of each row sees each key."""
     mask = torch.ones(end - first, end, dtype=torch.bool).tril_(diagonal=first)
     return mask if window is None else mask.triu_(diagonal=first - window + 1)
+
+
+def cpu_dtype(config: EngineConfig) -> str:
+    """The dtype that steps are computed in, which the CPU has been tested for."""
+    dtype = resolve_dtype(config.dtype, "float32", "cpu")
+    check_cpu_dtype(dtype)
+    return dtype
+
+
+def fitted_to_cpu(model_dir: Path, config: EngineConfig) -> EngineConfig:
+    """The configuration with a size of the KV cache that fits into the memory of this machine, or OutOfMemory."""
+    model = read_config(model_dir, context_tokens=config.context_tokens)
+    memory = MemoryModel(model, resolve_dtype(config.dtype, model.dtype, "cpu"))
+    total, available = cpu_memory()
+    # The runtime of this process is not part of what is available any more.
+    return fitted(memory, config, total, available + RUNTIME_BYTES["cpu"])
+
+
+def cuda_memory() -> int | None:
+    """Bytes of the first GPU; None without one."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def set_threads(requested: int | None) -> int:
