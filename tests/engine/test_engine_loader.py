@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inferry.engine import loader
 from inferry.engine.checkpoint import UnsupportedModel, read_config
 from inferry.engine.loader import load_model
+from support.checkpoints import make_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -123,3 +125,21 @@ def test_missing_files_and_tensors_are_named(tiny_dir: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(UnsupportedModel, match=r"model\.layers\.3"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama-attention-bias", "qwen3"])
+def test_slices_of_any_size_load_the_same_weights(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path, family)
+    _, whole = load_model(tmp_path)
+    monkeypatch.setattr(loader, "_MAPPED_VALUES", 5_000)
+    monkeypatch.setattr(loader, "_SLICE_VALUES", 1_500)
+    _, sliced = load_model(tmp_path)
+    for one, other in zip(tensors_of(whole), tensors_of(sliced), strict=True):
+        assert torch.equal(one, other)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value if isinstance(value, tuple) else vars(value).values() if value is not None else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
