@@ -1,5 +1,6 @@
 """The memory estimate against what is really allocated, and what follows from it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -173,3 +174,36 @@ def test_the_memory_of_the_machine_is_limited_by_its_control_group() -> None:
 def test_this_machine_has_memory() -> None:
     total, available = cpu_memory()
     assert 0 < available <= total
+
+
+PUBLIC: dict[str, tuple[int, dict[str, Any]]] = {
+    "Llama-3.1-8B": (
+        8_030_261_248,
+        {"architectures": ["LlamaForCausalLM"], "vocab_size": 128_256, "hidden_size": 4_096}
+        | {"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    ),
+    "Qwen2.5-7B": (
+        7_615_616_512,
+        {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152_064, "hidden_size": 3_584}
+        | {"intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
+    ),
+    "Qwen3-0.6B": (
+        596_049_920,
+        {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151_936, "hidden_size": 1_024, "head_dim": 128}
+        | {"intermediate_size": 3_072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"tie_word_embeddings": True},
+    ),
+    "Mistral-7B-v0.1": (
+        7_241_732_096,
+        {"architectures": ["MistralForCausalLM"], "vocab_size": 32_000, "hidden_size": 4_096}
+        | {"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    ),
+}
+"""Published numbers of parameters, and what `config.json` says."""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_weights_on_a_gpu_are_the_published_parameters(name: str, tmp_path: Path) -> None:
+    parameters, raw = PUBLIC[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"max_position_embeddings": 4_096, "dtype": "bfloat16"}))
+    assert MemoryModel(read_config(tmp_path), "bfloat16", "cuda").weight_bytes == 2 * parameters
