@@ -133,6 +133,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             kv_tokens=config.kv_tokens,
             chunk_tokens=config.chunk_tokens,
             threads=config.threads,
+            prefix_cache=config.prefix_cache,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None

@@ -7,7 +7,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
 
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
-    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch.
+    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `prefix_cache`: full
+    KV blocks stay after their sequence, and later sequences of the same salt with the same prefix use them.
     """
 
     max_sequences: int = 64
@@ -16,6 +17,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     block_tokens: int = 32
     context_tokens: int | None = None
     threads: int | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):

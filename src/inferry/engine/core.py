@@ -12,6 +12,7 @@ from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.planner import Limits, Work, plan_step
+from inferry.engine.prefix_keys import root_key
 from inferry.engine.sequences import Sequence
 
 
@@ -56,6 +57,7 @@ class EngineCore:
             max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
+        self._shared = self.pool if config.prefix_cache else None
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
         self.kv_tokens = self.pool.total * self.pool.block_tokens
         self.busy_seconds = 0.0
@@ -92,6 +94,8 @@ class EngineCore:
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
+            # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -165,23 +169,47 @@ class EngineCore:
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
     def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
+        plan = plan_step(
+            self._running,
+            self._waiting,
+            self.pool.free,
+            self._limits,
+            may_hold=not self._was_held_back,
+            shared=self._shared,
+        )
         self._was_held_back = plan.held_back
         for sequence in plan.preempted:
             self._running.remove(sequence)
             self.pool.release(sequence.key)
             sequence.blocks = []
-            sequence.computed = 0
+            sequence.computed = sequence.named_blocks = 0
             sequence.preemptions += 1
             self._preemptions += 1
             insort(self._waiting, sequence, key=_rank)
         for sequence in plan.admitted:
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=_rank)
+            if sequence.root_key is not None:
+                self._claim_prefix(sequence)
         for work in plan.work:
             sequence = work.sequence
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
         return plan.work
+
+    def _claim_prefix(self, sequence: Sequence) -> None:
+        """Start the sequence after the blocks that are there already: of others, or its own before a preemption."""
+        found = self.pool.find(sequence.prefix_keys(self.pool.block_tokens))
+        self.pool.claim(sequence.key, found)
+        sequence.named_blocks = len(found)
+        sequence.computed = len(found) * self.pool.block_tokens
+        if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Put the blocks that are full now into the prefix cache."""
+        full, size = sequence.computed // self.pool.block_tokens, self.pool.block_tokens
+        self.pool.name(sequence.key, sequence.named_blocks, sequence.block_keys(sequence.named_blocks, full, size))
+        sequence.named_blocks = full
 
     def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
         tokens: list[tuple[int, int]] = []
@@ -189,9 +217,12 @@ class EngineCore:
         ended: list[tuple[Sequence, bool]] = []
         fresh = iter(sampled)
         weights = self._weights(work)
+        block_tokens = self.pool.block_tokens
         for piece in work:
             sequence = piece.sequence
             sequence.computed += piece.tokens
+            if sequence.root_key is not None and sequence.computed // block_tokens > sequence.named_blocks:
+                self._name_blocks(sequence)
             if sequence.computed < len(sequence.tokens):
                 continue
             if sequence.is_pooled:
@@ -253,4 +284,6 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 def _account(sequence: Sequence) -> Account:
-    return Account(sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds)
+    return Account(
+        sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds, sequence.cached_tokens
+    )

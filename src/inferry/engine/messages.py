@@ -29,7 +29,7 @@ class Request(Struct, frozen=True, array_like=True):
     sampling: Sampling
     lane: int
     salt: str | None = None
-    """Isolates the prefix cache; an engine without one ignores it."""
+    """Isolates the prefix cache: only prompts with the same salt share blocks."""
     pooled: bool = False
     """The prompt is embedded or scored; no token is sampled."""
 

@@ -91,13 +91,13 @@ class FewDecodes:
 class ManyDecodes:
     """The first `rows` rows are one token each of many sequences, whose blocks are read in any order.
 
-    `block_index` selects the blocks; None means the first blocks of the cache, which need no copy. `owner` is the row
+    `read` selects the blocks; a number means the range that starts there, which needs no copy. `owner` is the row
     of each block; `mask` is -inf for keys that the row does not see, possibly for all keys of a block. `blocks_of_row`
     has the positions of each row's blocks, padded with the last one.
     """
 
     rows: int
-    block_index: Tensor | None
+    read: Tensor | int
     owner: Tensor
     mask: Tensor
     blocks_of_row: Tensor
@@ -258,7 +258,7 @@ class Decoder:
         heads, group, width = config.kv_heads, self._group, config.head_dim
         blocks = owner.shape[0]
         cache = self._cache[index]
-        read = cache[:blocks] if many.block_index is None else cache.index_select(0, many.block_index)
+        read = cache[many.read : many.read + blocks] if isinstance(many.read, int) else cache.index_select(0, many.read)
         query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
         scores = torch.empty(heads, blocks, group, self._block_tokens)
         for head in range(heads):

@@ -6,6 +6,7 @@ from heapq import merge
 from msgspec import Struct
 
 from inferry.domain.lanes import Lane
+from inferry.engine.blocks import BlockPool
 from inferry.engine.sequences import Sequence
 
 
@@ -39,16 +40,22 @@ class StepPlan(Struct, frozen=True):
 
 
 def plan_step(
-    running: Ordered[Sequence], waiting: Ordered[Sequence], free_blocks: int, limits: Limits, *, may_hold: bool = True
+    running: Ordered[Sequence],
+    waiting: Ordered[Sequence],
+    free_blocks: int,
+    limits: Limits,
+    *,
+    may_hold: bool = True,
+    shared: BlockPool | None = None,
 ) -> StepPlan:
-    """Decide one step for sequences given in rank order.
+    """Decide one step for sequences given in rank order. `shared`: the pool, where sequences share blocks.
 
     Rule: while any sequence runs or waits, the step computes something. Prompt tokens stay within `chunk_tokens`. When
     blocks run out, the last in rank is preempted, so the first in rank always progresses and every sequence finishes.
     """
-    still_running, preempted, free = _allocate_running(running, free_blocks, limits.block_tokens)
+    still_running, preempted, free = _allocate_running(running, free_blocks, limits.block_tokens, shared)
     # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
-    admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits)
+    admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits, shared)
     singles = [sequence for sequence in still_running if sequence.pending == 1]
     held_back = False
     if may_hold and any(chunk.sequence.lane < Lane.P2 for chunk in chunks):
@@ -66,11 +73,12 @@ def plan_step(
 
 
 def _allocate_running(
-    running: Ordered[Sequence], free: int, block_tokens: int
+    running: Ordered[Sequence], free: int, block_tokens: int, shared: BlockPool | None
 ) -> tuple[list[Sequence], list[Sequence], int]:
     """Blocks for every running token, by rank; the last in rank are preempted when there are too few."""
     still_running = list(running)
     preempted: list[Sequence] = []
+    released: dict[int, int] = {}
     served = 0
     while served < len(still_running):
         sequence = still_running[served]
@@ -81,14 +89,21 @@ def _allocate_running(
         else:
             victim = still_running.pop()
             preempted.append(victim)
-            free += len(victim.blocks)
+            free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)
     return still_running, preempted, free
 
 
 def _fill_chunk(
-    still_running: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits
+    still_running: list[Sequence],
+    waiting: Ordered[Sequence],
+    free: int,
+    limits: Limits,
+    shared: BlockPool | None,
 ) -> tuple[list[Sequence], list[Work]]:
-    """Prompt tokens by rank until the chunk is full. A waiting sequence is admitted in its order, if it fits."""
+    """Prompt tokens by rank until the chunk is full. A waiting sequence is admitted in its order, if it fits.
+
+    A cached block counts as free, so a waiting sequence needs a free block for each block that no sequence holds.
+    """
     admitted: list[Sequence] = []
     chunks: list[Work] = []
     budget = limits.chunk_tokens
@@ -99,8 +114,13 @@ def _fill_chunk(
     for sequence in merge(unfinished, waiting[: max(0, free_slots)], key=lambda s: s.rank):
         if budget == 0:
             break
+        pending = sequence.pending
         if id(sequence) in candidates:
             need = -(-len(sequence.tokens) // limits.block_tokens)
+            if shared is not None and can_admit:
+                found = shared.find(sequence.prefix_keys(limits.block_tokens))
+                need -= shared.count_held(found)
+                pending -= len(found) * limits.block_tokens
             # One spare block per running sequence: without it the new one would be preempted at the next block
             # boundary.
             running_count = len(still_running) + len(admitted)
@@ -109,7 +129,7 @@ def _fill_chunk(
                 continue  # strict order: no overtaking of a larger one
             free -= need
             admitted.append(sequence)
-        tokens = min(budget, sequence.pending)
+        tokens = min(budget, pending)
         budget -= tokens
         chunks.append(Work(sequence, tokens))
     return admitted, chunks

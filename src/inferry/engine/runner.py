@@ -164,21 +164,25 @@ def _padded(whole: Ordered[Work], rows: int) -> PaddedPrompts:
 
 def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> ManyDecodes:
     rows = len(blocks)
-    flat = torch.tensor([block for own_rows in blocks for block in own_rows])
+    listed = [block for own_rows in blocks for block in own_rows]
+    flat = torch.tensor(listed)
     lengths = torch.tensor([len(own_rows) for own_rows in blocks])
     starts = lengths.cumsum(0) - lengths
     owner = torch.repeat_interleave(torch.arange(rows), lengths)
     before = (torch.arange(len(flat)) - starts[owner]) * size
     visible = torch.tensor(seen)[owner] - before
     places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
-    reach = int(flat.max()) + 1
-    if len(flat) < reach * _MIN_BLOCK_DENSITY:
+    first = min(listed)
+    reach = max(listed) + 1 - first
+    # A block that several sequences share is read once for each of them, which a range cannot.
+    if len(flat) < reach * _MIN_BLOCK_DENSITY or len(set(listed)) < len(listed):
         return ManyDecodes(rows, flat, owner, _mask(visible, size).unsqueeze(1), places)
     # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed ones.
     # A block that is not needed is masked completely, so its owner does not matter.
+    flat -= first
     all_owners = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
     all_visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
-    return ManyDecodes(rows, None, all_owners, _mask(all_visible, size).unsqueeze(1), flat[places])
+    return ManyDecodes(rows, first, all_owners, _mask(all_visible, size).unsqueeze(1), flat[places])
 
 
 def _mask(visible: torch.Tensor, keys: int) -> torch.Tensor:

@@ -41,6 +41,9 @@ class EmbeddedWorkerConfig(
     chunk_tokens: int = 256
     """Maximum prompt tokens per engine step: smaller values reduce the ITL of live streams, larger ones prefill
     faster."""
+    prefix_cache: bool = True
+    """Keep the KV of prompts and outputs after a call, for later calls of the tenant that start with the same
+    tokens. Cached blocks are evicted by last use when the space is needed."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
     of it."""
