@@ -3,7 +3,11 @@
 from mutants.mutant import Mutant, MutantGroup
 
 GROUP = MutantGroup(
-    tests=("tests/engine/test_prefix_cache.py", "tests/properties/test_block_pool_machine.py"),
+    tests=(
+        "tests/engine/test_prefix_cache.py",
+        "tests/properties/test_block_pool_machine.py",
+        "tests/engine/test_engine_planner.py",
+    ),
     mutants=(
         Mutant(
             "a missing salt is the empty salt",
