@@ -31,6 +31,7 @@ class BlockPool:
         self._lowest = 0  # no block below it is empty
         self._held: dict[int, list[int]] = {}
         self._holders = [0] * blocks
+        self._is_held = bytearray(blocks)
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -48,6 +49,11 @@ class BlockPool:
     @property
     def held(self) -> int:
         return self.total - self.free
+
+    @property
+    def span(self) -> int:
+        """Blocks from the first to the last held one. As many as are held: they can be read as one range."""
+        return self._is_held.rfind(1) + 1 - max(0, self._is_held.find(1))
 
     @property
     def holders(self) -> int:
@@ -82,6 +88,7 @@ class BlockPool:
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
+            self._is_held[block] = 0
             if block in self._key_of:
                 self._cached[block] = None
             else:
@@ -106,6 +113,7 @@ class BlockPool:
             raise ValueError("a prefix is claimed before other blocks are allocated")
         for block in blocks:
             self._holders[block] += 1
+            self._is_held[block] = 1
             self._cached.pop(block, None)
         self._held[owner] = list(blocks)
 
@@ -145,7 +153,7 @@ class BlockPool:
         for _ in range(count):
             at = self._is_empty.index(1, at)
             self._is_empty[at] = 0
-            self._holders[at] = 1
+            self._holders[at] = self._is_held[at] = 1
             blocks_taken.append(at)
         self._lowest = at
         self._empty -= count

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Ordered
 from typing import Protocol
 
 from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
+from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
@@ -67,6 +68,7 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
+        self._prefix_queries = self._prefix_hits = 0
         self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
@@ -132,6 +134,14 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             busy_seconds=self.busy_seconds,
+            kv_blocks=KvBlocks(
+                self.pool.total,
+                self.pool.held,
+                self.pool.cached,
+                self.pool.span,
+                self._prefix_queries,
+                self._prefix_hits,
+            ),
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -204,6 +214,8 @@ class EngineCore:
         sequence.computed = len(found) * self.pool.block_tokens
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
+            self._prefix_queries += sequence.prompt_tokens
+            self._prefix_hits += sequence.computed
 
     def _name_blocks(self, sequence: Sequence) -> None:
         """Put the blocks that are full now into the prefix cache."""

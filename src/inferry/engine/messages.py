@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.sampling import Sampling
+from inferry.domain.workers import KvBlocks
 from inferry.engine.config import EngineConfig
 
 _LENGTH = struct.Struct("<I")
@@ -55,7 +56,7 @@ ToEngine = Setup | Add | Abort | Shutdown
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
     """State after a step: steps so far, sequences, KV cache, the tokens and seconds of the step, and the seconds of all
-    steps.
+    steps. `kv_blocks`: None where the engine does not tell.
     """
 
     steps: int
@@ -67,6 +68,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     step_tokens: int = 0
     step_seconds: float = 0.0
     busy_seconds: float = 0.0
+    kv_blocks: KvBlocks | None = None
 
 
 class Ready(Struct, frozen=True, tag=10, array_like=True):

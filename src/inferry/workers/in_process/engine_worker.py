@@ -126,6 +126,7 @@ class EngineWorker:
         engine, limits = self._engine, self._limits
         stats = engine.stats
         kv_tokens = limits.kv_tokens if engine.ready is None else engine.ready.kv_tokens
+        kv_blocks = None if stats is None else stats.kv_blocks
         return WorkerView(
             worker=self._name,
             models=frozenset(self._models),
@@ -143,6 +144,8 @@ class EngineWorker:
             controlled=self._controlled,
             gpus=self._gpus,
             busy_s=0.0 if stats is None else stats.busy_seconds,
+            prefix_hits=None if kv_blocks is None else kv_blocks.prefix_hits,
+            kv_blocks=kv_blocks,
             last_activity_at=engine.last_message_at,
         )
 

@@ -1,0 +1,64 @@
+"""Hits of the embedded engine's prefix cache, as clients, the ledger and metrics see them."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from e2e.isolation_gateway import wait_until
+from support.tenant_gateway import TenantGateway, bearer
+
+TEXT = "Tickets about invoices go to billing. " * 20
+MESSAGES = [{"role": "user", "content": TEXT}]
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/completions": {"prompt": TEXT, "max_tokens": 2},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/responses": {"input": TEXT, "max_output_tokens": 16, "store": False},
+}
+
+
+def cached_tokens(usage: dict[str, Any]) -> int:
+    """The cached tokens of a usage object of any of the APIs."""
+    if "cache_read_input_tokens" in usage:
+        found = usage["cache_read_input_tokens"]
+    else:
+        found = (usage.get("prompt_tokens_details") or usage["input_tokens_details"])["cached_tokens"]
+    return int(found)
+
+
+def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, tiny_model: Path) -> None:
+    worker = {"name": "local", "kind": "embedded", "model": str(tiny_model), "models": ["tiny"]}
+    with TenantGateway(tmp_path, None, {"workers": [worker], "single_flight": {"identical": False}}) as gateway:
+        key = gateway.key("acme")
+        total = 0
+        for path, body in CALLS.items():
+            found = []
+            for run in ("first", "second"):
+                headers = bearer(key, x_inferry_run_id=f"{run}{path.replace('/', '-')}")
+                answer = gateway.call("POST", path, {"model": "tiny", "temperature": 0, **body}, headers)
+                assert answer.status == 200, answer.body
+                found.append(cached_tokens(answer.json["usage"]))
+            assert found[1] > 64, path
+            page = gateway.call("GET", f"/v1/runs/second{path.replace('/', '-')}", None, bearer(key)).json
+            assert page["tokens"]["cached"] == found[1]
+            total += sum(found)
+        wait_until(lambda: gateway.metric("inferry_engine_prefix_cache_hits_total") == total)
+        assert gateway.metric("inferry_engine_prefix_cache_queries_total") > total
+        lines = gateway.call("GET", "/metrics").body.decode().splitlines()
+        (tokens,) = (
+            line.rpartition(" ")[2]
+            for line in lines
+            if line.startswith("inferry_tokens_total") and 'kind="cached"' in line and 'lane="P1"' in line
+        )
+        assert float(tokens) == total
+        states = {
+            line.split('state="')[1].split('"')[0]: float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith("inferry_engine_kv_blocks{")
+        }
+        assert states["held"] == 0  # all calls have ended
+        assert states["cached"] > 0
+        assert sum(states.values()) == 65_536 // 32
+    with closing(sqlite3.connect(tmp_path / "inferry.db")) as database:
+        assert database.execute("SELECT sum(cached_tokens) FROM attempts").fetchone() == (total,)
