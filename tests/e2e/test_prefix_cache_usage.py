@@ -27,6 +27,15 @@ def cached_tokens(usage: dict[str, Any]) -> int:
     return int(found)
 
 
+def blocks_by_state(gateway: TenantGateway) -> dict[str, float]:
+    lines = gateway.call("GET", "/metrics").body.decode().splitlines()
+    return {
+        line.split('state="')[1].split('"')[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("inferry_engine_kv_blocks{")
+    }
+
+
 def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, tiny_model: Path) -> None:
     worker = {"name": "local", "kind": "embedded", "model": str(tiny_model), "models": ["tiny"]}
     with TenantGateway(tmp_path, None, {"workers": [worker], "single_flight": {"identical": False}}) as gateway:
@@ -52,13 +61,17 @@ def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, ti
             if line.startswith("inferry_tokens_total") and 'kind="cached"' in line and 'lane="P1"' in line
         )
         assert float(tokens) == total
-        states = {
-            line.split('state="')[1].split('"')[0]: float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith("inferry_engine_kv_blocks{")
-        }
-        assert states["held"] == 0  # all calls have ended
-        assert states["cached"] > 0
+        wait_until(lambda: blocks_by_state(gateway)["held"] == 0)  # all calls have ended
+        states = blocks_by_state(gateway)
+        assert states["kept"] > 0  # the runs are open
+        for path in CALLS:
+            for run in ("first", "second"):
+                name = f"{run}{path.replace('/', '-')}"
+                method, place = ("DELETE", "") if run == "first" else ("POST", "/finish")
+                assert gateway.call(method, f"/v1/runs/{name}{place}", None, bearer(key)).status == 200
+        gateway.call("POST", "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1}, bearer(key))
+        wait_until(lambda: blocks_by_state(gateway)["kept"] == 0)
+        assert blocks_by_state(gateway)["cached"] > 0
         assert sum(states.values()) == 65_536 // 32
-    with closing(sqlite3.connect(tmp_path / "inferry.db")) as database:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as database:
         assert database.execute("SELECT sum(cached_tokens) FROM attempts").fetchone() == (total,)

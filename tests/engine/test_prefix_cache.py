@@ -1,8 +1,10 @@
 """The prefix cache of the engine: what is found, by which sequences, and that no output depends on it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
@@ -17,12 +19,14 @@ SMALL = EngineConfig(max_sequences=4, kv_tokens=48, chunk_tokens=8, block_tokens
 PROMPT = list(range(10, 20))
 
 
-def a_core(config: EngineConfig = SMALL) -> EngineCore:
-    return EngineCore(FakeRunner(config), config)
+def a_core(config: EngineConfig = SMALL, clock: Callable[[], float] = lambda: 0.0) -> EngineCore:
+    return EngineCore(FakeRunner(config), config, clock=clock)
 
 
-def a_request(key: int, prompt: list[int], output: int = 4, *, salt: str | None = "a", lane: Lane = Lane.P1) -> Request:
-    return Request(key, prompt, greedy(output), lane, salt)
+def a_request(
+    key: int, prompt: list[int], output: int = 4, *, salt: str | None = "a", run: str | None = None
+) -> Request:
+    return Request(key, prompt, greedy(output), Lane.P1, salt, run=run)
 
 
 def run(core: EngineCore, *requests: Request) -> tuple[dict[int, list[int]], dict[int, Account]]:
@@ -177,6 +181,89 @@ def test_pooled_sequences_neither_use_nor_fill_the_cache() -> None:
     assert not first.ends
     assert second.ends[0].account.cached_tokens == 0
     assert core.pool.cached == before
+
+
+# -- kept for the next call of a run ---------------------------------------------------------------------------------
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_blocks_of_an_open_run_are_evicted_after_later_blocks_of_others() -> None:
+    core = a_core()  # 12 blocks
+    run(core, a_request(1, [1] * 17, 1, run="r"))
+    run(core, a_request(2, [2] * 17, 1))
+    assert (core.pool.cached, core.pool.kept) == (8, 4)
+    run(core, a_request(3, [3] * 29, 1))
+    assert cached(core, a_request(4, [1] * 17, 1, run="r")) == [16]
+    assert cached(core, a_request(5, [2] * 17, 1)) == [0]
+
+
+def test_kept_blocks_count_as_free_and_are_evicted_before_a_sequence_waits() -> None:
+    core = a_core()
+    run(core, a_request(1, [1] * 17, 1, run="r"))
+    assert core.pool.free == core.pool.total
+    outputs, _ = run(core, a_request(2, [2] * 46, 1))
+    assert outputs[2] == fake_output([2] * 46, 1)
+    assert core.pool.kept == 0
+
+
+@pytest.mark.parametrize(("elapsed_s", "kept"), [(59.0, 4), (60.0, 0)])
+def test_blocks_are_kept_for_the_pause_and_no_longer(elapsed_s: float, kept: int) -> None:
+    time = Time()
+    core = a_core(clock=time)
+    run(core, a_request(1, [1] * 17, 1, run="r"))
+    time.now = elapsed_s
+    run(core, a_request(2, [2], 1))
+    assert (core.pool.kept, core.pool.cached) == (kept, 4)
+
+
+def test_a_run_that_is_over_keeps_nothing_and_leaves_other_runs_alone() -> None:
+    core = a_core()
+    run(core, a_request(1, [1] * 9, 1, run="r"))
+    run(core, a_request(2, [2] * 9, 1, run="other"))
+    core.pool.end_run("r")
+    core.pool.end_run("unknown")
+    assert (core.pool.kept, core.pool.cached) == (2, 4)
+    run(core, a_request(3, [3] * 33, 1))
+    assert cached(core, a_request(4, [1] * 9, 1)) == [4]  # its first block is evicted last
+    assert cached(core, a_request(5, [2] * 9, 1)) == [8]
+
+
+def test_at_most_half_of_the_pool_is_kept_and_the_oldest_blocks_give_way() -> None:
+    core = a_core()  # 12 blocks
+    run(core, a_request(1, [1] * 17, 1, run="a"))
+    run(core, a_request(2, [2] * 17, 1, run="b"))
+    assert (core.pool.kept, core.pool.cached) == (6, 8)
+    core.pool.end_run("a")
+    assert core.pool.kept == 4
+
+
+def test_a_block_is_kept_for_the_run_that_used_it_last() -> None:
+    core = a_core()
+    run(core, a_request(1, PROMPT, 1, run="a"))
+    run(core, a_request(2, PROMPT, 1, run="b"))
+    core.pool.end_run("a")
+    assert core.pool.kept == 2
+    core.pool.end_run("b")
+    assert core.pool.kept == 0
+
+
+def test_without_a_pause_or_a_run_nothing_is_kept() -> None:
+    core = a_core(with_fields(SMALL, kv_pause_s=0))
+    run(core, a_request(1, PROMPT, run="r"))
+    assert core.pool.kept == 0
+    core = a_core()
+    run(core, a_request(1, PROMPT))
+    assert core.pool.kept == 0
+
+
+# -- with a model ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", [greedy(24), Sampling(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)])

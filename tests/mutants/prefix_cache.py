@@ -48,8 +48,8 @@ GROUP = MutantGroup(
         Mutant(
             "the blocks used last are evicted first",
             "engine/blocks.py",
-            "self._cached.popitem(last=False)",
-            "self._cached.popitem(last=True)",
+            "self._cached.popitem(last=False)[0]",
+            "self._cached.popitem(last=True)[0]",
         ),
         Mutant(
             "the first block of a prefix is evicted before the others",
@@ -92,6 +92,36 @@ GROUP = MutantGroup(
             "engine/core.py",
             "None if self._shared is None or request.pooled else",
             "None if self._shared is None else",
+        ),
+        Mutant(
+            "kept blocks are evicted first",
+            "engine/blocks.py",
+            "self._cached.popitem(last=False)[0] if self._cached else self._kept.pop_first()",
+            "self._kept.pop_first() if len(self._kept) else self._cached.popitem(last=False)[0]",
+        ),
+        Mutant(
+            "kept blocks have no limit",
+            "engine/blocks.py",
+            "        self._stop_keeping(self._kept.pop_surplus())\n",
+            "",
+        ),
+        Mutant(
+            "a block is kept until just after its time",
+            "engine/kept_blocks.py",
+            "if until > now:",
+            "if until >= now:",
+        ),
+        Mutant(
+            "blocks that are kept no longer are evicted from their first one on",
+            "engine/kept_blocks.py",
+            "        taken.reverse()\n",
+            "",
+        ),
+        Mutant(
+            "a claimed block stays kept",
+            "engine/blocks.py",
+            "            self._kept.discard(block)\n",
+            "",
         ),
     ),
 )

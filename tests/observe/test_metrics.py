@@ -282,12 +282,10 @@ def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
 
 
 def test_kv_blocks_are_shown_by_state_for_engines_that_tell_them(metrics: Metrics) -> None:
-    kv_blocks = KvBlocks(blocks=20, held=6, cached=4, span=8, prefix_queries=100, prefix_hits=64)
+    kv_blocks = KvBlocks(blocks=20, held=6, cached=4, kept=1, span=8, prefix_queries=100, prefix_hits=64)
     metrics.workers.views = lambda: [replace(a_view("gpu-a"), kv_blocks=kv_blocks), a_view("gpu-b")]
-    states = {
-        state: value(metrics, "engine_kv_blocks", worker="gpu-a", state=state) for state in ("held", "cached", "empty")
-    }
-    assert states == {"held": 6, "cached": 4, "empty": 10}
+    for state, blocks in (("held", 6), ("cached", 3), ("kept", 1), ("empty", 10)):
+        assert value(metrics, "engine_kv_blocks", worker="gpu-a", state=state) == blocks
     assert value(metrics, "engine_kv_fragmentation_ratio", worker="gpu-a") == 0.25
     assert value(metrics, "engine_prefix_cache_queries_total", worker="gpu-a") == 100
     assert value(metrics, "engine_prefix_cache_hits_total", worker="gpu-a") == 64

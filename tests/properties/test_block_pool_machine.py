@@ -28,6 +28,7 @@ class PoolModel:
         self.named: dict[int, int] = {}
         self.content: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self.keys = 0
+        self.now = 0.0
 
     def add(self) -> None:
         """A sequence: claims what is found, then allocates the rest, or gives up if there is too little."""
@@ -87,7 +88,10 @@ class PoolModel:
             owner = self.rng.choice(list(self.owners))
             gain = self.pool.count_freed(self.pool.blocks_of(owner), {})
             free = self.pool.free
-            assert self.pool.release(owner) == self.pool.blocks_for(len(self.owners.pop(owner)[1]))
+            run = self.rng.choice((None, "r", "s"))
+            self.now += self.rng.random()
+            given = self.pool.release(owner, run, self.now + 10)
+            assert given == self.pool.blocks_for(len(self.owners.pop(owner)[1]))
             assert self.pool.free == free + gain
             assert self.pool.release(owner) == 0
 
@@ -99,6 +103,16 @@ class PoolModel:
             self.pool.release(owner)
             del self.owners[owner]
         assert self.pool.free == free + gain
+
+    def end_run(self) -> None:
+        """A run is over, or time passes: what is cached stays, and less of it is kept."""
+        cached, kept = self.pool.cached, self.pool.kept
+        if self.rng.random() < 0.5:
+            self.pool.end_run(self.rng.choice(("r", "s", "unknown")))
+        else:
+            self.pool.expire(self.now)
+        assert self.pool.cached == cached
+        assert self.pool.kept <= kept
 
     def evict(self) -> None:
         """One sequence takes all that is free, so that everything cached is evicted."""
@@ -114,6 +128,7 @@ class PoolModel:
         assert [pool.holders_of(block) for block in range(pool.total)] == [holders[b] for b in range(pool.total)]
         assert pool.held == len(holders)
         assert 0 <= pool.cached <= pool.free == pool.total - len(holders)
+        assert 0 <= pool.kept <= min(pool.cached, pool.total // 2)
         for owner in self.owners:
             blocks = pool.blocks_of(owner)
             assert len(blocks) == len(set(blocks))
@@ -132,7 +147,8 @@ def test_ten_thousand_operations_leak_nothing_and_mix_no_salts() -> None:
     model = PoolModel(40, rng)
     for _ in range(10_000):
         rng.choices(
-            (model.add, model.grow, model.release, model.release_several, model.evict), weights=(8, 6, 4, 1, 0.05)
+            (model.add, model.grow, model.release, model.release_several, model.end_run, model.evict),
+            weights=(8, 6, 4, 1, 1, 0.05),
         )[0]()
         model.check()
     for owner in list(model.owners):
@@ -146,7 +162,7 @@ def test_random_operations_on_small_pools_leak_nothing(blocks: int, seed: int) -
     rng = random.Random(seed)
     model = PoolModel(blocks, rng)
     for _ in range(60):
-        rng.choice((model.add, model.add, model.grow, model.release, model.release_several, model.evict))()
+        rng.choice((model.add, model.add, model.grow, model.release, model.end_run, model.evict))()
         model.check()
 
 

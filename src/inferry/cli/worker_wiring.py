@@ -134,6 +134,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             chunk_tokens=config.chunk_tokens,
             threads=config.threads,
             prefix_cache=config.prefix_cache,
+            kv_pause_s=config.kv_pause_s,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None

@@ -43,12 +43,14 @@ class Load(Struct, frozen=True, gc=False):
 class KvBlocks(Struct, frozen=True, array_like=True, gc=False):
     """The KV cache of an engine in blocks: all, held by sequences, cached, and the range that the held ones span.
 
+    `kept`: the cached ones that are kept for the next call of a run.
     `prefix_queries`, `prefix_hits`: prompt tokens since its start, looked up in the prefix cache and found there.
     """
 
     blocks: int
     held: int
     cached: int
+    kept: int
     span: int
     prefix_queries: int
     prefix_hits: int

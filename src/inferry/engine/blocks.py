@@ -1,7 +1,13 @@
 """Block pool of the paged KV cache, in plain ints: which sequences hold which block, and which blocks are cached."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+
+from inferry.engine.kept_blocks import KeptBlocks
+
+_MAX_KEPT_SHARE = 0.5
+"""The most of the pool that is kept for paused runs: the rest is cached by last use alone."""
 
 
 class OutOfBlocks(RuntimeError):
@@ -18,7 +24,8 @@ class BlockPool:
     Rule: empty + cached + held = all, `free` is empty + cached, and a call that fails changes nothing. The blocks of a
     sequence are in token order. The lowest empty blocks are allocated first, so that the blocks in use are close
     together and can be read as one range. Cached blocks are evicted by their last use, and a block after the blocks
-    that follow it, because a prefix is found from its first block on.
+    that follow it, because a prefix is found from its first block on. Blocks that are kept for a run are evicted after
+    all others.
     """
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
@@ -35,16 +42,22 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._by_key: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._kept = KeptBlocks(int(blocks * _MAX_KEPT_SHARE))
 
     @property
     def free(self) -> int:
         """Blocks that can be allocated."""
-        return self._empty + len(self._cached)
+        return self._empty + self.cached
 
     @property
     def cached(self) -> int:
-        """Blocks that no sequence holds and that can be found by their key."""
-        return len(self._cached)
+        """Blocks that no sequence holds and that can be found by their key, kept ones included."""
+        return len(self._cached) + len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """Cached blocks that are kept for the next call of a run."""
+        return len(self._kept)
 
     @property
     def held(self) -> int:
@@ -81,19 +94,30 @@ class BlockPool:
             own_blocks.extend(self._take(need))
         return own_blocks
 
-    def release(self, owner: int) -> int:
-        """Give up all blocks of the owner; return their number."""
+    def release(self, owner: int, run: str | None = None, keep_until: float = 0.0) -> int:
+        """Give up all blocks of the owner; return their number. Those that are cached now are kept for the run."""
         blocks = self._held.pop(owner, [])
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block]:
                 continue
             self._is_held[block] = 0
-            if block in self._key_of:
+            if block not in self._key_of:
+                self._set_empty(block)
+            elif run is None:
                 self._cached[block] = None
             else:
-                self._set_empty(block)
+                self._kept.add(run, block, keep_until)
+        self._stop_keeping(self._kept.pop_surplus())
         return len(blocks)
+
+    def expire(self, now: float) -> None:
+        """Keep blocks no longer whose time is over."""
+        self._stop_keeping(self._kept.pop_expired(now))
+
+    def end_run(self, run: str) -> None:
+        """Keep no blocks for a run that is over. They stay cached."""
+        self._stop_keeping(self._kept.pop_run(run))
 
     # -- prefixes ----------------------------------------------------------------------------------------------------
 
@@ -115,6 +139,7 @@ class BlockPool:
             self._holders[block] += 1
             self._is_held[block] = 1
             self._cached.pop(block, None)
+            self._kept.discard(block)
         self._held[owner] = list(blocks)
 
     def name(self, owner: int, first: int, keys: Ordered[bytes]) -> None:
@@ -160,9 +185,15 @@ class BlockPool:
         return blocks_taken
 
     def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
+        block = self._cached.popitem(last=False)[0] if self._cached else self._kept.pop_first()
         del self._by_key[self._key_of.pop(block)]
         self._set_empty(block)
+
+    def _stop_keeping(self, blocks: Iterable[int]) -> None:
+        """Evict these blocks next: their last use is older than that of most, and the run that used them is gone."""
+        for block in blocks:
+            self._cached[block] = None
+            self._cached.move_to_end(block, last=False)
 
     def _set_empty(self, block: int) -> None:
         self._is_empty[block] = 1

@@ -1,5 +1,7 @@
 """Limits of the embedded engine. None means that the engine decides."""
 
+from math import inf
+
 from msgspec import Struct
 
 
@@ -9,6 +11,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
     `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `prefix_cache`: full
     KV blocks stay after their sequence, and later sequences of the same salt with the same prefix use them.
+    `kv_pause_s`: after a call of a run its blocks are kept for its next call for this long, 0 for not at all.
     """
 
     max_sequences: int = 64
@@ -18,6 +21,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     threads: int | None = None
     prefix_cache: bool = True
+    kv_pause_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
@@ -25,6 +29,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be at least 1")
         if self.kv_tokens < self.block_tokens:
             raise ValueError("kv_tokens must hold at least one block of block_tokens")
+        if not 0 <= self.kv_pause_s < inf:
+            raise ValueError("kv_pause_s must be at least 0")
         for name in ("context_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

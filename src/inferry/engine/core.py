@@ -59,6 +59,7 @@ class EngineCore:
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
         self._shared = self.pool if config.prefix_cache else None
+        self._kv_pause_s = config.kv_pause_s
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
         self.kv_tokens = self.pool.total * self.pool.block_tokens
         self.busy_seconds = 0.0
@@ -98,6 +99,7 @@ class EngineCore:
             is_pooled=request.pooled,
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
             root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            run=request.run if self._kv_pause_s else None,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -138,6 +140,7 @@ class EngineCore:
                 self.pool.total,
                 self.pool.held,
                 self.pool.cached,
+                self.pool.kept,
                 self.pool.span,
                 self._prefix_queries,
                 self._prefix_hits,
@@ -179,6 +182,8 @@ class EngineCore:
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
     def _schedule(self) -> tuple[Work, ...]:
+        if self.pool.kept:
+            self.pool.expire(self._clock())
         plan = plan_step(
             self._running,
             self._waiting,
@@ -286,7 +291,10 @@ class EngineCore:
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
-        self.pool.release(sequence.key)
+        if sequence.run is None:
+            self.pool.release(sequence.key)
+        else:
+            self.pool.release(sequence.key, sequence.run, self._clock() + self._kv_pause_s)
         place = self._running if sequence in self._running else self._waiting
         place.remove(sequence)
 

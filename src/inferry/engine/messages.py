@@ -33,6 +33,8 @@ class Request(Struct, frozen=True, array_like=True):
     """Isolates the prefix cache: only prompts with the same salt share blocks."""
     pooled: bool = False
     """The prompt is embedded or scored; no token is sampled."""
+    run: str | None = None
+    """The run whose next call will start with this prompt and its output; None if there is none."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -47,11 +49,17 @@ class Abort(Struct, frozen=True, tag=2, array_like=True):
     keys: list[int]
 
 
+class EndRun(Struct, frozen=True, tag=4, array_like=True):
+    """The run is over: nothing is kept for its next call."""
+
+    run: str
+
+
 class Shutdown(Struct, frozen=True, tag=3, array_like=True):
     pass
 
 
-ToEngine = Setup | Add | Abort | Shutdown
+ToEngine = Setup | Add | Abort | EndRun | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):

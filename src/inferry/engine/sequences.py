@@ -14,7 +14,7 @@ class Sequence:
     `is_pooled` ends there instead, with its `result`; `hidden_sum` is the runner's, over the tokens computed so far.
 
     With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
-    `cached_tokens` of its prompt were there when it started.
+    `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
     """
 
     __slots__ = (
@@ -34,6 +34,7 @@ class Sequence:
         "prompt_tokens",
         "result",
         "root_key",
+        "run",
         "sampling",
         "seed",
         "stop_ids",
@@ -53,6 +54,7 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         is_pooled: bool = False,
         root_key: bytes | None = None,
+        run: str | None = None,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -69,6 +71,7 @@ class Sequence:
         self.preemptions = 0
         self.is_pooled = is_pooled
         self.root_key = root_key
+        self.run = run
         self.named_blocks = 0
         self.cached_tokens = 0
         self._block_keys: list[bytes] = []

@@ -265,7 +265,8 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     MetricSpec(
         "inferry_engine_kv_blocks",
         "gauge",
-        "KV cache blocks of an embedded engine by state: held by sequences, cached (counted as free), empty.",
+        "KV cache blocks of an embedded engine by state: held by sequences, kept for the next call of a run, cached, "
+        "empty. All but held ones count as free.",
         ("worker", "state"),
     ),
     MetricSpec(

@@ -89,8 +89,8 @@ def _kv_rows(kv_caches: Mapping[str, Sequence[KvBlocks]]) -> dict[str, Rows]:
     hits: dict[str, float] = {}
     for name, caches in kv_caches.items():
         held, cached = sum(one.held for one in caches), sum(one.cached for one in caches)
-        span = sum(one.span for one in caches)
-        blocks[name, "held"], blocks[name, "cached"] = held, cached
+        kept, span = sum(one.kept for one in caches), sum(one.span for one in caches)
+        blocks[name, "held"], blocks[name, "kept"], blocks[name, "cached"] = held, kept, cached - kept
         blocks[name, "empty"] = sum(one.blocks for one in caches) - held - cached
         fragmented[name] = 1 - held / span if span else 0.0
         queries[name] = sum(one.prefix_queries for one in caches)
