@@ -26,7 +26,7 @@ CODES = {
     408: {"queue_timeout", "deadline_infeasible"},
     409: {"run_cancelled", "conflict"},
     413: {"body_too_large", "storage_quota_exceeded"},
-    429: {"queue_full", "rate_limited", "tenant_concurrency"},
+    429: {"queue_full", "rate_limited", "tenant_concurrency", "kv_quota_exceeded"},
     499: {"client_closed", "call_aborted"},
     500: {"internal_error"},
     502: {"worker_lost"},
