@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, and_, case, func, select
 
 from inferry.domain.ledger import Outcome
-from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.traffic import LaneTraffic, TenantTraffic, Traffic, WorkerTraffic
 from inferry.ledger.schema import attempts
 

@@ -7,7 +7,7 @@ from inferry.domain.decision_words import describe
 from inferry.domain.decisions import Decision, from_text
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
-from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.ingress.dashboard.values import TimelineStep
 
 
