@@ -8,7 +8,7 @@ from admission.builders import NOON, a_call, a_caller, used
 from inferry.admission.kv_quota import RUN_PAUSE_S
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
-from inferry.admission.retry_after import RetryAfterSpreader
+from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, KvQuotaExceeded, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
@@ -153,11 +153,12 @@ def test_runs_are_counted_no_longer_when_the_limit_is_removed() -> None:
 
 @pytest.mark.parametrize("limit", ["max_kv_tokens", "run_max_kv_tokens", "max_concurrent_runs"])
 def test_a_limit_of_zero_admits_no_call_and_has_no_retry_after(limit: str) -> None:
-    assert refusal(QuotaGate({}), a_caller(**{limit: 0})).retry_after_s is None
+    limits: dict[str, Any] = {limit: 0}
+    assert refusal(QuotaGate({}), a_caller(**limits)).retry_after_s is None
 
 
 def test_refused_callers_are_told_successive_times() -> None:
-    gate, caller, spreader = QuotaGate({}), a_caller(max_kv_tokens=100), RetryAfterSpreader()
+    gate, caller, spreader = QuotaGate({}), a_caller(max_kv_tokens=100), QuotaRetrySpreader()
     admit(gate, caller, a_call(90, 10))
     told = []
     for _ in range(3):

@@ -299,3 +299,30 @@ def test_many_decodes_that_share_blocks_equal_those_that_do_not(tiny_dir: Path) 
         run(core, Request(99, [*shared, 9], greedy(1), Lane.P1, "a"))
         found.append(run(core, *requests)[0])
     assert found[0] == found[1]
+
+
+# -- quotas ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_at_its_kv_quota_waits_and_others_overtake_it() -> None:
+    core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64))
+    for key, tenant in ((1, "a"), (2, "a"), (3, "b")):
+        core.add(Request(key, [key] * 10, greedy(8), Lane.P1, kv_quota=(tenant, 20)))
+    core.step()
+    assert (core.stats().running, core.stats().waiting) == (3, 0)
+    core.add(Request(4, [4], greedy(8), Lane.P1, kv_quota=("a", 20)))
+    core.add(Request(5, [5], greedy(8), Lane.P1, kv_quota=("c", 20)))
+    core.step()
+    assert [sequence.key for sequence in core._running] == [1, 2, 3, 5]
+    outputs = drain(core, {})
+    assert outputs[4] == fake_output([4], 8)
+    assert core.pool.free == core.pool.total
+
+
+def test_a_sequence_beyond_its_tenants_quota_runs_alone() -> None:
+    core = a_core(with_fields(SMALL, kv_tokens=400, chunk_tokens=64))
+    for key in (1, 2):
+        core.add(Request(key, [key] * 30, greedy(4), Lane.P1, kv_quota=("a", 20)))
+    core.step()
+    assert core.stats().running == 1
+    assert drain(core, {})[2] == fake_output([2] * 30, 4)

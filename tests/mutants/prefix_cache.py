@@ -123,5 +123,11 @@ GROUP = MutantGroup(
             "            self._kept.discard(block)\n",
             "",
         ),
+        Mutant(
+            "a tenant's quota stops its first sequence too",
+            "engine/planner.py",
+            "return held > 0 and held + len(sequence.tokens) > most",
+            "return held + len(sequence.tokens) > most",
+        ),
     ),
 )

@@ -192,8 +192,7 @@ class QuotaGate:
         """
         tariff = permit.tariff
         if usage is None:
-            cost = None if tariff.price is None else 0
-            tokens = 0
+            cost, tokens = None if tariff.price is None else 0, 0
         else:
             cost = tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.gpu_seconds)
             tokens = usage.prompt_tokens + usage.output_tokens

@@ -100,6 +100,7 @@ class EngineCore:
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
             root_key=None if self._shared is None or request.pooled else root_key(request.salt),
             run=request.run if self._kv_pause_s else None,
+            kv_quota=request.kv_quota,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)

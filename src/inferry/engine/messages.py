@@ -35,6 +35,8 @@ class Request(Struct, frozen=True, array_like=True):
     """The prompt is embedded or scored; no token is sampled."""
     run: str | None = None
     """The run whose next call will start with this prompt and its output; None if there is none."""
+    kv_quota: tuple[str, int] | None = None
+    """The tenant, and the KV tokens that its sequences may hold at the same time; None for no limit."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 from heapq import merge
+from itertools import islice
 
 from msgspec import Struct
 
@@ -110,12 +111,17 @@ def _fill_chunk(
     free_slots = limits.max_sequences - len(still_running)
     can_admit = True
     unfinished = [sequence for sequence in still_running if sequence.pending > 1]
-    candidates = set(map(id, waiting[: max(0, free_slots)]))
-    for sequence in merge(unfinished, waiting[: max(0, free_slots)], key=lambda s: s.rank):
+    # A sequence that its tenant's own limit holds back takes no place among those that may be admitted.
+    eligible = (s for s in waiting if s.kv_quota is None or not _exceeds_quota(s, still_running))
+    next_waiting = list(islice(eligible, max(0, free_slots)))
+    candidates = set(map(id, next_waiting))
+    for sequence in merge(unfinished, next_waiting, key=lambda s: s.rank):
         if budget == 0:
             break
         pending = sequence.pending
         if id(sequence) in candidates:
+            if sequence.kv_quota is not None and _exceeds_quota(sequence, (*still_running, *admitted)):
+                continue
             need = -(-len(sequence.tokens) // limits.block_tokens)
             if shared is not None and can_admit:
                 found = shared.find(sequence.prefix_keys(limits.block_tokens))
@@ -133,3 +139,11 @@ def _fill_chunk(
         budget -= tokens
         chunks.append(Work(sequence, tokens))
     return admitted, chunks
+
+
+def _exceeds_quota(sequence: Sequence, running: Ordered[Sequence]) -> bool:
+    """Whether the tenant's running sequences have too many tokens for one more. The first one always runs."""
+    assert sequence.kv_quota is not None
+    tenant, most = sequence.kv_quota
+    held = sum(len(one.tokens) for one in running if one.kv_quota is not None and one.kv_quota[0] == tenant)
+    return held > 0 and held + len(sequence.tokens) > most

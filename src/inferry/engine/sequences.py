@@ -15,6 +15,7 @@ class Sequence:
 
     With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
     `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
+    `kv_quota`: its tenant, and the tokens that the running sequences of the tenant may have.
     """
 
     __slots__ = (
@@ -27,6 +28,7 @@ class Sequence:
         "hidden_sum",
         "is_pooled",
         "key",
+        "kv_quota",
         "lane",
         "limit",
         "named_blocks",
@@ -55,6 +57,7 @@ class Sequence:
         is_pooled: bool = False,
         root_key: bytes | None = None,
         run: str | None = None,
+        kv_quota: tuple[str, int] | None = None,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -72,6 +75,7 @@ class Sequence:
         self.is_pooled = is_pooled
         self.root_key = root_key
         self.run = run
+        self.kv_quota = kv_quota
         self.named_blocks = 0
         self.cached_tokens = 0
         self._block_keys: list[bytes] = []

@@ -255,7 +255,10 @@ class EngineWorker:
         remaining = sampling.max_tokens - len(live.earlier_ids)
         # A call without a run id is a run of its own, which no later call joins.
         run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
-        return Request(live.key, prompt, engine_sampling(sampling, remaining), job.lane, salt, run=run)
+        kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
+        return Request(
+            live.key, prompt, engine_sampling(sampling, remaining), job.lane, salt, run=run, kv_quota=kv_quota
+        )
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:
         """Bring the assembler of a resumed job to its resume point, and emit text that was not delivered before."""
