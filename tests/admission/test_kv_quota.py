@@ -10,7 +10,7 @@ from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, KvQuotaExceeded, TenantConcurrency
+from inferry.domain.errors import GatewayError, KvQuotaExceeded, KvQuotaTooSmall, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
@@ -32,8 +32,8 @@ def test_a_refusal_says_by_how_much_the_call_exceeds_the_limit() -> None:
     gate, caller = QuotaGate({}), a_caller(max_kv_tokens=10_000)
     admit(gate, caller, a_call(5_000, 1_200))
     error = refusal(gate, caller, a_call(12_000, 400))
-    assert isinstance(error, KvQuotaExceeded)
-    assert (error.status, error.code) == (429, "kv_quota_exceeded")
+    assert isinstance(error, KvQuotaTooSmall)
+    assert (error.status, error.code) == (400, "kv_quota_too_small")
     assert error.message == "the call would hold 12,400 KV tokens; the tenant's limit is 10,000, 6,200 in use"
     assert error.retry_after_s is None, "no wait makes it fit"
     assert gate.refused == {"max_kv_tokens": 1}
@@ -44,6 +44,8 @@ def test_kv_tokens_are_held_exactly_up_to_the_limit_and_given_back_at_the_end() 
     first = admit(gate, caller, a_call(40, 20))
     admit(gate, caller, a_call(20, 20))
     error = refusal(gate, caller, a_call(1, 0))
+    assert isinstance(error, KvQuotaExceeded)
+    assert (error.status, error.code, error.retryable) == (429, "kv_quota_exceeded", True)
     assert error.retry_after_s is not None
     gate.settle(first, used(40, 5), 1.0, NOON)
     gate.settle(first, used(40, 5), 1.0, NOON)

@@ -18,7 +18,7 @@ from inferry.domain.errors import (
 from inferry.ingress.errors import error_body, error_headers
 
 CODES = {
-    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane"},
+    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane", "kv_quota_too_small"},
     401: {"invalid_api_key"},
     402: {"run_budget_exhausted", "tenant_budget_exhausted"},
     403: {"model_not_allowed", "lane_not_allowed", "admin_only", "storage_disabled"},

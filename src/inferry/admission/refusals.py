@@ -8,6 +8,7 @@ from inferry.admission.kv_quota import KvExcess
 from inferry.domain.errors import (
     GatewayError,
     KvQuotaExceeded,
+    KvQuotaTooSmall,
     RateLimited,
     RunBudgetExhausted,
     TenantBudgetExhausted,
@@ -65,7 +66,8 @@ class Refusal:
         retry_after_s = None if self._wait_s == inf else self._wait_s
         if self._excess is not None and self._quota != "max_concurrent_runs":
             holder = "run" if self._quota == "run_max_kv_tokens" else quotas.owner_kind
-            return KvQuotaExceeded(
+            refused_by = KvQuotaTooSmall if retry_after_s is None else KvQuotaExceeded
+            return refused_by(
                 f"the call would hold {self._needed:,} KV tokens; the {holder}'s limit is {self._excess.value:,}, "
                 f"{self._excess.in_use:,} in use",
                 retry_after_s=retry_after_s,

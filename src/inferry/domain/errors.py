@@ -196,6 +196,12 @@ class TenantConcurrency(GatewayError):
     status, code, retryable = 429, "tenant_concurrency", True
 
 
+class KvQuotaTooSmall(GatewayError):
+    """The call alone would hold more KV cache tokens than the tenant, the key or the run may hold."""
+
+    status, code = 400, "kv_quota_too_small"
+
+
 class KvQuotaExceeded(GatewayError):
     """The call would hold more KV cache tokens than the tenant, the key or the run may hold at the same time."""
 

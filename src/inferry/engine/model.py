@@ -156,6 +156,7 @@ class Decoder:
         self._group = config.heads // config.kv_heads
         # Zeroed: a masked key has weight 0, and 0 times a NaN in its value would be NaN.
         self._cache = [torch.zeros(blocks, config.tiles, block_tokens, config.head_dim) for _ in range(config.layers)]
+        self._copied = torch.empty(0)
         self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
         self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
         self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
@@ -258,7 +259,7 @@ class Decoder:
         heads, group, width = config.kv_heads, self._group, config.head_dim
         blocks = owner.shape[0]
         cache = self._cache[index]
-        read = cache[many.read : many.read + blocks] if isinstance(many.read, int) else cache.index_select(0, many.read)
+        read = cache[many.read : many.read + blocks] if isinstance(many.read, int) else self._copy(cache, many.read)
         query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
         scores = torch.empty(heads, blocks, group, self._block_tokens)
         for head in range(heads):
@@ -272,6 +273,12 @@ class Decoder:
         total = torch.zeros(heads, rows, group).index_add_(1, owner, weights.sum(3))
         seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed)
         return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width)
+
+    def _copy(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """These blocks, in a buffer that is used again: fresh memory of this size is slower than the copy itself."""
+        if len(self._copied) < len(blocks):
+            self._copied = torch.empty(2 * len(blocks), *cache.shape[1:])
+        return torch.index_select(cache, 0, blocks, out=self._copied[: len(blocks)])
 
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config
