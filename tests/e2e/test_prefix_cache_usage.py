@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from e2e.isolation_gateway import wait_until
 from support.tenant_gateway import TenantGateway, bearer
+from support.waiting import until
 
 TEXT = "Tickets about invoices go to billing. " * 20
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -52,7 +52,7 @@ def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, ti
             page = gateway.call("GET", f"/v1/runs/second{path.replace('/', '-')}", None, bearer(key)).json
             assert page["tokens"]["cached"] == found[1]
             total += sum(found)
-        wait_until(lambda: gateway.metric("inferry_engine_prefix_cache_hits_total") == total)
+        until(lambda: gateway.metric("inferry_engine_prefix_cache_hits_total") == total)
         assert gateway.metric("inferry_engine_prefix_cache_queries_total") > total
         lines = gateway.call("GET", "/metrics").body.decode().splitlines()
         (tokens,) = (
@@ -61,7 +61,7 @@ def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, ti
             if line.startswith("inferry_tokens_total") and 'kind="cached"' in line and 'lane="P1"' in line
         )
         assert float(tokens) == total
-        wait_until(lambda: blocks_by_state(gateway)["held"] == 0)  # all calls have ended
+        until(lambda: blocks_by_state(gateway)["held"] == 0)  # all calls have ended
         states = blocks_by_state(gateway)
         assert states["kept"] > 0  # the runs are open
         for path in CALLS:
@@ -70,7 +70,7 @@ def test_hits_reach_usage_in_every_api_the_ledger_and_metrics(tmp_path: Path, ti
                 method, place = ("DELETE", "") if run == "first" else ("POST", "/finish")
                 assert gateway.call(method, f"/v1/runs/{name}{place}", None, bearer(key)).status == 200
         gateway.call("POST", "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 1}, bearer(key))
-        wait_until(lambda: blocks_by_state(gateway)["kept"] == 0)
+        until(lambda: blocks_by_state(gateway)["kept"] == 0)
         assert blocks_by_state(gateway)["cached"] > 0
         assert sum(states.values()) == 65_536 // 32
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as database:

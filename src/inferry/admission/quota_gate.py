@@ -88,7 +88,7 @@ class QuotaGate:
     def admit(self, job: InferenceJob, caller: Caller, lineage: Sequence[str], now: float, wall: float) -> Permit:
         """Admit the job. `lineage` is its run, that run's parent, and so on up to the root.
 
-        Raises RateLimited, TenantConcurrency, KvQuotaExceeded, KvQuotaTooSmall, RunBudgetExhausted or TenantBudgetExhausted.
+        Raises RateLimited, TenantConcurrency, KvQuotaExceeded, KvQuotaTooSmall, or the error of an exhausted budget.
         """
         tenant, key = caller.tenant, caller.key
         if not has_limits(tenant.limits) and (key is None or not has_limits(key.limits)):
