@@ -136,6 +136,8 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             threads=config.threads,
             dtype=config.dtype,
             memory_share=config.memory_share,
+            prefix_cache=config.prefix_cache,
+            kv_pause_s=config.kv_pause_s,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
