@@ -120,6 +120,7 @@ def _run(name: str, mode: EngineMode, seed: int, workload: Workload, make_runner
         chunk_tokens=workload.chunk_tokens,
         block_tokens=workload.block_tokens,
         decode_wait_ms=workload.decode_wait_ms,
+        prefix_cache=False,
     )
     core = EngineCore(make_runner(config), config)
     requests = _requests(seed, workload, workload.buckets if "buckets" in name else ())

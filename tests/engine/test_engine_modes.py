@@ -38,7 +38,7 @@ class StepRules:
         assert work, "a step computes something"
         long_prompts = sum(piece.tokens for piece in prompts if piece.tokens > 1)
         assert long_prompts + padding_tokens <= self._config.chunk_tokens
-        if self._config.mode != "continuous":
+        if self._config.mode != "continuous" and not self._config.prefix_cache:
             assert not (prompts or padding_tokens) or not (decodes or padding_rows)
         if self._config.mode in ("continuous", "hybrid"):
             assert not padding
@@ -61,15 +61,27 @@ class StepRules:
         if not any(map(self.holds_blocks, self._members - begun)):
             self._members, self._has_decoded = set(), False
         keys = {piece.sequence.key for piece in real}
-        if self._config.mode == "static" and self._has_decoded:
+        if self._config.mode == "static" and self._has_decoded and not self._config.prefix_cache:
             assert keys <= self._members
         self._members |= keys
         self._has_decoded |= decodes
 
 
-def a_core(mode: EngineMode, **limits: int) -> tuple[EngineCore, StepRules]:
+def a_core(
+    mode: EngineMode,
+    *,
+    prefix_cache: bool = False,
+    max_sequences: int = 4,
+    kv_tokens: int = 512,
+    chunk_tokens: int = 16,
+) -> tuple[EngineCore, StepRules]:
     config = EngineConfig(
-        mode=mode, **{"max_sequences": 4, "kv_tokens": 512, "chunk_tokens": 16, "block_tokens": 4} | limits
+        mode=mode,
+        prefix_cache=prefix_cache,
+        max_sequences=max_sequences,
+        kv_tokens=kv_tokens,
+        chunk_tokens=chunk_tokens,
+        block_tokens=4,
     )
     runner, rules = FakeRunner(config), StepRules(config)
     runner.before = rules.check
@@ -83,12 +95,20 @@ def a_request(key: int, prompt: list[int], tokens: int, *, lane: Lane = Lane.P1,
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.sampled_from(MODES), st.integers(0, 2**32), st.sampled_from([16, 24, 48, 96, 400]), st.sampled_from([5, 64]))
+@given(
+    st.sampled_from(MODES),
+    st.integers(0, 2**32),
+    st.sampled_from([16, 24, 48, 96, 400]),
+    st.sampled_from([5, 64]),
+    st.booleans(),
+)
 def test_every_sequence_ends_once_with_its_own_tokens_in_every_mode(
-    mode: EngineMode, seed: int, kv_tokens: int, chunk_tokens: int
+    mode: EngineMode, seed: int, kv_tokens: int, chunk_tokens: int, prefix_cache: bool
 ) -> None:
     rng = random.Random(seed)
-    core, rules = a_core(mode, max_sequences=3, kv_tokens=kv_tokens, chunk_tokens=chunk_tokens)
+    core, rules = a_core(
+        mode, prefix_cache=prefix_cache, max_sequences=3, kv_tokens=kv_tokens, chunk_tokens=chunk_tokens
+    )
     prompts: dict[int, list[int]] = {}
     outputs: dict[int, list[int]] = {}
     ended: list[int] = []
@@ -101,7 +121,8 @@ def test_every_sequence_ends_once_with_its_own_tokens_in_every_mode(
         ended.extend(end.account.key for end in done.ends)
 
     for key in range(12):
-        prompts[key] = [rng.randrange(97) for _ in range(rng.randint(1, 20))]
+        # Some prompts begin alike.
+        prompts[key] = [7] * rng.choice((0, 9)) + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
         lane, batch = Lane(rng.randrange(3)), rng.randrange(2)
         if core.add(a_request(key, prompts[key], rng.randint(1, 20), lane=lane, batch=batch)) is not None:
             ended.append(key)

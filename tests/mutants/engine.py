@@ -70,8 +70,8 @@ GROUP = MutantGroup(
         Mutant(
             "a preempted sequence keeps its computed tokens",
             "engine/core.py",
-            "            sequence.computed = 0\n",
-            "",
+            "            sequence.computed = sequence.named_blocks = 0\n",
+            "            sequence.named_blocks = 0\n",
             _CORE,
         ),
         Mutant(
@@ -98,15 +98,15 @@ GROUP = MutantGroup(
         Mutant(
             "a small newcomer slips past a large one",
             "engine/planner.py",
-            "can_admit = can_admit and need + running_count <= free",
-            "can_admit = need + running_count <= free",
+            "            if not can_admit:\n                continue\n            need, pending",
+            "            need, pending",
             _PLANNER,
         ),
         Mutant(
             "a preempted sequence keeps its blocks",
             "engine/planner.py",
-            "            free += len(victim.blocks)\n",
-            "",
+            "free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)",
+            "pass",
             _PLANNER,
         ),
         Mutant(
@@ -133,15 +133,15 @@ GROUP = MutantGroup(
         Mutant(
             "a pass shrinks with its members",
             "engine/padded_planner.py",
-            "self.rows if members else 0",
-            "0",
+            "self.rows if members else 0)",
+            "0)",
             _MODES,
         ),
         Mutant(
             "prompts are padded to the shortest",
             "engine/padded_planner.py",
-            "longest = max((sequence.pending",
-            "longest = min((sequence.pending",
+            "longest = max(lengths, default=0)",
+            "longest = min(lengths, default=0)",
             _MODES,
         ),
         Mutant(
@@ -175,8 +175,8 @@ GROUP = MutantGroup(
         Mutant(
             "prepared sequences compute their last token",
             "engine/hybrid_planner.py",
-            "else sequence.pending - 1)",
-            "else sequence.pending)",
+            "            pending -= 1  # prepared\n",
+            "            pending -= 0\n",
             _MODES,
         ),
         Mutant(
@@ -231,15 +231,15 @@ GROUP = MutantGroup(
         Mutant(
             "the last free block is never handed out",
             "engine/blocks.py",
-            "if need > self._free:",
-            "if need >= self._free:",
+            "if need > self.free:",
+            "if need >= self.free:",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(
             "a freed block is not the lowest",
             "engine/blocks.py",
-            "        self._lowest = min(self._lowest, *blocks, self.total)\n",
-            "        self._lowest = min(blocks, default=self._lowest)\n",
+            "        self._lowest = min(self._lowest, block)\n",
+            "        self._lowest = block\n",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(

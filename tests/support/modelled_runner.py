@@ -48,7 +48,14 @@ def modelled(mode: EngineMode, *, jobs: int, concurrency: int, batch: int = 32, 
     """A closed loop of clients: prompts of 32 to 1,024 tokens, exponential output lengths, an 8B model on an H200."""
     rng = random.Random(7)
     runner = ModelledRunner(load_model().costs)
-    config = EngineConfig(mode=mode, max_sequences=batch, kv_tokens=400_000, chunk_tokens=2_048, block_tokens=16)
+    config = EngineConfig(
+        mode=mode,
+        max_sequences=batch,
+        kv_tokens=400_000,
+        chunk_tokens=2_048,
+        block_tokens=16,
+        prefix_cache=False,  # all prompts are alike
+    )
     core = EngineCore(runner, config, clock=lambda: runner.now)
     lengths = [
         (rng.randint(32, 1_024), max(1, min(1_024, round(rng.expovariate(1 / mean_output))))) for _ in range(jobs)

@@ -134,7 +134,12 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             max_sequences=config.max_sequences,
             kv_tokens=config.kv_tokens,
             chunk_tokens=config.chunk_tokens,
+            context_tokens=config.context_tokens,
             threads=config.threads,
+            dtype=config.dtype,
+            memory_share=config.memory_share,
+            prefix_cache=config.prefix_cache,
+            kv_pause_s=config.kv_pause_s,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None

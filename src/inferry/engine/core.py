@@ -9,13 +9,16 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
+from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts
+from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
+from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.modes import planner_of
 from inferry.engine.padding import padding_work
 from inferry.engine.planner import NO_PADDING, Limits, Padding, StepPlan, Work
+from inferry.engine.prefix_keys import root_key
 from inferry.engine.sequences import Sequence
 
 _SHORT_PHASE_COST = 3.0
@@ -68,6 +71,8 @@ class EngineCore:
             )
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
+        self._shared = self.pool if config.prefix_cache else None
+        self._kv_pause_s = config.kv_pause_s
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
         self.kv_tokens = self.pool.total * self.pool.block_tokens
         self.busy_seconds = 0.0
@@ -77,6 +82,7 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
+        self._prefix_queries = self._prefix_hits = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
         self._prompt_tokens = self._decode_rows = self._padding_tokens = self._padding_rows = 0
@@ -104,6 +110,10 @@ class EngineCore:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
             batch=request.batch,
+            # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            run=request.run if self._kv_pause_s else None,
+            kv_quota=request.kv_quota,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -145,6 +155,15 @@ class EngineCore:
             decode_rows=self._decode_rows,
             padding_tokens=self._padding_tokens,
             padding_rows=self._padding_rows,
+            kv_blocks=KvBlocks(
+                self.pool.total,
+                self.pool.held,
+                self.pool.cached,
+                self.pool.kept,
+                self.pool.span,
+                self._prefix_queries,
+                self._prefix_hits,
+            ),
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -182,19 +201,26 @@ class EngineCore:
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
     def _schedule(self) -> StepPlan:
-        plan, self._planner = self._planner.plan(self._running, self._waiting, self.pool.free, self._limits)
+        if self.pool.kept:
+            self.pool.expire(self._clock())
+        plan, self._planner = self._planner.plan(
+            self._running, self._waiting, self.pool.free, self._limits, self._shared
+        )
         for sequence in plan.preempted:
             if sequence in self._running:  # else it waits, and was prepared
                 self._running.remove(sequence)
                 insort(self._waiting, sequence, key=_rank)
             self.pool.release(sequence.key)
             sequence.blocks = []
-            sequence.computed = 0
+            sequence.computed = sequence.named_blocks = 0
             sequence.preemptions += 1
             self._preemptions += 1
         for sequence in plan.admitted:
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=_rank)
+        for work in plan.work:
+            if work.sequence.root_key is not None and not work.sequence.blocks:
+                self._claim_prefix(work.sequence)
         for work in plan.work:
             sequence = work.sequence
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
@@ -207,6 +233,23 @@ class EngineCore:
     def _longest(self) -> int:
         return max((len(sequence.tokens) for sequence in self._running), default=1)
 
+    def _claim_prefix(self, sequence: Sequence) -> None:
+        """Start the sequence after the blocks that are there already: of others, or its own before a preemption."""
+        found = self.pool.find(sequence.prefix_keys(self.pool.block_tokens))
+        self.pool.claim(sequence.key, found)
+        sequence.named_blocks = len(found)
+        sequence.computed = len(found) * self.pool.block_tokens
+        if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
+            self._prefix_queries += sequence.prompt_tokens
+            self._prefix_hits += sequence.computed
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        """Put the blocks that are full now into the prefix cache."""
+        full, size = sequence.computed // self.pool.block_tokens, self.pool.block_tokens
+        self.pool.name(sequence.key, sequence.named_blocks, sequence.block_keys(sequence.named_blocks, full, size))
+        sequence.named_blocks = full
+
     def _postprocess(self, plan: StepPlan, sampled: list[int], started: float) -> StepDone:
         work = plan.work
         tokens: list[tuple[int, int]] = []
@@ -214,9 +257,12 @@ class EngineCore:
         ended: list[tuple[Sequence, bool]] = []
         fresh = iter(sampled)
         weights = self._weights(work)
+        block_tokens = self.pool.block_tokens
         for piece in work:
             sequence = piece.sequence
             sequence.computed += piece.tokens
+            if sequence.root_key is not None and sequence.computed // block_tokens > sequence.named_blocks:
+                self._name_blocks(sequence)
             if sequence.computed < len(sequence.tokens):
                 continue
             if sequence.is_pooled:
@@ -240,9 +286,9 @@ class EngineCore:
         """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""
         costs, base_s = self._costs, self._costs.base_s / max(1, len(work))
         return [
-            base_s + costs.decode_s(1, piece.sequence.computed)
+            base_s + decode_s(costs, 1, piece.sequence.computed)
             if piece.tokens == 1  # a prompt of one token costs as much
-            else base_s + costs.prefill_s(piece.tokens, piece.sequence.computed + piece.tokens)
+            else base_s + prefill_s(costs, piece.tokens, piece.sequence.computed + piece.tokens)
             for piece in work
         ]
 
@@ -297,7 +343,10 @@ class EngineCore:
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
-        self.pool.release(sequence.key)
+        if sequence.run is None:
+            self.pool.release(sequence.key)
+        else:
+            self.pool.release(sequence.key, sequence.run, self._clock() + self._kv_pause_s)
         place = self._running if sequence in self._running else self._waiting
         place.remove(sequence)
 
@@ -307,4 +356,6 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 def _account(sequence: Sequence) -> Account:
-    return Account(sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds)
+    return Account(
+        sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds, sequence.cached_tokens
+    )

@@ -20,7 +20,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from inferry.engine.planner import Limits, StepPlan, Work, allocate_running, blocks_to_start
+from inferry.engine.blocks import BlockPool
+from inferry.engine.planner import Limits, StepPlan, Work, allocate_running, exceeds_quota, to_start
 from inferry.engine.sequences import Sequence
 
 QUIET_STEPS: Final = 100
@@ -44,16 +45,21 @@ class HybridPlanner(Struct, frozen=True):
     freed_per_step: float = 0.0
 
     def plan(
-        self, running: Ordered[Sequence], waiting: Ordered[Sequence], free_blocks: int, limits: Limits
+        self,
+        running: Ordered[Sequence],
+        waiting: Ordered[Sequence],
+        free_blocks: int,
+        limits: Limits,
+        shared: BlockPool | None = None,
     ) -> "tuple[StepPlan, HybridPlanner]":
         prepared = [sequence for sequence in waiting if sequence.blocks]
         # Prepared sequences come last: they give up their blocks before one that runs.
-        kept, preempted, free = allocate_running([*running, *prepared], free_blocks, limits.block_tokens)
+        kept, preempted, free = allocate_running([*running, *prepared], free_blocks, limits.block_tokens, shared)
         # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
         newcomers = [] if preempted else [sequence for sequence in waiting if not sequence.blocks]
-        seats = _seats(kept[: len(running)], kept[len(running) :], newcomers, free, limits)
+        seats = _seats(kept[: len(running)], kept[len(running) :], newcomers, free, limits, shared)
         phase_limit = self._phase_limit(seats, limits)
-        joining, chunks = _fill_chunk(seats, min(limits.chunk_tokens, phase_limit - self.phase_tokens))
+        joining, chunks, _ = _fill_chunk(seats, min(limits.chunk_tokens, phase_limit - self.phase_tokens))
         tokens = sum(chunk.tokens for chunk in chunks)
         seated = len(running) + len(seats.seated) + len(joining)
         freed_per_step = self.freed_per_step + RATE_ALPHA * max(0, self.seats - len(running))
@@ -75,8 +81,7 @@ class HybridPlanner(Struct, frozen=True):
         has_urgent = any(sequence.lane < best_lane for sequence in (*seats.unfinished, *seats.newcomers[:1]))
         if not open_slots and not has_urgent:
             return 0
-        _, group = _fill_chunk(seats, limits.phase_tokens)
-        complete = sum(chunk.tokens >= chunk.sequence.pending - 1 for chunk in group)
+        _, _, complete = _fill_chunk(seats, limits.phase_tokens)
         if complete + len(seats.prepared) < max(1.0, self.freed_per_step * QUIET_STEPS):
             return limits.short_phase_tokens
         is_due = open_slots * OPEN_PART >= limits.max_sequences or self.decode_steps >= QUIET_STEPS
@@ -97,10 +102,16 @@ class _Seats(Struct, frozen=True):
     open_slots: int
     free_blocks: int
     limits: Limits
+    shared: BlockPool | None
 
 
 def _seats(
-    still_running: list[Sequence], prepared: list[Sequence], newcomers: list[Sequence], free: int, limits: Limits
+    still_running: list[Sequence],
+    prepared: list[Sequence],
+    newcomers: list[Sequence],
+    free: int,
+    limits: Limits,
+    shared: BlockPool | None,
 ) -> _Seats:
     slots = limits.max_sequences - len(still_running)
     seated = [sequence for sequence in prepared if sequence.pending == 1][:slots]
@@ -113,6 +124,7 @@ def _seats(
         open_slots=slots - len(seated),
         free_blocks=free,
         limits=limits,
+        shared=shared,
     )
 
 
@@ -120,35 +132,43 @@ def _is_prompt(sequence: Sequence) -> bool:
     return sequence.pending > 1 or not sequence.computed
 
 
-def _fill_chunk(seats: _Seats, budget: int) -> tuple[list[Sequence], list[Work]]:
-    """The sequences that take a slot, and prompt tokens by rank, up to `budget`.
+def _fill_chunk(seats: _Seats, budget: int) -> tuple[list[Sequence], list[Work], int]:
+    """The sequences that take a slot, prompt tokens by rank, up to `budget`, and how many prompts that completes.
 
     A sequence without a slot is prepared: its last token is left for the step in which it has one.
     """
     limits, free, open_slots = seats.limits, seats.free_blocks, seats.open_slots
     joining: list[Sequence] = []
     chunks: list[Work] = []
-    holders = len(seats.decodes) + len(seats.unfinished) + len(seats.prepared)
+    complete = 0
+    holders = [*seats.decodes, *seats.unfinished, *seats.prepared]
     seated, new = set(map(id, seats.unfinished)), set(map(id, seats.newcomers))
     can_admit = True
     for sequence in merge(seats.unfinished, seats.prepared, seats.newcomers, key=lambda s: s.rank):
         if budget <= 0:
             break
+        is_new, pending, need = id(sequence) in new, sequence.pending, 0
+        if is_new:
+            if not can_admit or (sequence.kv_quota is not None and exceeds_quota(sequence, holders)):
+                continue
+            need, pending = to_start(sequence, limits.block_tokens, seats.shared)
         takes_slot = id(sequence) not in seated and open_slots > 0
-        tokens = min(budget, sequence.pending if takes_slot or id(sequence) in seated else sequence.pending - 1)
-        if not tokens:
+        if not takes_slot and id(sequence) not in seated:
+            pending -= 1  # prepared
+        if not pending:
             continue
-        if id(sequence) in new:
-            need = blocks_to_start(sequence, limits.block_tokens)
+        if is_new:
             # As many may be prepared as there are slots. One spare block per sequence, as in the other modes.
-            can_admit = can_admit and holders < 2 * limits.max_sequences and need + holders <= free
+            can_admit = len(holders) < 2 * limits.max_sequences and need + len(holders) <= free
             if not can_admit:
                 continue  # strict order: no overtaking of a larger one
             free -= need
-            holders += 1
+            holders.append(sequence)
         if takes_slot:
             open_slots -= 1
             joining.append(sequence)
+        tokens = min(budget, pending)
         budget -= tokens
+        complete += tokens == pending
         chunks.append(Work(sequence, tokens))
-    return joining, chunks
+    return joining, chunks, complete

@@ -9,7 +9,8 @@ from collections.abc import Sequence as Ordered
 
 from msgspec import Struct
 
-from inferry.engine.planner import Limits, Padding, StepPlan, Work, allocate_running, blocks_to_start
+from inferry.engine.blocks import BlockPool
+from inferry.engine.planner import Limits, Padding, StepPlan, Work, allocate_running, exceeds_quota, to_start
 from inferry.engine.sequences import Sequence
 
 
@@ -25,15 +26,27 @@ class PaddedPlanner(Struct, frozen=True):
     prompt_padding: tuple[int, ...] = ()
 
     def plan(
-        self, running: Ordered[Sequence], waiting: Ordered[Sequence], free_blocks: int, limits: Limits
+        self,
+        running: Ordered[Sequence],
+        waiting: Ordered[Sequence],
+        free_blocks: int,
+        limits: Limits,
+        shared: BlockPool | None = None,
     ) -> "tuple[StepPlan, PaddedPlanner]":
-        members, preempted, free = allocate_running(running, free_blocks, limits.block_tokens)
+        members, preempted, free = allocate_running(running, free_blocks, limits.block_tokens, shared)
         is_open = not members or (self.refills and len(members) < self.rows)
-        admitted = _admit(members, waiting, free, limits) if is_open and not preempted else []
+        admitted = _admit(members, waiting, free, limits, shared) if is_open and not preempted else []
         rows = max(len(members) + len(admitted), self.rows if members else 0)
-        padding = (*(self.prompt_padding if members else ()), *_prompt_padding(admitted))
         members += admitted
-        chunks, padding_now, padding_later = _fill_chunk(members, padding, limits.chunk_tokens)
+        # A sequence without blocks has not begun: the prefix that is there for it is not computed.
+        pending = [
+            sequence.pending if sequence.blocks else to_start(sequence, limits.block_tokens, shared)[1]
+            for sequence in members
+        ]
+        padding = _prompt_padding(pending[len(members) - len(admitted) :])
+        if len(members) > len(admitted):
+            padding = (*self.prompt_padding, *padding)
+        chunks, padding_now, padding_later = _fill_chunk(members, pending, padding, limits.chunk_tokens)
         if chunks or padding_now:
             work, padded = tuple(chunks), Padding(prompts=padding_now)
         else:
@@ -42,11 +55,14 @@ class PaddedPlanner(Struct, frozen=True):
         return plan, PaddedPlanner(self.refills, rows, padding_later)
 
 
-def _admit(members: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits) -> list[Sequence]:
+def _admit(
+    members: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits, shared: BlockPool | None
+) -> list[Sequence]:
     """The waiting sequences that join, in order, up to the first that does not fit.
 
     A new pass has the batch key of the first that waits, and leaves out those of other keys. A pass that runs is joined
-    in strict order: it ends before a sequence of another key waits for long.
+    in strict order: it ends before a sequence of another key waits for long. A sequence that its tenant's limit holds
+    back is passed over.
     """
     admitted: list[Sequence] = []
     pass_key = (members or waiting)[0].batch if members or waiting else 0
@@ -55,7 +71,9 @@ def _admit(members: list[Sequence], waiting: Ordered[Sequence], free: int, limit
             if members:
                 break
             continue
-        need = blocks_to_start(sequence, limits.block_tokens)
+        if sequence.kv_quota is not None and exceeds_quota(sequence, (*members, *admitted)):
+            continue
+        need, _ = to_start(sequence, limits.block_tokens, shared)
         taken = len(members) + len(admitted)
         # One spare block per sequence: without it the new one would be preempted at the next block boundary.
         if taken >= limits.max_sequences or need + taken > free:
@@ -65,20 +83,20 @@ def _admit(members: list[Sequence], waiting: Ordered[Sequence], free: int, limit
     return admitted
 
 
-def _prompt_padding(admitted: list[Sequence]) -> tuple[int, ...]:
+def _prompt_padding(lengths: list[int]) -> tuple[int, ...]:
     """What pads each prompt to the longest of those admitted together."""
-    longest = max((sequence.pending for sequence in admitted), default=0)
-    return tuple(longest - sequence.pending for sequence in admitted if sequence.pending < longest)
+    longest = max(lengths, default=0)
+    return tuple(longest - length for length in lengths if length < longest)
 
 
 def _fill_chunk(
-    members: list[Sequence], padding: tuple[int, ...], budget: int
+    members: list[Sequence], pending: list[int], padding: tuple[int, ...], budget: int
 ) -> tuple[list[Work], tuple[int, ...], tuple[int, ...]]:
     """Prompt tokens, then padding, until the chunk is full: work, padding of this step, and padding left."""
     chunks: list[Work] = []
-    for sequence in members:
-        if budget and (sequence.pending > 1 or not sequence.computed):
-            tokens = min(budget, sequence.pending)
+    for sequence, left in zip(members, pending, strict=True):
+        if budget and (left > 1 or not sequence.computed):
+            tokens = min(budget, left)
             budget -= tokens
             chunks.append(Work(sequence, tokens))
     now: list[int] = []

@@ -23,6 +23,7 @@ from inferry.engine.messages import (
     Abort,
     Aborted,
     Add,
+    EndRun,
     Fatal,
     Frames,
     FromEngine,
@@ -105,6 +106,8 @@ class EngineLoop:
                     case Abort(call, keys):
                         freed = self._core.abort(keys)
                         self._channel.send(Aborted(call, freed, self._core.stats()))
+                    case EndRun(run):
+                        self._core.pool.end_run(run)
                     case Shutdown():
                         return
             if self._core.has_work:
@@ -135,9 +138,10 @@ def _serve(channel: Channel) -> None:
 
 def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
     # Imported here: torch takes a second, and a closed socket is noticed before that.
-    from inferry.engine.runner import TorchRunner, set_threads
+    from inferry.engine.runner import TorchRunner, fitted_to_cpu, set_threads
 
     threads = set_threads(config.threads)
+    config = fitted_to_cpu(model_dir, config)
     runner = TorchRunner.load(model_dir, config)
     runner.warm_up()
     core = EngineCore(runner, config)

@@ -13,6 +13,7 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
 class EmbeddedWorker(EngineWorker):
@@ -53,7 +54,7 @@ class EmbeddedWorker(EngineWorker):
             program=_program(model_dir, config),
             limits=EngineLimits(
                 sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
-                kv_tokens=config.blocks * config.block_tokens,
+                kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
                 prefill_tokens=prefill_tokens or (4 * config.chunk_tokens if config.mode == "continuous" else None),
                 chunk_tokens=config.chunk_tokens,
                 pads=config.pads,
@@ -68,6 +69,7 @@ class EmbeddedWorker(EngineWorker):
             output_length=output_length,
             kv_packing=kv_packing,
             gpus=gpus,
+            salt_for=CacheSalts(os.urandom(32)).salt,
             context_tokens=config.context_tokens,
             clock=clock,
             default_output_tokens=default_output_tokens,
