@@ -3,9 +3,10 @@
 import random
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
 from inferry.engine.blocks import BlockPool
@@ -33,6 +34,51 @@ class Runner(Protocol):
         """
 
 
+@runtime_checkable
+class OverlappingRunner(Runner, Protocol):
+    """Computes a launched step while the next one is planned. Steps are computed and collected in order."""
+
+    def launch(self, work: Ordered[Work]) -> None:
+        """Start to compute the work. A pending token `UNKNOWN` is the one that the step before it samples."""
+
+    def collect(self) -> list[int]:
+        """Wait for the oldest step in flight; return its tokens as `execute` does."""
+
+
+UNKNOWN = -1
+"""Stands for a token that is being sampled."""
+
+
+class _Blocking:
+    """Launches steps of a runner that computes them at once."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._sampled: list[int] = []
+
+    def launch(self, work: Ordered[Work]) -> None:
+        self._sampled = self._runner.execute(work)
+
+    def collect(self) -> list[int]:
+        return self._sampled
+
+
+class _Step:
+    """A launched step. `ends`: by piece, the tokens of its sequence that are computed then. `sampled`: sequences that
+    get a token, and its place. `weights`: modelled seconds by piece.
+    """
+
+    __slots__ = ("ends", "pooled", "sampled", "started", "weights", "work")
+
+    def __init__(self, work: tuple[Work, ...], weights: list[float], started: float) -> None:
+        self.work = work
+        self.weights = weights
+        self.started = started
+        self.ends: list[int] = []
+        self.sampled: list[tuple[Sequence, int]] = []
+        self.pooled: list[Sequence] = []
+
+
 class EngineCore:
     """Sequences in, tokens out, one step at a time.
 
@@ -50,6 +96,11 @@ class EngineCore:
         make_seed: Callable[[], int] | None = None,
     ) -> None:
         self._runner = runner
+        is_overlapping = isinstance(runner, OverlappingRunner)
+        self._steps_runner = runner if isinstance(runner, OverlappingRunner) else _Blocking(runner)
+        self._max_in_flight = 2 if is_overlapping else 1
+        self._in_flight: deque[_Step] = deque()
+        self._collected_at = 0.0
         self._clock = clock
         self._make_seed = make_seed or (lambda: random.SystemRandom().getrandbits(63))
         self._limits = Limits(
@@ -108,14 +159,18 @@ class EngineCore:
         return freed
 
     def step(self) -> StepDone:
-        """Run one step. Without work nothing changes."""
-        started = self._clock()
-        work = self._schedule()
-        if not work:
+        """Run one step, or wait for the oldest in flight. Without work nothing changes."""
+        while len(self._in_flight) < self._max_in_flight:
+            started = self._clock()
+            work = self._schedule()
+            if not work:
+                break
+            self._launch(work, started)
+        if not self._in_flight:
             return StepDone([], [], self.stats())
-        sampled = self._runner.execute(work)
+        sampled = self._steps_runner.collect()
         self._steps += 1
-        return self._postprocess(work, sampled, started)
+        return self._postprocess(self._in_flight.popleft(), sampled)
 
     def stats(self) -> Stats:
         return Stats(
@@ -183,29 +238,46 @@ class EngineCore:
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
         return plan.work
 
-    def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
-        tokens: list[tuple[int, int]] = []
-        pooled: list[tuple[int, bytes]] = []
-        ended: list[tuple[Sequence, bool]] = []
-        fresh = iter(sampled)
-        weights = self._weights(work)
+    def _launch(self, work: tuple[Work, ...], started: float) -> None:
+        """Start the step and take its sequences as computed. Its tokens are unknown; stop tokens are found later."""
+        step = _Step(work, self._weights(work), started)
+        self._steps_runner.launch(work)
         for piece in work:
             sequence = piece.sequence
             sequence.computed += piece.tokens
-            if sequence.computed < len(sequence.tokens):
+            step.ends.append(sequence.computed)
+            if sequence.pending:
                 continue
             if sequence.is_pooled:
+                step.pooled.append(sequence)
+                self._running.remove(sequence)
+                continue
+            step.sampled.append((sequence, len(sequence.tokens)))
+            sequence.tokens.append(UNKNOWN)
+            if len(sequence.tokens) >= sequence.limit:
+                self._running.remove(sequence)
+        self._in_flight.append(step)
+
+    def _postprocess(self, step: _Step, sampled: list[int]) -> StepDone:
+        tokens: list[tuple[int, int]] = []
+        pooled: list[tuple[int, bytes]] = []
+        ended: list[tuple[Sequence, bool]] = []
+        for sequence in step.pooled:
+            if sequence.key in self._sequences:
                 pooled.append((sequence.key, sequence.result))
                 ended.append((sequence, True))
-                continue
-            token = next(fresh)
-            sequence.tokens.append(token)
+        for (sequence, place), token in zip(step.sampled, sampled, strict=True):
+            if sequence.key not in self._sequences:
+                continue  # it ended or was aborted after this step was launched
+            sequence.tokens[place] = token
             tokens.append((sequence.key, token))
             if token in sequence.stop_ids:
                 ended.append((sequence, True))
-            elif len(sequence.tokens) >= sequence.limit:
+            elif place + 1 >= sequence.limit:
                 ended.append((sequence, False))
-        self._charge(work, weights, self._clock() - started)
+        now = self._clock()
+        self._charge(step, now - max(step.started, self._collected_at))
+        self._collected_at = now
         for sequence, _ in ended:
             self._remove(sequence)
         ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
@@ -221,22 +293,21 @@ class EngineCore:
             for piece in work
         ]
 
-    def _charge(self, work: tuple[Work, ...], weights: list[float], seconds: float) -> None:
+    def _charge(self, step: _Step, seconds: float) -> None:
         """Divide the time of the step by the weights of its pieces, and learn the costs from it."""
         self.busy_seconds += seconds
-        self._step_tokens, self._step_seconds = sum(piece.tokens for piece in work), seconds
-        scale = seconds / sum(weights)
+        self._step_tokens, self._step_seconds = sum(piece.tokens for piece in step.work), seconds
+        scale = seconds / sum(step.weights)
         decoded = prompt_tokens = 0
         kv_tokens = 0.0
-        for piece, weight in zip(work, weights, strict=True):
-            sequence = piece.sequence
-            sequence.gpu_seconds += scale * weight
+        for piece, end, weight in zip(step.work, step.ends, step.weights, strict=True):
+            piece.sequence.gpu_seconds += scale * weight
             if piece.tokens == 1:
                 decoded += 1
-                kv_tokens += sequence.computed
+                kv_tokens += end
             else:
                 prompt_tokens += piece.tokens
-                kv_tokens += prefill_kv_tokens(piece.tokens, sequence.computed)
+                kv_tokens += prefill_kv_tokens(piece.tokens, end)
         self._costs.add(seconds, seconds, 1, decoded, prompt_tokens, kv_tokens)
         if self._steps % SOLVE_INTERVAL_STEPS == 0:
             self._costs.solve()
@@ -244,8 +315,11 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
         self.pool.release(sequence.key)
-        place = self._running if sequence in self._running else self._waiting
-        place.remove(sequence)
+        for place in (self._running, self._waiting):
+            if sequence in place:
+                place.remove(sequence)
+        while sequence.tokens[-1] == UNKNOWN:
+            sequence.tokens.pop()
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -1,0 +1,79 @@
+"""The runner on the CPU, its kernels in Triton's interpreter, against the CPU's own runner."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from support.engine_fixtures import TIE, Teacher, drain, greedy, shortfall
+from support.pooling_models import embedding_model, scoring_model
+
+from inferry.domain.sampling import Sampling
+from inferry.engine.config import EngineConfig
+from inferry.engine.core import EngineCore
+from inferry.engine.gpu.loading import load_runner
+from inferry.engine.messages import Request
+from inferry.engine.runner import TorchRunner
+
+CPU = torch.device("cpu")
+
+
+def requests_of(lengths: list[int], sampling: Sampling) -> list[Request]:
+    generator = random.Random(3)
+    return [
+        Request(key, [generator.randrange(1, 400) for _ in range(length)], sampling, lane=0)
+        for key, length in enumerate(lengths)
+    ]
+
+
+def outputs_of(core: EngineCore, requests: list[Request]) -> dict[int, list[int]]:
+    for request in requests:
+        assert core.add(request) is None
+    outputs = drain(core)
+    assert core.pool.free == core.pool.total
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=16),
+        EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=7, block_tokens=8),
+        EngineConfig(max_sequences=4, kv_tokens=40, chunk_tokens=16, block_tokens=4),
+    ],
+    ids=["whole prompts", "chunks", "preemptions"],
+)
+def test_tokens_are_those_of_the_reference(tiny_dir: Path, config: EngineConfig) -> None:
+    requests = requests_of([3, 19, 1, 11], greedy(5))
+    outputs = outputs_of(EngineCore(load_runner(tiny_dir, config, CPU), config), requests)
+    teacher = Teacher(tiny_dir)
+    for request in requests:
+        output = outputs[request.key]
+        assert len(output) == 5
+        logits = teacher.logits([*request.prompt_ids, *output])
+        assert shortfall(logits, request.prompt_ids, output) < TIE
+
+
+def test_seeded_draws_are_those_of_the_cpu(tiny_dir: Path) -> None:
+    config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=16)
+    sampling = Sampling(temperature=0.9, top_p=0.8, top_k=30, max_tokens=4, seed=7, ignore_eos=True)
+    requests = requests_of([5, 8], sampling)
+    actual = outputs_of(EngineCore(load_runner(tiny_dir, config, CPU), config), requests)
+    assert actual == outputs_of(EngineCore(TorchRunner.load(tiny_dir, config), config), requests)
+
+
+@pytest.mark.parametrize("make", [embedding_model, scoring_model])
+def test_pooled_results_are_those_of_the_cpu(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    directory = make(tmp_path)
+    config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=8, block_tokens=16)
+    results = []
+    for runner in (load_runner(directory, config, CPU), TorchRunner.load(directory, config)):
+        core = EngineCore(runner, config)
+        for key, length in enumerate([3, 12]):
+            core.add(Request(key, list(range(1, length + 1)), Sampling(), lane=0, pooled=True))
+        found: dict[int, torch.Tensor] = {}
+        while core.has_work:
+            found |= {key: torch.frombuffer(bytearray(data), dtype=torch.float32) for key, data in core.step().pooled}
+        results.append([found[key] for key in range(2)])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
