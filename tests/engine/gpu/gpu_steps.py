@@ -36,7 +36,9 @@ def spread(pieces: list[Work], block_tokens: int = BLOCK_TOKENS, blocks: int = B
     return pieces
 
 
-def a_capacity(rows: int = 96, pieces: int = 8, *, tile_queries: int = 32, block_tokens: int = BLOCK_TOKENS) -> Capacity:
+def a_capacity(
+    rows: int = 96, pieces: int = 8, *, tile_queries: int = 32, block_tokens: int = BLOCK_TOKENS
+) -> Capacity:
     return Capacity(rows=rows, pieces=pieces, blocks=256, tile_queries=tile_queries, block_tokens=block_tokens)
 
 

@@ -5,9 +5,9 @@ The interpreter truncates to bfloat16 and has no product of such matrices: float
 
 import pytest
 import torch
-from engine.gpu.gpu_steps import a_cache, a_capacity, a_piece, packed_tensors, random_rows, spread
 from torch import Tensor
 
+from engine.gpu.gpu_steps import a_cache, a_capacity, a_piece, packed_tensors, random_rows, spread
 from inferry.engine.gpu.kernels.activation import silu_mul, silu_mul_reference
 from inferry.engine.gpu.kernels.attention import (
     DecodeShape,
@@ -15,6 +15,7 @@ from inferry.engine.gpu.kernels.attention import (
     attend_chunks,
     attend_decodes,
     attend_reference,
+    chunk_tile,
 )
 from inferry.engine.gpu.kernels.embedding import embed, embed_reference
 from inferry.engine.gpu.kernels.norms import add_norm, add_norm_reference
@@ -82,7 +83,7 @@ def test_keys_and_queries_are_rotated_and_stored(
 ) -> None:
     _, step = packed_tensors(spread([a_piece(1, 12, 1), a_piece(2, 5, 9, more=2), a_piece(3, 0, 3)]), a_capacity())
     rotary = Rotary(random_rows(40, dim // 2, dtype), random_rows(40, dim // 2, dtype))
-    norms = HeadNorms(*(random_rows(1, dim, dtype)[0] for _ in range(2)), 1e-6) if has_norms else None
+    norms = HeadNorms(random_rows(1, dim, dtype)[0], random_rows(1, dim, dtype)[0], 1e-6) if has_norms else None
     qkv = random_rows(16, (heads + 2 * kv_heads) * dim, dtype)
     cache = a_cache(kv_heads, dim, dtype)
     other, other_cache = qkv.clone(), type(cache)(*(one.clone() for one in cache))
@@ -111,7 +112,7 @@ PIECES = {
 def test_attention_reads_the_keys_of_the_sequence(
     dtype: torch.dtype, name: str, heads: int, kv_heads: int, dim: int, splits: int, window: int | None
 ) -> None:
-    capacity = a_capacity(tile_queries=128 // (heads // kv_heads))
+    capacity = a_capacity(tile_queries=chunk_tile(dtype) // (heads // kv_heads))
     packed, step = packed_tensors(spread(PIECES[name]), capacity)
     rows = packed.rows + 3
     qkv = random_rows(rows, (heads + 2 * kv_heads) * dim, dtype)

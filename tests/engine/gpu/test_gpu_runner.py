@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine_fixtures import TIE, Teacher, drain, greedy, shortfall
-from support.pooling_models import embedding_model, scoring_model
 
 from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
@@ -14,6 +12,8 @@ from inferry.engine.core import EngineCore
 from inferry.engine.gpu.loading import load_runner
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
+from support.engine_fixtures import TIE, Teacher, drain, greedy, shortfall
+from support.pooling_models import embedding_model, scoring_model
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from inferry.engine.gpu.kernels.activation import silu_mul
-from inferry.engine.gpu.kernels.attention import CHUNK_TILE, DecodeShape, Splits, attend_chunks, attend_decodes
+from inferry.engine.gpu.kernels.attention import DecodeShape, Splits, attend_chunks, attend_decodes, chunk_tile
 from inferry.engine.gpu.kernels.embedding import embed
 from inferry.engine.gpu.kernels.norms import add_norm
 from inferry.engine.gpu.kernels.rotary import Rotary, rotate_store
@@ -30,8 +30,8 @@ class PassShape:
     tiles: int
 
 
-def tile_queries(config: ModelConfig) -> int:
-    return CHUNK_TILE // (config.heads // config.kv_heads)
+def tile_queries(config: ModelConfig, dtype: torch.dtype) -> int:
+    return chunk_tile(dtype) // (config.heads // config.kv_heads)
 
 
 def decode_shape(decodes: int, kv_heads: int) -> DecodeShape:

@@ -1,6 +1,8 @@
 """Passes of a decoder, captured in CUDA graphs by size. Launching kernels one by one costs more than a small step."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -34,9 +36,9 @@ class Passes:
         decoder = self._decoder
         shapes = [self._mixed(rows) for rows in self._row_sizes] + [_decodes(size) for size in self._decode_sizes]
         for shape in reversed(shapes):
-            self._bodies[shape] = _captured(lambda shape=shape: decoder.body(shape), pool)
+            self._bodies[shape] = _captured(partial(decoder.body, shape), pool)
         for rows in reversed(self._decode_sizes):
-            self._tails[rows] = _captured(lambda rows=rows: decoder.tail(rows), pool)
+            self._tails[rows] = _captured(partial(decoder.tail, rows), pool)
         torch.cuda.synchronize()
         self.memory_bytes = free - torch.cuda.mem_get_info()[0]
 
@@ -73,7 +75,7 @@ def _decodes(size: int) -> PassShape:
     return PassShape(size, size, 0)
 
 
-def _captured(launch: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+def _captured(launch: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     # Once before: the first launch of a kernel compiles it and libraries allocate, which a capture does not allow.
     launch()
     torch.cuda.synchronize()

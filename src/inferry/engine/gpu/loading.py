@@ -25,7 +25,7 @@ def load_runner(model_dir: Path, config: EngineConfig, device: torch.device) -> 
 
 def build_runner(model: ModelConfig, weights: GpuWeights, config: EngineConfig, device: torch.device) -> GpuRunner:
     """Allocate everything, then capture the passes. On the CPU, for tests, nothing is captured."""
-    capacity = step_capacity(model, config)
+    capacity = step_capacity(model, config, weights.dtype)
     decoder = GpuDecoder(model, weights, capacity, blocks=config.blocks, device=device)
     passes = Passes(decoder)
     if device.type == "cuda":
@@ -33,13 +33,13 @@ def build_runner(model: ModelConfig, weights: GpuWeights, config: EngineConfig, 
     return GpuRunner(decoder, passes, weights.score)
 
 
-def step_capacity(model: ModelConfig, config: EngineConfig) -> Capacity:
+def step_capacity(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Capacity:
     longest = -(-min(model.context_tokens, config.kv_tokens) // config.block_tokens) + 1
     return Capacity(
         rows=config.chunk_tokens + config.max_sequences,
         pieces=config.max_sequences,
         blocks=longest * config.max_sequences,
-        tile_queries=tile_queries(model),
+        tile_queries=tile_queries(model, dtype),
         block_tokens=config.block_tokens,
     )
 

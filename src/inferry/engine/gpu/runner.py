@@ -31,7 +31,7 @@ class _Slot:
         self.metadata = torch.zeros_like(decoder.metadata, device="cpu", pin_memory=is_pinned)
         self.sections: Sections = host_sections(decoder.capacity, self.metadata.numpy())
         self.sampled = torch.zeros_like(decoder.sampled, device="cpu", pin_memory=is_pinned)
-        self.done = torch.cuda.Event() if is_pinned else None
+        self.done = torch.cuda.Event() if is_pinned else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         if self.done is not None:
@@ -56,6 +56,7 @@ class GpuRunner:
         self._in_flight: deque[_Step] = deque()
         self._sampled_at: dict[int, int] = {}
         self._pooled = _PooledStates(decoder, score)
+        self.graph_bytes = passes.memory_bytes
         config = decoder.config
         self.context_tokens = config.context_tokens
         self.vocab_size = config.vocab_size

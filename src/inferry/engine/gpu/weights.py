@@ -140,12 +140,14 @@ def _layer(
     biases = [maybe(f"{attention}{name}_proj.bias") for name in "qkv"]
     present = [bias for bias in biases if bias is not None]
     query_norm, key_norm = maybe(attention + "q_norm.weight"), maybe(attention + "k_norm.weight")
-    has_norms = query_norm is not None and key_norm is not None
+    norms = None
+    if query_norm is not None and key_norm is not None:
+        norms = HeadNorms(query_norm, key_norm, config.norm_eps)
     return GpuLayer(
         input_norm=take(prefix + "input_layernorm.weight"),
         qkv=torch.cat([take(f"{attention}{name}_proj.weight") for name in "qkv"]),
         qkv_bias=torch.cat(present) if present else None,
-        head_norms=HeadNorms(query_norm, key_norm, config.norm_eps) if has_norms else None,
+        head_norms=norms,
         out=take(attention + "o_proj.weight"),
         out_bias=maybe(attention + "o_proj.bias"),
         post_norm=take(prefix + "post_attention_layernorm.weight"),

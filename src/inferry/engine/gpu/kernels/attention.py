@@ -17,8 +17,11 @@ from inferry.engine.gpu.tensors import LayerCache, StepTensors
 
 DECODE_TILE = 16
 """Rows of a tile of single tokens: the smallest that tensor cores take."""
-CHUNK_TILE = 128
-"""Rows of a tile of a prompt chunk."""
+
+
+def chunk_tile(dtype: torch.dtype) -> int:
+    """Rows of a tile of a prompt chunk: what the registers hold."""
+    return 32 if dtype == torch.float32 else 128
 
 
 class Splits(NamedTuple):
@@ -202,23 +205,21 @@ def attend_chunks(
         step.counts, step.starts, step.computed, step.table_starts, step.tables, step.tile_pieces, step.tile_firsts,
         qkv, cache.keys, cache.values, out, None, None, _scale(dim),
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        BLOCK_TOKENS=block_tokens, BLOCK_M=CHUNK_TILE, BLOCK_N=32 if is_wide else 64, WINDOW=window,
+        BLOCK_TOKENS=block_tokens, BLOCK_M=chunk_tile(qkv.dtype), BLOCK_N=32 if is_wide else 64, WINDOW=window,
         IS_DECODE=False, SPLITS=1, MIN_KEYS=1, PRECISION=_precision(qkv),
-        num_warps=8, num_stages=1 if is_wide else 2,
+        num_warps=4 if is_wide else 8, num_stages=1 if is_wide else 2,
     )  # fmt: skip
 
 
 def _scale(dim: int) -> float:
-    return dim**-0.5 * math.log2(math.e)
+    return math.log2(math.e) / math.sqrt(dim)
 
 
 def _precision(qkv: Tensor) -> str:
     return "ieee" if qkv.dtype == torch.float32 else "tf32"
 
 
-def attend_reference(
-    step: StepTensors, qkv: Tensor, cache: LayerCache, out: Tensor, window: int | None = None
-) -> None:
+def attend_reference(step: StepTensors, qkv: Tensor, cache: LayerCache, out: Tensor, window: int | None = None) -> None:
     """Attention of all pieces."""
     _, kv_heads, block_tokens, dim = cache.keys.shape
     group = qkv.shape[1] // (kv_heads * dim) - 2

@@ -28,9 +28,7 @@ def _embed(counts, codes, sampled, table, out, WIDTH: tl.constexpr, BLOCK: tl.co
 def embed(step: StepTensors, sampled: Tensor, table: Tensor, out: Tensor) -> None:
     """Write the embedding of each row to `out`; zeros to rows beyond the step's. `sampled`: int64, the last tokens."""
     rows, width = out.shape
-    _embed[(rows, triton.cdiv(width, _BLOCK))](
-        step.counts, step.codes, sampled, table, out, WIDTH=width, BLOCK=_BLOCK
-    )
+    _embed[(rows, triton.cdiv(width, _BLOCK))](step.counts, step.codes, sampled, table, out, WIDTH=width, BLOCK=_BLOCK)
 
 
 def embed_reference(step: StepTensors, sampled: Tensor, table: Tensor, out: Tensor) -> None:
