@@ -57,6 +57,24 @@ def _first_key(position, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def _read(cache, slot, is_key, columns, DIM: tl.constexpr):
+    """Keys or values [keys, columns] at these slots."""
+    mask = is_key[:, None] & (columns < DIM)[None, :]
+    return tl.load(cache + slot[:, None] + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _weighted(scores, highest, total, sums):
+    """Weights of these scores, and the running sums scaled to the new maximum."""
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    # A row without a visible key so far has no maximum yet; 0 keeps its weights at 0 instead of NaN.
+    base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(highest - base)
+    return weights, new_highest, total * decay + tl.sum(weights, axis=1), sums * decay[:, None]
+
+
+@triton.jit
 def _attend(
     counts, starts, computed, table_starts, tables, tile_pieces, tile_firsts,
     qkv, keys, values, out, part_outputs, part_log_sums, scale,
@@ -64,21 +82,15 @@ def _attend(
     BLOCK_TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr,
     IS_DECODE: tl.constexpr, SPLITS: tl.constexpr, MIN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    piece, head, first = tl.program_id(0), tl.program_id(1), 0
+    if piece >= tl.load(counts + (1 if IS_DECODE else 2)):
+        return
     queries: tl.constexpr = 1 if IS_DECODE else BLOCK_M // GROUP
-    if IS_DECODE:
-        if tile >= tl.load(counts + 1):
-            return
-        piece = tile
-        first = 0
-    else:
-        if tile >= tl.load(counts + 2):
-            return
-        piece = tl.load(tile_pieces + tile)
-        first = tl.load(tile_firsts + tile)
-    start = tl.load(starts + piece)
+    if not IS_DECODE:
+        first = tl.load(tile_firsts + piece)
+        piece = tl.load(tile_pieces + piece)
+    start, seen = tl.load(starts + piece), tl.load(computed + piece)
     count = tl.load(starts + piece + 1) - start
-    seen = tl.load(computed + piece)
     table = tables + tl.load(table_starts + piece)
     end = seen + tl.minimum(first + queries, count)
     begin = _first_key(seen + first, WINDOW, BLOCK_N)
@@ -88,21 +100,15 @@ def _attend(
         if begin >= end:
             return
         end = tl.minimum(begin + part, end)
-
-    places = tl.arange(0, BLOCK_M)
+    places, columns = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
     query = first + places // GROUP
-    is_query = (places < queries * GROUP) & (query < count)
-    position = seen + query
     query_head = head * GROUP + places % GROUP
     row = (start + query).to(tl.int64)
-    columns = tl.arange(0, DIM_PAD)
-    is_column = columns < DIM
-    width: tl.constexpr = (GROUP + 2) * KV_HEADS * DIM
-    q = tl.load(
-        qkv + (row * width + query_head * DIM)[:, None] + columns[None, :],
-        mask=is_query[:, None] & is_column[None, :],
-        other=0.0,
-    )
+    is_query = (places < queries * GROUP) & (query < count)
+    position = (seen + query)[:, None]
+    mask = is_query[:, None] & (columns < DIM)[None, :]
+    q_place = row * ((GROUP + 2) * KV_HEADS * DIM) + query_head * DIM
+    q = tl.load(qkv + q_place[:, None] + columns[None, :], mask=mask, other=0.0)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
@@ -111,25 +117,16 @@ def _attend(
         is_key = key < end
         block = tl.load(table + key // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int64)
         slot = ((block * KV_HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
-        mask = is_key[:, None] & is_column[None, :]
-        k = tl.load(keys + slot[:, None] + columns[None, :], mask=mask, other=0.0)
+        k = _read(keys, slot, is_key, columns, DIM)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        visible = is_key[None, :] & (key[None, :] <= position[:, None])
+        visible = is_key[None, :] & (key[None, :] <= position)
         if WINDOW is not None:
-            visible &= key[None, :] > position[:, None] - WINDOW
+            visible &= key[None, :] > position - WINDOW
         scores = tl.where(visible, scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        # A row without a visible key so far has no maximum yet; 0 keeps its weights at 0 instead of NaN.
-        base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(highest - base)
-        total = total * decay + tl.sum(weights, axis=1)
-        v = tl.load(values + slot[:, None] + columns[None, :], mask=mask, other=0.0)
-        sums = sums * decay[:, None]
+        weights, highest, total, sums = _weighted(scores, highest, total, sums)
+        v = _read(values, slot, is_key, columns, DIM)
         sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        highest = new_highest
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    mask = is_query[:, None] & is_column[None, :]
     place = row * (KV_HEADS * GROUP) + query_head
     if SPLITS > 1:
         place = place * SPLITS + tl.program_id(2)
