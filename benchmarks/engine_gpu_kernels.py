@@ -10,11 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from inferry.domain.sampling import Sampling
 from inferry.engine.gpu.kernels import attention
-from inferry.engine.gpu.kernels.skinny import SkinnyShape, skinny_linear
 from inferry.engine.gpu.metadata import Capacity, host_sections, pack, section_lengths
 from inferry.engine.gpu.tensors import LayerCache, StepTensors, step_tensors
 from inferry.engine.planner import Work
@@ -27,22 +25,6 @@ MATRICES = {
     "down": (4_096, 14_336),
     "head": (128_256, 4_096),
 }
-SKINNY = [
-    SkinnyShape(block_out, block_in, warps, stages, has_dot)
-    for block_out, block_in, warps, stages, has_dot in (
-        (16, 256, 4, 4, True),
-        (16, 512, 4, 3, True),
-        (32, 128, 4, 5, True),
-        (32, 256, 4, 4, True),
-        (64, 128, 4, 4, True),
-        (64, 256, 8, 3, True),
-        (4, 512, 4, 2, False),
-        (8, 512, 4, 2, False),
-        (8, 1024, 8, 2, False),
-        (16, 256, 4, 3, False),
-        (16, 512, 8, 2, False),
-    )
-]
 
 
 def microseconds(launches: list[Callable[[], None]], repeats: int = 12) -> float:
@@ -78,28 +60,11 @@ def measure_products() -> None:
                 "cublas [out,in]": microseconds([lambda w=w: torch.mm(x, w.t(), out=out) for w in weights]),  # type: ignore[misc]
                 "cublas [in,out]": microseconds([lambda w=w: torch.mm(x, w, out=out) for w in turned]),  # type: ignore[misc]
             }
-            if rows in (1, 8, 16):
-                figures |= _skinny(x, weights, out)
-            best = sorted(figures.items(), key=lambda item: item[1])[:3]
             print(
-                f"   {name:8s} rows={rows:4d} cublas {figures['cublas [out,in]']:7.1f} / "
-                f"{figures['cublas [in,out]']:7.1f} us; best: "
-                + ", ".join(f"{label} {us:.1f} us = {size / us / 1e6:.2f} TB/s" for label, us in best),
+                f"   {name:8s} rows={rows:4d} "
+                + ", ".join(f"{label} {us:.1f} us = {size / us / 1e6:.2f} TB/s" for label, us in figures.items()),
                 flush=True,
             )
-
-
-def _skinny(x: Tensor, weights: list[Tensor], out: Tensor) -> dict[str, float]:
-    figures = {}
-    for shape in SKINNY:
-        if shape.has_dot or x.shape[0] == 1:
-            try:
-                figures[f"skinny {tuple(shape)}"] = microseconds(
-                    [lambda w=w: skinny_linear(x, w, None, out, shape) for w in weights]  # type: ignore[misc]
-                )
-            except Exception as error:
-                print(f"   {shape}: {type(error).__name__}")
-    return figures
 
 
 def a_step(lengths: list[tuple[int, int]], blocks: int) -> StepTensors:

@@ -49,7 +49,7 @@ TORCH_MODULES = {
     "engine/runner",
     "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "tensors", "weights")),
-    *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary", "skinny")),
+    *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 

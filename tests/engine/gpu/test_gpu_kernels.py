@@ -20,7 +20,6 @@ from inferry.engine.gpu.kernels.attention import (
 from inferry.engine.gpu.kernels.embedding import embed, embed_reference
 from inferry.engine.gpu.kernels.norms import add_norm, add_norm_reference
 from inferry.engine.gpu.kernels.rotary import HeadNorms, Rotary, rotate_store, rotate_store_reference
-from inferry.engine.gpu.kernels.skinny import SkinnyShape, skinny_linear, skinny_linear_reference
 
 ROUNDED = [torch.float32, torch.float16]
 
@@ -127,15 +126,3 @@ def test_attention_reads_the_keys_of_the_sequence(
     attend_reference(step, qkv, cache, expected, window)
     tolerance = 2e-5 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", ROUNDED)
-@pytest.mark.parametrize(("rows", "has_dot"), [(1, False), (1, True), (5, True), (16, True)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_few_rows_are_multiplied_with_a_matrix(dtype: torch.dtype, rows: int, has_dot: bool, has_bias: bool) -> None:
-    x, weight = random_rows(rows, 40, dtype), random_rows(50, 40, dtype)
-    bias = random_rows(1, 50, dtype)[0] if has_bias else None
-    actual, expected = (torch.empty(rows, 50, dtype=dtype) for _ in range(2))
-    skinny_linear(x, weight, bias, actual, SkinnyShape(16, 32, 4, 2, has_dot))
-    skinny_linear_reference(x, weight, bias, expected)
-    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=4e-3 if dtype == torch.float16 else 1e-5)

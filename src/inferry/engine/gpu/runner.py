@@ -64,6 +64,11 @@ class GpuRunner:
         self.tasks = tuple(sorted(task.value for task in config.tasks))
         self.features = ("dimensions",) if config.has_dimensions else ()
 
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last launched step, one row per sampled token: single tokens first."""
+        return self._decoder.logits
+
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Compute all of `work` in one pass; return tokens in the order of `work`."""
         self.launch(work)
