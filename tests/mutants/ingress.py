@@ -113,10 +113,17 @@ GROUP = MutantGroup(
             _PROBLEMS,
         ),
         Mutant(
+            "every 503 is to be retried",
+            "ingress/errors.py",
+            "if not error.retryable or (error.status == 429",
+            "if error.status < 429 or (error.status == 429",
+            _PROBLEMS,
+        ),
+        Mutant(
             "a limit of nothing has room in a second",
             "ingress/errors.py",
-            "if error.status not in (429, 503) or isinstance(error, RateLimited):",
-            "if error.status not in (429, 503):",
+            "not error.retryable or isinstance(error, RateLimited):",
+            "not error.retryable:",
             _PROBLEMS,
         ),
         Mutant(

@@ -63,12 +63,6 @@ async def ran(up: Upstream, job: InferenceJob | None = None, **settings: Any) ->
     return items
 
 
-async def until(condition: Any, timeout_s: float = 120.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def run(work: Coroutine[Any, Any, None]) -> None:
     """In virtual time, the servers too; whatever has a clock there must have a `LoopClock`."""
     run_virtual_net(asyncio.wait_for(work, 120))

@@ -94,6 +94,15 @@ class AdmissionControl:
             self.on_renewed()
         return granted_tokens
 
+    def charges_gpu_time(self) -> bool:
+        return self.gate.charges_gpu_time
+
+    def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
+        is_within = self.gate.lease_gpu_time(self._sessions[job_id].permit, gpu_seconds)
+        if self.on_renewed is not None:
+            self.on_renewed()
+        return is_within
+
     def exhausted_error(self, job_id: str) -> GatewayError:
         return self.gate.exhausted_error(self._sessions[job_id].permit)
 

@@ -107,6 +107,11 @@ class GpuTimeEstimator:
     def jobs(self) -> int:
         return len(self._shares)
 
+    def seconds_of(self, attempt: Attempt) -> float:
+        """The engine's seconds that a running attempt was charged so far."""
+        share = self._shares.get(attempt)
+        return 0.0 if share is None else share.seconds
+
     # -- what it is told -----------------------------------------------------------------------------------------------
 
     def sent(self, attempt: Attempt, now: float) -> None:

@@ -98,6 +98,8 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
+        if (policy.ttft_ms is None) != (policy.itl_ms is None):
+            yield f"{where}.ttft_ms and {where}.itl_ms must be set together"
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
@@ -116,7 +118,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         if policy.borrow_groups and policy.groups is None:
             yield f"{where}.borrow_groups needs {where}.groups: without them the lane may use all workers anyway"
         if policy.borrow_groups and policy.is_live:
-            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms must be null"
+            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms and {where}.itl_ms must be null"
 
 
 def check_groups(policies: Mapping[Lane, LanePolicy], known: Collection[str]) -> Iterator[str]:

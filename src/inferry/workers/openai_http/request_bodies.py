@@ -20,7 +20,7 @@ RESUMED_FIELDS = (
     *("allowed_token_ids", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "user"),
 )
 """Fields that a continuation copies from the client's body: sampling and stop conditions. The gateway matches stop
-strings (`stop_strings`)."""
+strings (`resumed_stop_strings`)."""
 
 NOT_RESUMABLE_FIELDS = (
     *(b'"bad_words"', b'"logits_processors"', b'"thinking_token_budget"', b'"repetition_detection"', b'"vllm_xargs"'),
