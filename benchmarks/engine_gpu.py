@@ -3,7 +3,8 @@
 Random weights of the shape of Llama 3.1 8B, made on the device; prompts of 512 tokens, 128 tokens of output. For each
 number of sequences: output tokens/s, time of a decode step, and the host's part of it. `--profile` adds the time of
 each kernel and the time between kernels. `--check` compares kernels with their references and small models with
-transformers; `--kernels` measures matrix products and attention by size.
+transformers; `--kernels` measures matrix products and attention by size. `--beside-vllm` alternates with vLLM on the
+same machine and writes a results file.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import dataclasses
 import json
 import random
 import statistics
+import sys
 import time
 import traceback
 from collections import Counter
@@ -22,12 +24,12 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from inferry.domain.sampling import Sampling
+from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
-from inferry.engine.gpu.loading import build_runner, kv_tokens_for
+from inferry.engine.gpu.loading import build_runner
 from inferry.engine.gpu.runner import GpuRunner
 from inferry.engine.gpu.weights import random_weights
-from inferry.engine.loader import read_config
 from inferry.engine.messages import Request
 from inferry.engine.model import ModelConfig
 
@@ -37,6 +39,8 @@ VLLM = {1: 195, 8: 1_363, 32: 3_636, 128: 6_240, 256: 6_805}
 PROMPT_TOKENS = 512
 OUTPUT_TOKENS = 128
 PROFILED_STEPS = 12
+KV_TOKENS = 400_000
+Figures = dict[str, dict[str, float]]
 
 
 def llama_8b() -> ModelConfig:
@@ -164,26 +168,22 @@ def _profiled(title: str, work: Callable[[], object]) -> None:
         print(f"   {spent / 1e3:8.3f} ms {counts[name]:6d} x {spent / counts[name]:8.2f} us  {name}")
 
 
-def run_throughput(model: ModelConfig, sizes: list[int], chunk_tokens: int, has_profile: bool) -> dict[str, object]:
+def run_throughput(model: ModelConfig, sizes: list[int], chunk_tokens: int, has_profile: bool) -> Figures:
     device = torch.device("cuda")
     started = time.perf_counter()
     weights = random_weights(model, torch.bfloat16, device)
     torch.cuda.synchronize()
     print(f"weights: {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / 1e9:.2f} GB")
-    config = EngineConfig(max_sequences=max(sizes), chunk_tokens=chunk_tokens, block_tokens=32, kv_tokens=32_768)
-    kv_tokens = kv_tokens_for(model, weights, config, 0.85)
-    config = EngineConfig(
-        max_sequences=max(sizes), chunk_tokens=chunk_tokens, block_tokens=32, kv_tokens=min(kv_tokens, 400_000)
-    )
+    config = EngineConfig(max_sequences=max(sizes), chunk_tokens=chunk_tokens, kv_tokens=KV_TOKENS)
     started = time.perf_counter()
     runner = build_runner(model, weights, config, device)
     print(
-        f"cache, compilation and graphs: {time.perf_counter() - started:.1f} s; room for {kv_tokens} KV tokens; "
+        f"cache, compilation and graphs: {time.perf_counter() - started:.1f} s; "
         f"graphs {runner.graph_bytes / 1e6:.0f} MB; allocated {torch.cuda.memory_allocated() / 1e9:.2f} GB"
     )
     measure_size(runner, config, 2, seed=1)  # compiles what the graphs do not cover
     measure_size(runner, config, max(sizes), seed=2)
-    results: dict[str, object] = {}
+    results: Figures = {}
     for count in sizes:
         runs = [measure_size(runner, config, count, seed) for seed in (11, 12, 13)[: 3 if count < 128 else 2]]
         best = sorted(runs, key=lambda one: one["tokens_per_s"])[len(runs) // 2]
@@ -227,7 +227,15 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--model", type=Path, help="a directory with config.json; weights stay random")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--beside-vllm", action="store_true")
+    parser.add_argument("--vllm-python", default=sys.executable, help="interpreter that has vLLM")
     arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",")]
+    if arguments.beside_vllm:
+        # Before this process uses the GPU: each arm has it alone.
+        from benchmarks.engine_gpu_beside import compare
+
+        return compare(sizes, arguments.chunk_tokens, arguments.vllm_python, arguments.out)
     print(torch.__version__, torch.cuda.get_device_name(), flush=True)
     if arguments.check:
         from benchmarks.engine_gpu_check import CHECKS
@@ -239,7 +247,6 @@ def main() -> int:
         return _all(MEASUREMENTS)
     model = read_config(arguments.model) if arguments.model else llama_8b()
     model = dataclasses.replace(model, layers=min(model.layers, arguments.layers))
-    sizes = [int(size) for size in arguments.sizes.split(",")]
     results = run_throughput(model, sizes, arguments.chunk_tokens, arguments.profile)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1))

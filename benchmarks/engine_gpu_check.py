@@ -152,6 +152,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2": ("Qwen2Config", {}),
     "Qwen3": ("Qwen3Config", {"head_dim": 64}),
     "Mistral": ("MistralConfig", {"sliding_window": None}),
+    "Mistral with a window": ("MistralConfig", {"sliding_window": 64}),
 }
 MAX_ERROR_RATIO = 1.15
 """Limit of the engine's error in a rounded dtype, in errors of transformers in that dtype."""

@@ -44,12 +44,14 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 TORCH_MODULES = {
     "engine/model",
     "engine/loader",
+    "engine/rope",
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
     "engine/tiny",
-    *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "tensors", "weights")),
+    *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/thresholds",
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 

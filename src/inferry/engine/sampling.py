@@ -4,6 +4,7 @@ The random number of a sequence depends only on its seed and the token's positio
 on other sequences of the batch nor on preemptions.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import torch
@@ -11,7 +12,12 @@ from torch import Tensor
 
 from inferry.engine.sequences import Sequence
 
+CutTail = Callable[[Tensor, Ordered[Sequence]], Tensor]
+
 _MASK = (1 << 64) - 1
+# Rows are drawn in groups of up to this many logits: each needs several copies in float64.
+MAX_DRAWN_LOGITS = 1 << 19
+DRAWN_LOGIT_BYTES = 58
 
 
 def uniform(seed: int, position: int) -> float:
@@ -33,22 +39,24 @@ def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     # numpy's argmax is many times as fast as torch's on the CPU.
     best: list[int] = logits.numpy().argmax(axis=-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
-    if drawn:
-        chosen = draw(logits if len(drawn) == len(best) else logits[drawn], [sequences[row] for row in drawn])
-        for row, token in zip(drawn, chosen.tolist(), strict=True):
+    at_once = max(1, MAX_DRAWN_LOGITS // logits.shape[-1])
+    for start in range(0, len(drawn), at_once):
+        rows = drawn[start : start + at_once]
+        chosen = draw(logits if len(rows) == len(best) else logits[rows], [sequences[row] for row in rows])
+        for row, token in zip(rows, chosen.tolist(), strict=True):
             best[row] = token
     return best
 
 
 @torch.inference_mode()
-def draw(logits: Tensor, sequences: Ordered[Sequence]) -> Tensor:
-    """One random token per row, on the device of the logits."""
+def draw(logits: Tensor, sequences: Ordered[Sequence], cut_tail: CutTail | None = None) -> Tensor:
+    """One random token per row, on the device of the logits. `cut_tail` applies top-k and top-p to weights."""
     # float64: a float32 sum over a large vocabulary would lose the tail of the distribution.
     temperatures = _column([sequence.sampling.temperature for sequence in sequences], logits)
     weights = torch.softmax(logits.double().div_(temperatures), dim=-1)
     cut = [row for row, sequence in enumerate(sequences) if _needs_truncation(sequence, logits.shape[-1])]
     if cut:
-        weights[cut] = _cut_tail(weights[cut], [sequences[row] for row in cut])
+        weights[cut] = (cut_tail or _cut_tail)(weights[cut], [sequences[row] for row in cut])
     # In vocabulary order, not by weight: near-ties that swap places must not shift the intervals of other tokens.
     reached = weights.cumsum(dim=-1)
     numbers = _column([uniform(sequence.seed, len(sequence.tokens)) for sequence in sequences], logits)

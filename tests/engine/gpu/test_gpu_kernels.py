@@ -20,6 +20,7 @@ from inferry.engine.gpu.kernels.attention import (
 from inferry.engine.gpu.kernels.embedding import embed, embed_reference
 from inferry.engine.gpu.kernels.norms import add_norm, add_norm_reference
 from inferry.engine.gpu.kernels.rotary import HeadNorms, Rotary, rotate_store, rotate_store_reference
+from inferry.engine.gpu.kernels.thresholds import thresholds, thresholds_reference
 
 ROUNDED = [torch.float32, torch.float16]
 
@@ -126,3 +127,15 @@ def test_attention_reads_the_keys_of_the_sequence(
     attend_reference(step, qkv, cache, expected, window)
     tolerance = 2e-5 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (7, 1.0), (70, 0.5), (70, 0.9), (9, 0.3), (70, 1e-6), (5, 0.0)])
+def test_the_least_kept_weight_is_found(top_k: int, top_p: float) -> None:
+    weights = torch.randn(3, 70).mul(3).softmax(dim=-1)
+    weights[0, 5:] = 0.0
+    limits = (torch.full((3,), float(top_k), dtype=torch.float64), torch.full((3,), top_p, dtype=torch.float64))
+    kept = [
+        weights >= found.unsqueeze(1)
+        for found in (thresholds(weights, *limits), thresholds_reference(weights, *limits))
+    ]
+    assert torch.equal(kept[0] & (weights > 0), kept[1])

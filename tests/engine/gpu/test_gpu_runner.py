@@ -32,6 +32,23 @@ def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def windowed_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second of two layers has a window, and rotations are scaled by YaRN."""
+    torch.manual_seed(2)
+    directory = tmp_path_factory.mktemp("windowed")
+    config = transformers.Qwen2Config(
+        vocab_size=400, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, eos_token_id=7, initializer_range=0.2,
+        use_sliding_window=True, sliding_window=6, max_window_layers=1,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        },
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
 def requests_of(lengths: list[int], sampling: Sampling) -> list[Request]:
     generator = random.Random(3)
     return [
@@ -65,6 +82,20 @@ def test_tokens_are_those_of_the_reference(small_dir: Path, config: EngineConfig
         output = outputs[request.key]
         assert len(output) == 5
         logits = teacher.logits([*request.prompt_ids, *output])
+        assert shortfall(logits, request.prompt_ids, output) < TIE
+
+
+def test_windows_and_scaled_rotations_are_those_of_the_reference(windowed_dir: Path) -> None:
+    config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=8, block_tokens=4)
+    requests = requests_of([19, 3], greedy(4))
+    runner = load_runner(windowed_dir, config, CPU)
+    runner.warm_up()
+    outputs = outputs_of(EngineCore(runner, config), requests)
+    model = transformers.AutoModelForCausalLM.from_pretrained(windowed_dir, dtype=torch.float32).eval()
+    for request in requests:
+        output = outputs[request.key]
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*request.prompt_ids, *output]])).logits[0]
         assert shortfall(logits, request.prompt_ids, output) < TIE
 
 

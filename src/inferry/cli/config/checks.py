@@ -137,15 +137,16 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         if worker.name in seen:
             yield f"{where}.name `{worker.name}` is used by an earlier worker"
         seen.add(worker.name)
-        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < MIN_KV_TOKENS:
-            yield f"{where}.kv_tokens must be at least {MIN_KV_TOKENS}"
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens not in ("auto", None):
+            yield from check_range(where, worker, MIN_KV_TOKENS, math.inf, "kv_tokens")
+        if isinstance(worker, HttpWorkerConfig):
+            yield from check_range(where, worker, 1, math.inf, "kv_tokens")
         if worker.pool is not None and not is_valid_tenant_name(worker.pool):
             yield f"{where}.pool must be a tenant's name"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
         counts = (
             "max_sequences",
-            "kv_tokens",
             "prefill_tokens",
             "chunk_tokens",
             "threads",
@@ -155,6 +156,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
         yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor")
+        yield from check_range(where, worker, 0.01, 1, "memory_share")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys are mutually exclusive"

@@ -10,7 +10,7 @@ def decode_buckets(pieces: int) -> list[int]:
 
 
 def row_buckets(rows: int) -> list[int]:
-    """Rows of a step with prompt chunks: padding is at most an eighth beyond 256 rows."""
+    """Rows of a step with prompt chunks: padding is less than a fifth beyond 256 rows."""
     sizes = [16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, rows + 256, 256)]
     return _up_to(sizes, rows)
 

@@ -81,7 +81,8 @@ class GpuDecoder:
         angles = torch.outer(
             torch.arange(config.context_tokens, dtype=torch.float32), config.rope_inverse_frequencies.float().cpu()
         )
-        self._rotary = Rotary(*(table.to(dtype).to(device) for table in (angles.cos(), angles.sin())))
+        tables = (angles.cos() * config.rope_factor, angles.sin() * config.rope_factor)
+        self._rotary = Rotary(*(table.to(dtype).to(device) for table in tables))
 
     @torch.inference_mode()
     def body(self, shape: PassShape) -> None:
@@ -124,6 +125,7 @@ class GpuDecoder:
 
     def _attend(self, index: int, qkv: Tensor, attended: Tensor, shape: PassShape) -> None:
         cache = self._cache[index]
+        window = self.config.window if index in self.config.sliding_layers else None
         if shape.decodes:
             how = decode_shape(shape.decodes, self.config.kv_heads)
             heads, dim = self.config.heads, self.config.head_dim
@@ -132,9 +134,9 @@ class GpuDecoder:
                 self._split_outputs[: places * dim].view(shape.decodes, heads, how.splits, dim),
                 self._split_log_sums[:places].view(shape.decodes, heads, how.splits),
             )
-            attend_decodes(self.step, qkv, cache, attended, shape.decodes, splits, how)
+            attend_decodes(self.step, qkv, cache, attended, shape.decodes, splits, how, window)
         if shape.tiles:
-            attend_chunks(self.step, qkv, cache, attended, shape.tiles)
+            attend_chunks(self.step, qkv, cache, attended, shape.tiles, window)
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

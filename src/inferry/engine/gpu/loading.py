@@ -4,23 +4,40 @@ from pathlib import Path
 
 import torch
 
+from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.dtypes import resolve_dtype
 from inferry.engine.gpu.decoder import GpuDecoder, tile_queries
 from inferry.engine.gpu.graphs import Passes
 from inferry.engine.gpu.metadata import Capacity
 from inferry.engine.gpu.runner import GpuRunner
-from inferry.engine.gpu.weights import GpuWeights, checkpoint_dtype, load_weights
-from inferry.engine.loader import read_config
+from inferry.engine.gpu.weights import GpuWeights, load_weights
+from inferry.engine.memory import RUNTIME_BYTES, MemoryModel, fitted
 from inferry.engine.model import ModelConfig
 
-GRAPH_BYTES = 2 << 30
-"""Kept for captured graphs, compiled kernels and the workspace of cuBLAS."""
+CUDA = torch.device("cuda")
+
+
+def fitted_to_gpu(model_dir: Path, config: EngineConfig) -> EngineConfig:
+    """The configuration with a size of the KV cache that fits into the GPU's free memory, or OutOfMemory.
+
+    `kv_tokens` of `auto` leave the part of the memory beyond `memory_share` free, whatever other processes use.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("device cuda: torch finds no GPU")
+    model = read_config(model_dir, context_tokens=config.context_tokens)
+    memory = MemoryModel(model, resolve_dtype(config.dtype, model.dtype, "cuda"), "cuda")
+    free, total = torch.cuda.mem_get_info()
+    kept_free = (1 - config.memory_share) * total if config.kv_tokens == "auto" else 0.0
+    # The context of this process is not part of what is free any more.
+    return fitted(memory, config, total, int(free + RUNTIME_BYTES["cuda"] - kept_free))
 
 
 def load_runner(model_dir: Path, config: EngineConfig, device: torch.device) -> GpuRunner:
+    """The runner of a checkpoint. `kv_tokens` must be a number."""
     model = read_config(model_dir, context_tokens=config.context_tokens)
-    weights = load_weights(model_dir, model, checkpoint_dtype(model_dir), device)
-    return build_runner(model, weights, config, device)
+    dtype: torch.dtype = getattr(torch, resolve_dtype(config.dtype, model.dtype, "cuda"))
+    return build_runner(model, load_weights(model_dir, model, dtype, device), config, device)
 
 
 def build_runner(model: ModelConfig, weights: GpuWeights, config: EngineConfig, device: torch.device) -> GpuRunner:
@@ -34,7 +51,7 @@ def build_runner(model: ModelConfig, weights: GpuWeights, config: EngineConfig, 
 
 
 def step_capacity(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Capacity:
-    longest = -(-min(model.context_tokens, config.kv_tokens) // config.block_tokens) + 1
+    longest = -(-min(model.context_tokens, config.blocks * config.block_tokens) // config.block_tokens) + 1
     return Capacity(
         rows=config.chunk_tokens + config.max_sequences,
         pieces=config.max_sequences,
@@ -42,21 +59,3 @@ def step_capacity(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) 
         tile_queries=tile_queries(model, dtype),
         block_tokens=config.block_tokens,
     )
-
-
-def kv_tokens_for(model: ModelConfig, weights: GpuWeights, config: EngineConfig, memory_fraction: float) -> int:
-    """Tokens of KV cache that fit into this fraction of the device's memory, beside everything else."""
-    free, total = torch.cuda.mem_get_info()
-    size = weights.dtype.itemsize
-    budget = memory_fraction * total - (total - free) - workspace_bytes(model, config, size) - GRAPH_BYTES
-    per_token = 2 * model.layers * model.kv_heads * model.head_dim * size
-    return max(config.block_tokens, int(budget) // per_token // config.block_tokens * config.block_tokens)
-
-
-def workspace_bytes(model: ModelConfig, config: EngineConfig, size: int) -> int:
-    """Memory of a step besides weights and KV cache; `size`: bytes of one value."""
-    rows = config.chunk_tokens + config.max_sequences
-    heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    per_row = 3 * model.hidden + heads + 3 * model.intermediate
-    splits = 4 * 4 * config.max_sequences * model.heads * (model.head_dim + 1)
-    return size * (rows * per_row + config.max_sequences * model.vocab_size) + splits

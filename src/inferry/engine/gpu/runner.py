@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inferry.domain.routes import Task
+from inferry.domain.sampling import Sampling
 from inferry.engine.gpu.decoder import GpuDecoder
 from inferry.engine.gpu.graphs import Passes
 from inferry.engine.gpu.metadata import Packed, Sections, host_sections, pack
+from inferry.engine.gpu.sampling import draw_on_device
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
-from inferry.engine.sampling import draw
 from inferry.engine.sequences import Sequence
 
 _SLOTS = 3
@@ -69,6 +71,15 @@ class GpuRunner:
         """Logits of the last launched step, one row per sampled token: single tokens first."""
         return self._decoder.logits
 
+    def warm_up(self) -> None:
+        """Run a step with a draw: kernels that no captured graph has are compiled by their first launch."""
+        if Task.GENERATE not in self._decoder.config.tasks or self.context_tokens < 2:
+            return
+        sampling = Sampling(temperature=1.0, top_k=2, top_p=0.5)
+        sequence = Sequence(0, [0], sampling=sampling, lane=0, arrival=0, limit=2)
+        sequence.blocks = [0]
+        self.execute([Work(sequence, 1)])
+
     def execute(self, work: Ordered[Work]) -> list[int]:
         """Compute all of `work` in one pass; return tokens in the order of `work`."""
         self.launch(work)
@@ -109,7 +120,7 @@ class GpuRunner:
         if drawn:
             sequences: list[Sequence] = [packed.ending[row].sequence for row in drawn]
             rows = torch.tensor(drawn).to(decoder.logits.device, non_blocking=True)
-            decoder.sampled[rows] = draw(decoder.logits[rows], sequences)
+            decoder.sampled[rows] = draw_on_device(decoder.logits[rows], sequences)
 
 
 class _PooledStates:

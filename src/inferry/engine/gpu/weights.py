@@ -8,18 +8,15 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from inferry.domain.routes import Task
+from inferry.engine.checkpoint import UnsupportedModel
 from inferry.engine.gpu.kernels.rotary import HeadNorms
-from inferry.engine.loader import UnsupportedModel
 from inferry.engine.model import ModelConfig
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -50,15 +47,6 @@ class GpuWeights:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
-
-
-def checkpoint_dtype(directory: Path) -> torch.dtype:
-    """The precision named in config.json; bfloat16 where none is named."""
-    raw: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    name = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
-    if name not in _DTYPES:
-        raise UnsupportedModel(f"dtype {name}")
-    return _DTYPES[name]
 
 
 def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> GpuWeights:
