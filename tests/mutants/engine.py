@@ -132,8 +132,8 @@ GROUP = MutantGroup(
         Mutant(
             "a number past the last weight falls to a token of no weight",
             "engine/sampling.py",
-            "chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()",
-            "chosen: list[int] = tokens.clamp(max=weights.shape[-1] - 1).squeeze(1).tolist()",
+            "return torch.minimum(tokens, last).squeeze(1)",
+            "return tokens.clamp(max=weights.shape[-1] - 1).squeeze(1)",
             _SAMPLING,
         ),
         Mutant(
