@@ -89,6 +89,17 @@ def test_the_token_computed_after_a_stop_token_is_discarded() -> None:
     assert core.pool.free == core.pool.total
 
 
+def test_no_step_computes_a_token_beyond_the_limit() -> None:
+    runner = OverlappingFake(CONFIG)
+    computed: list[int] = []
+    runner.before = lambda work: computed.extend(piece.tokens for piece in work)
+    core = EngineCore(runner, CONFIG)
+    core.add(a_request(1, 5, greedy(6)))
+    drain(core)
+    core.step()
+    assert computed == [5, 1, 1, 1, 1, 1]
+
+
 def test_random_aborts_free_every_block_and_change_no_other_token() -> None:
     generator = random.Random(4)
     core = EngineCore(OverlappingFake(CONFIG), CONFIG)
