@@ -365,3 +365,14 @@ def test_a_failed_start_reports_why_and_may_be_retried(tmp_path: Path, tiny_dir:
         await worker.close()
 
     asyncio.run(scenario())
+
+
+def test_automatic_kv_tokens_are_unknown_before_the_engine_is_ready(tiny_dir: Path, tokenizer: HfTokenizer) -> None:
+    worker = EmbeddedWorker(
+        "embedded",
+        model_dir=tiny_dir,
+        models=["tiny"],
+        make_assembler=lambda stop: Assembler(tokenizer, stop),
+        engine=EngineConfig(kv_tokens="auto"),
+    )
+    assert worker.view().capacity.kv_tokens is None

@@ -68,7 +68,7 @@ SLIDING = ["full_attention", "sliding_attention", "full_attention", "sliding_att
         ("Mistral", {"layer_types": SLIDING}, {1, 3}),
         ("Mistral", {"sliding_window": 16_384}, set()),
         ("Mistral", {"sliding_window": None}, set()),
-        ("Qwen2", {"use_sliding_window": False}, set()),
+        ("Qwen2", {"use_sliding_window": False, "max_window_layers": 0}, set()),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 3}, {3}),
         ("Qwen2", {"use_sliding_window": True}, set()),
         ("Qwen3", {"use_sliding_window": True, "max_window_layers": 0, "layer_types": SLIDING}, {1, 3}),

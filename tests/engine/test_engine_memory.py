@@ -1,8 +1,6 @@
 """The memory estimate against what is really allocated, and what follows from it."""
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from support.checkpoints import FAMILIES, make_checkpoint
 from support.memory_probe import tensor_bytes
 from support.pooling_models import embedding_model, scoring_model
 
-TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
 
 
@@ -46,44 +43,6 @@ def test_weights_and_cache_of_every_family_are_exact(family: str, tmp_path: Path
 def test_weights_of_models_without_a_head_are_exact(tmp_path: Path) -> None:
     for directory in (embedding_model(tmp_path / "embed"), scoring_model(tmp_path / "score")):
         assert_exact(directory, "float32")
-
-
-SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "mostly-weights": (
-        "llama",
-        {"vocab_size": 8_192, "hidden_size": 640, "intermediate_size": 2_048, "num_hidden_layers": 8},
-        {"max_sequences": 8, "kv_tokens": 2_048},
-    ),
-    "mostly-kv-cache": (
-        "qwen3",
-        {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 16}
-        | {"head_dim": 128, "intermediate_size": 256, "vocab_size": 2_048},
-        {"max_sequences": 16, "kv_tokens": 2_048},
-    ),
-    "mostly-vocabulary": (
-        "qwen2",
-        {"vocab_size": 98_304, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
-        {"max_sequences": 24, "kv_tokens": 4_096, "chunk_tokens": 512},
-    ),
-}
-"""Family, shape and engine of checkpoints of about 200 MB."""
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_estimate_is_within_a_tenth_of_what_a_process_uses(name: str, tmp_path: Path) -> None:
-    family, shape, options = SHAPES[name]
-    make_checkpoint(tmp_path, family, shape={"max_position_embeddings": 1_024, "initializer_range": 0.02, **shape})
-    config = EngineConfig(**options)
-    command = [sys.executable, "-m", "support.memory_probe", str(tmp_path), msgspec.json.encode(config).decode()]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
-    found: dict[str, int] = msgspec.json.decode(done.stdout)
-    estimate = a_memory_model(tmp_path).estimate(config)
-    assert (estimate.weights, estimate.kv_cache) == (found["weights"], found["kv_cache"])
-    assert estimate.total == pytest.approx(found["peak"], rel=0.1)
-    assert estimate.total - estimate.runtime == pytest.approx(found["peak"] - found["runtime"], rel=0.1)
-    # Loading holds the loaded weights and little else.
-    assert found["load_peak"] - found["runtime"] < 1.3 * found["weights"]
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +132,36 @@ def test_the_memory_of_the_machine_is_limited_by_its_control_group() -> None:
 def test_this_machine_has_memory() -> None:
     total, available = cpu_memory()
     assert 0 < available <= total
+
+
+PUBLIC: dict[str, tuple[int, dict[str, Any]]] = {
+    "Llama-3.1-8B": (
+        8_030_261_248,
+        {"architectures": ["LlamaForCausalLM"], "vocab_size": 128_256, "hidden_size": 4_096}
+        | {"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    ),
+    "Qwen2.5-7B": (
+        7_615_616_512,
+        {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152_064, "hidden_size": 3_584}
+        | {"intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
+    ),
+    "Qwen3-0.6B": (
+        596_049_920,
+        {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151_936, "hidden_size": 1_024, "head_dim": 128}
+        | {"intermediate_size": 3_072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+        | {"tie_word_embeddings": True},
+    ),
+    "Mistral-7B-v0.1": (
+        7_241_732_096,
+        {"architectures": ["MistralForCausalLM"], "vocab_size": 32_000, "hidden_size": 4_096}
+        | {"intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    ),
+}
+"""Published numbers of parameters, and what `config.json` says."""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_weights_on_a_gpu_are_the_published_parameters(name: str, tmp_path: Path) -> None:
+    parameters, raw = PUBLIC[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"max_position_embeddings": 4_096, "dtype": "bfloat16"}))
+    assert MemoryModel(read_config(tmp_path), "bfloat16", "cuda").weight_bytes == 2 * parameters

@@ -234,8 +234,8 @@ GROUP = MutantGroup(
         Mutant(
             "a deadline of now is none",
             "ingress/openai/parse.py",
-            "deadline=None if deadline_ms is None else now + deadline_ms / 1000",
-            "deadline=now + deadline_ms / 1000 if deadline_ms else None",
+            "deadline=None if deadline_ms is None else call.now + deadline_ms / 1000",
+            "deadline=call.now + deadline_ms / 1000 if deadline_ms else None",
             _PARSE,
         ),
         Mutant(
