@@ -1,14 +1,10 @@
 """Limits of an embedded engine by device."""
 
 import importlib.util
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from inferry.cli.config.loader import parse
-from inferry.cli.config.schema import ConfigError
 from inferry.cli.config.workers import EmbeddedWorkerConfig
 from inferry.cli.engine_settings import engine_config, resolve_device
 from inferry.engine.config import Device, EngineConfig
@@ -45,17 +41,3 @@ def test_auto_is_a_gpu_where_driver_and_triton_are_installed(
     assert resolve_device("auto") == device
     assert resolve_device("cpu") == "cpu"
     assert resolve_device("cuda") == "cuda"
-
-
-@pytest.mark.parametrize(
-    ("worker", "message"),
-    [
-        ({"kind": "embedded", "kv_tokens": 3}, "workers[0].kv_tokens must be at least"),
-        ({"kind": "vllm", "name": "a", "url": "http://a", "kv_tokens": 0}, "workers[0].kv_tokens must be at least"),
-        ({"kind": "embedded", "memory_share": 1.5}, "workers[0].memory_share must be between 0.01 and 1"),
-        ({"kind": "embedded", "context_tokens": 0}, "workers[0].context_tokens must be at least 1"),
-    ],
-)
-def test_an_invalid_limit_is_refused(worker: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        parse({"workers": [worker]})
