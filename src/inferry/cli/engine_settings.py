@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from inferry.cli.config.workers import EmbeddedWorkerConfig
 from inferry.engine.config import DEVICE_DEFAULTS, Device, EngineConfig
 
-_SETTINGS = ("max_sequences", "kv_tokens", "memory_share", "chunk_tokens", "context_tokens", "threads", "dtype")
+_SETTINGS = (
+    "max_sequences",
+    "kv_tokens",
+    "memory_share",
+    "chunk_tokens",
+    "context_tokens",
+    "threads",
+    "dtype",
+    "prefix_cache",
+    "kv_pause_s",
+)
 
 
 def engine_config(worker: EmbeddedWorkerConfig, device: Device) -> EngineConfig:

@@ -10,10 +10,12 @@ from typing import Protocol, runtime_checkable
 
 from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts
 from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
+from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.planner import Limits, Work, plan_step
+from inferry.engine.prefix_keys import root_key
 from inferry.engine.sequences import Sequence
 
 
@@ -108,6 +110,8 @@ class EngineCore:
             max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
+        self._shared = self.pool if config.prefix_cache else None
+        self._kv_pause_s = config.kv_pause_s
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
         self.kv_tokens = self.pool.total * self.pool.block_tokens
         self.busy_seconds = 0.0
@@ -117,6 +121,7 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
+        self._prefix_queries = self._prefix_hits = 0
         self._was_held_back = False
         self._step_tokens = 0
         self._step_seconds = 0.0
@@ -144,6 +149,10 @@ class EngineCore:
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
+            # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            run=request.run if self._kv_pause_s else None,
+            kv_quota=request.kv_quota,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -184,6 +193,15 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             busy_seconds=self.busy_seconds,
+            kv_blocks=KvBlocks(
+                self.pool.total,
+                self.pool.held,
+                self.pool.cached,
+                self.pool.kept,
+                self.pool.span,
+                self._prefix_queries,
+                self._prefix_hits,
+            ),
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -221,23 +239,60 @@ class EngineCore:
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
     def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
+        if self.pool.kept:
+            self.pool.expire(self._clock())
+        plan = plan_step(
+            self._running,
+            self._waiting,
+            self.pool.free,
+            self._limits,
+            may_hold=not self._was_held_back,
+            shared=self._shared,
+        )
         self._was_held_back = plan.held_back
         for sequence in plan.preempted:
             self._running.remove(sequence)
             self.pool.release(sequence.key)
             sequence.blocks = []
-            sequence.computed = 0
+            sequence.computed = sequence.named_blocks = 0
             sequence.preemptions += 1
             self._preemptions += 1
             insort(self._waiting, sequence, key=_rank)
         for sequence in plan.admitted:
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=_rank)
+            if sequence.root_key is not None:
+                self._claim_prefix(sequence)
         for work in plan.work:
             sequence = work.sequence
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
         return plan.work
+
+    def _claim_prefix(self, sequence: Sequence) -> None:
+        """Start the sequence after the blocks that are there already: of others, or its own before a preemption."""
+        found = self.pool.find(sequence.prefix_keys(self.pool.block_tokens))
+        self.pool.claim(sequence.key, found)
+        sequence.named_blocks = len(found)
+        sequence.computed = len(found) * self.pool.block_tokens
+        if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
+            self._prefix_queries += sequence.prompt_tokens
+            self._prefix_hits += sequence.computed
+
+    def _name_blocks(self, step: _Step) -> None:
+        """Put the blocks that the step filled into the prefix cache. Their tokens are known by now.
+
+        A sequence that was preempted after the launch has given up its blocks; it has less computed than at the launch.
+        """
+        size = self.pool.block_tokens
+        for piece, end in zip(step.work, step.ends, strict=True):
+            sequence, full = piece.sequence, end // size
+            if sequence.root_key is None or full <= sequence.named_blocks or end > sequence.computed:
+                continue
+            if sequence.key in self._sequences:
+                keys = sequence.block_keys(sequence.named_blocks, full, size)
+                self.pool.name(sequence.key, sequence.named_blocks, keys)
+                sequence.named_blocks = full
 
     def _launch(self, work: tuple[Work, ...], started: float) -> None:
         """Start the step and take its sequences as computed. Its tokens are unknown; stop tokens are found later."""
@@ -263,6 +318,7 @@ class EngineCore:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, bytes]] = []
         ended: list[tuple[Sequence, bool]] = []
+        self._name_blocks(step)
         for sequence in step.pooled:
             if sequence.key in self._sequences:
                 pooled.append((sequence.key, sequence.result))
@@ -315,7 +371,10 @@ class EngineCore:
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
-        self.pool.release(sequence.key)
+        if sequence.run is None:
+            self.pool.release(sequence.key)
+        else:
+            self.pool.release(sequence.key, sequence.run, self._clock() + self._kv_pause_s)
         for place in (self._running, self._waiting):
             if sequence in place:
                 place.remove(sequence)
@@ -328,4 +387,6 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 def _account(sequence: Sequence) -> Account:
-    return Account(sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds)
+    return Account(
+        sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds, sequence.cached_tokens
+    )

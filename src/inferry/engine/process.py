@@ -23,6 +23,7 @@ from inferry.engine.messages import (
     Abort,
     Aborted,
     Add,
+    EndRun,
     Fatal,
     Frames,
     FromEngine,
@@ -106,6 +107,8 @@ class EngineLoop:
                     case Abort(call, keys):
                         freed = self._core.abort(keys)
                         self._channel.send(Aborted(call, freed, self._core.stats()))
+                    case EndRun(run):
+                        self._core.pool.end_run(run)
                     case Shutdown():
                         return
             if self._core.has_work:

@@ -53,6 +53,13 @@ class EmbeddedWorkerConfig(
     chunk_tokens: int | None = None
     """Maximum prompt tokens per engine step: smaller values reduce the ITL of live streams, larger ones prefill
     faster. null: 256 on a CPU, 2,048 on a GPU."""
+    prefix_cache: bool = True
+    """Keep the KV of prompts and outputs after a call, for later calls of the tenant that start with the same
+    tokens. Cached blocks are evicted by last use when the space is needed."""
+    kv_pause_s: float = 60.0
+    """After a call of a [run](../howto/runs.md) its KV is evicted only after all other cached KV, for this many seconds
+    or until the run is finished or cancelled: the time in which the run waits for a tool. At most half of the KV cache
+    is kept in this way. 0 keeps nothing."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
     of it."""
