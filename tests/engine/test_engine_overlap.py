@@ -56,6 +56,24 @@ def test_a_second_step_is_launched_before_the_first_is_collected() -> None:
     assert runner.most_in_flight == 2
 
 
+def test_prefixes_are_cached_over_known_tokens_only() -> None:
+    """A second call starts with the prompt and the output of the first one."""
+    core = EngineCore(OverlappingFake(CONFIG), CONFIG)
+    first = a_request(1, 9, greedy(8))
+    core.add(first)
+    output = drain(core)[1]
+    prompt = [*first.prompt_ids, *output, 3]
+    core.add(Request(2, prompt, greedy(5), lane=0))
+    tokens: list[int] = []
+    cached: list[int] = []
+    while core.has_work:
+        done = core.step()
+        tokens += [token for _, token in done.tokens]
+        cached += [end.account.cached_tokens for end in done.ends]
+    assert tokens == fake_output(prompt, 5)
+    assert cached == [16]
+
+
 @pytest.mark.parametrize("kv_tokens", [256, 48])
 def test_tokens_do_not_depend_on_the_overlap(kv_tokens: int) -> None:
     config = EngineConfig(max_sequences=4, kv_tokens=kv_tokens, chunk_tokens=16, block_tokens=4)

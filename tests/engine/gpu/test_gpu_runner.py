@@ -99,6 +99,23 @@ def test_windows_and_scaled_rotations_are_those_of_the_reference(windowed_dir: P
         assert shortfall(logits, request.prompt_ids, output) < TIE
 
 
+def test_cached_prefixes_are_not_computed_again_and_change_no_token(small_dir: Path) -> None:
+    config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=4)
+    core = EngineCore(load_runner(small_dir, config, CPU), config)
+    (first,) = requests_of([13], greedy(4))
+    (output,) = outputs_of(core, [first]).values()
+    again = Request(9, [*first.prompt_ids, *output, 5], greedy(3), lane=0)
+    assert core.add(again) is None
+    tokens, cached = [], []
+    while core.has_work:
+        done = core.step()
+        tokens += [token for _, token in done.tokens]
+        cached += [end.account.cached_tokens for end in done.ends]
+    assert cached == [16]
+    logits = Teacher(small_dir).logits([*again.prompt_ids, *tokens])
+    assert shortfall(logits, again.prompt_ids, tokens) < TIE
+
+
 def test_seeded_draws_are_those_of_the_cpu(small_dir: Path) -> None:
     config = EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=16)
     sampling = Sampling(temperature=0.9, top_p=0.8, top_k=30, max_tokens=4, seed=7, ignore_eos=True)
