@@ -106,7 +106,8 @@ def test_cached_prefixes_are_not_computed_again_and_change_no_token(small_dir: P
     (output,) = outputs_of(core, [first]).values()
     again = Request(9, [*first.prompt_ids, *output, 5], greedy(3), lane=0)
     assert core.add(again) is None
-    tokens, cached = [], []
+    tokens: list[int] = []
+    cached: list[int] = []
     while core.has_work:
         done = core.step()
         tokens += [token for _, token in done.tokens]
