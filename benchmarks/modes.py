@@ -24,9 +24,10 @@ from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.workers import EngineMode
 from inferry.engine.config import EngineConfig
-from inferry.engine.core import EngineCore, Runner
+from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner, set_threads
+from inferry.engine.runners import Runner
 from inferry.engine.tiny import ensure_tiny_model
 
 MakeRunner = Callable[[EngineConfig], Runner]

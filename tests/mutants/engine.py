@@ -224,7 +224,7 @@ GROUP = MutantGroup(
         Mutant(
             "a step of padding alone has no owner",
             "engine/core.py",
-            "                    sequence.gpu_seconds += seconds / len(self._running)\n",
+            "                    sequence.gpu_seconds += seconds / len(step.members)\n",
             "                    sequence.gpu_seconds += 0.0\n",
             _MODES,
         ),
@@ -252,8 +252,8 @@ GROUP = MutantGroup(
         Mutant(
             "a number past the last weight falls to a token of no weight",
             "engine/sampling.py",
-            "chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()",
-            "chosen: list[int] = tokens.clamp(max=weights.shape[-1] - 1).squeeze(1).tolist()",
+            "return torch.minimum(tokens, last).squeeze(1)",
+            "return tokens.clamp(max=weights.shape[-1] - 1).squeeze(1)",
             _SAMPLING,
         ),
         Mutant(

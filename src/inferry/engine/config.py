@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from inferry.domain.workers import EngineMode
 
+Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -32,6 +33,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     threads: int | None = None
     dtype: Dtype = "auto"
     memory_share: float = 0.8
+    device: Device = "cpu"
     prefix_cache: bool = True
     kv_pause_s: float = 60.0
 
@@ -65,3 +67,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     def cache_blocks(self) -> int:
         """Blocks that a runner allocates: padding is written to one more, which holds no sequence."""
         return self.blocks + self.pads
+
+    @property
+    def max_pieces(self) -> int:
+        """Most pieces of work in one step. Apart from decodes there may be prompts of two groups, or their padding."""
+        return self.max_sequences * (1 if self.mode == "continuous" else 2)
+
+
+DEVICE_DEFAULTS: dict[Device, EngineConfig] = {
+    "cpu": EngineConfig(),
+    "cuda": EngineConfig(device="cuda", max_sequences=256, chunk_tokens=2_048, kv_tokens="auto", memory_share=0.9),
+}
+"""Limits that suit a device: a GPU computes 2,048 prompt tokens in less time than a CPU computes 256."""
