@@ -71,8 +71,11 @@ def outputs_of(core: EngineCore, requests: list[Request]) -> dict[int, list[int]
         EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=64, block_tokens=16),
         EngineConfig(max_sequences=4, kv_tokens=512, chunk_tokens=7, block_tokens=8),
         EngineConfig(max_sequences=4, kv_tokens=40, chunk_tokens=16, block_tokens=4),
+        EngineConfig(mode="hybrid", max_sequences=2, kv_tokens=512, chunk_tokens=64, block_tokens=16),
+        EngineConfig(mode="dynamic", max_sequences=2, kv_tokens=512, chunk_tokens=64, block_tokens=16),
+        EngineConfig(mode="static", max_sequences=4, kv_tokens=512, chunk_tokens=96, block_tokens=16),
     ],
-    ids=["whole prompts", "chunks", "preemptions"],
+    ids=["whole prompts", "chunks", "preemptions", "hybrid", "dynamic", "static"],
 )
 def test_tokens_are_those_of_the_reference(small_dir: Path, config: EngineConfig) -> None:
     requests = requests_of([3, 19, 1, 11], greedy(5))
