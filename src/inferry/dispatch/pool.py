@@ -79,6 +79,11 @@ class Pool:
         """
         return self._cards.get(isolation, {})
 
+    def is_remote(self, name: str) -> bool:
+        """Whether the worker passes jobs on to a process that owns the engines."""
+        supervisor = self._supervisors.get(name)
+        return supervisor is not None and supervisor.view.is_remote
+
     def serves(self, model: str) -> bool:
         """Whether some worker of this model is up."""
         return model in self._models_up
