@@ -139,10 +139,10 @@ def assemble(
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config.ledger)
-    tenants = _watch_tenants(config, clock)
+    tenants = watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
-    pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
+    pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
     metrics.workers.health = pool.health
@@ -169,7 +169,7 @@ def assemble(
     app = App(
         gateway,
         metrics,
-        _http_limits(config.server),
+        http_limits(config.server),
         Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall),
         admin_key=config.server.admin_key,
         tenants=tenants,
@@ -191,7 +191,7 @@ def assemble(
     return service
 
 
-def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
     manager = TenantManager(TenantStore(config.ledger), config.configured_tenants())
     return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
@@ -206,7 +206,7 @@ def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
         raise ConfigError(str(error)) from None
 
 
-def _http_limits(server: ServerConfig) -> HttpLimits:
+def http_limits(server: ServerConfig) -> HttpLimits:
     return HttpLimits(
         max_body_bytes=server.max_body_bytes,
         body_timeout_s=server.body_timeout_s,
@@ -284,7 +284,7 @@ def _follow_tenants(config: Config, service: Service, watermarks: WatermarkWrite
     service.tenants.on_replaced = rewrite_all
 
 
-def _health_policy(config: HealthConfig) -> HealthPolicy:
+def health_policy(config: HealthConfig) -> HealthPolicy:
     common = set(config.__struct_fields__) & set(HealthPolicy.__struct_fields__)
     return HealthPolicy(**{name: getattr(config, name) for name in common})
 

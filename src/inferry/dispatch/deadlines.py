@@ -14,14 +14,21 @@ from inferry.domain.jobs import InferenceJob
 
 
 class Deadlines:
-    """`on_expired` cancels a job for an error; the owner sets it."""
+    """`on_expired` cancels a job for an error; the owner sets it. `is_remote` says whether a worker passes jobs on to a
+    process that watches them itself.
+    """
 
-    def __init__(self, request_timeout_s: float | None, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request_timeout_s: float | None,
+        now: Callable[[], float],
+        is_remote: Callable[[str], bool] = lambda worker: False,
+    ) -> None:
         self._timeout_s = request_timeout_s
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.is_remote: Callable[[str], bool] = lambda worker: False
+        self._is_remote = is_remote
         self.on_expired: Callable[[str, GatewayError], object] = lambda job_id, error: None
 
     def __len__(self) -> int:
@@ -48,7 +55,7 @@ class Deadlines:
 
     def sent(self, attempt: Attempt, now: float) -> None:
         is_watched = self._timers or attempt.job.deadline is not None
-        if is_watched and attempt.plan is not None and self.is_remote(attempt.plan.worker):
+        if is_watched and attempt.plan is not None and self._is_remote(attempt.plan.worker):
             self._forget(attempt.job.job_id)  # the process that runs the job ends it in time
             return
         if attempt.job.deadline is not None and (expiry := self.expiry(attempt.job)) is not None:

@@ -108,7 +108,7 @@ class Pool:
         )
 
     def worker_count(self, model: str) -> int:
-        """How many workers serve the model, up or not."""
+        """How many workers serve the model, up or not. One that passes jobs on counts as two: it is replaced."""
         return self._serving[model]
 
     async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
@@ -200,6 +200,13 @@ class Pool:
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
+    def worker_changed(self, name: str) -> None:
+        """The worker reports that its view has changed: the change takes effect before this returns."""
+        supervisor = self._supervisors.get(name)
+        if supervisor is not None:
+            supervisor.refresh()
+            supervisor.wake()
+
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""
         supervisor = self._supervisors.get(name)
@@ -281,6 +288,8 @@ class Pool:
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():
             worker_count.update(supervisor.view.models)
+            if supervisor.view.is_remote:
+                worker_count.update(supervisor.view.models)
             pool_cards = cards.setdefault(supervisor.view.isolation, {})
             for card in supervisor.worker.cards():
                 known = pool_cards.get(card.name)
