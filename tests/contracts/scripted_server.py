@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from inferry.domain.event_ids import strip_token_ids
 from support import upstream
 
 CONTEXT = 4096
@@ -52,7 +53,8 @@ async def words(
         if found:
             text, finish = (written + text)[len(written) : min(found)], "stop"
         written += text
-        await response.write(_event(text, ids[-1:], finish, None if number else ids[:-1]))
+        event = _event(text, ids[-1:], finish, None if number else ids[:-1])
+        await response.write(event if body.get("return_token_ids") else strip_token_ids(event))
         if finish == "stop":
             break
         await pause(number + 1)

@@ -17,7 +17,7 @@ from inferry.domain.ledger import GpuTimeKind, LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
 from inferry.domain.prices import Price
-from inferry.domain.streams import Delta, Done, Failed, FinishReason, Item, Usage
+from inferry.domain.streams import Done, Failed, FinishReason, Item, Usage
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView

@@ -54,6 +54,11 @@ class GatewayProcess:
             self._popen.kill()
             self._popen.wait()
 
+    def wait(self) -> int:
+        """Wait until the process has ended; its exit status."""
+        assert self._popen is not None
+        return self._popen.wait(timeout=120)
+
     @property
     def pid(self) -> int:
         assert self._popen is not None

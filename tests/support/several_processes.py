@@ -22,7 +22,7 @@ PROCESSES = 4
 
 
 class EngineThread:
-    """An engine that resumes from token ids, on an event loop of its own. It pauses after `first` tokens until `open`."""
+    """An engine that resumes from token ids, on a thread of its own. It pauses after `first` tokens until `open`."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -106,7 +106,7 @@ class Processes(GatewayProcess):
     """The gateway, and calls that each have a connection of their own."""
 
     def __init__(self, directory: Path, engine: EngineThread, config: dict[str, Any] | None = None) -> None:
-        worker = {"name": "up", "kind": "vllm", "url": engine.upstream.url, "capacity": "configured"}
+        worker = {"name": "up", "kind": "vllm", "url": engine.upstream.url, "capacity": "fixed"}
         worker |= {"max_sequences": 64}
         super().__init__(directory, {"workers": [worker], **(config or {})}, processes=PROCESSES)
         self.threads = ThreadPoolExecutor(64)
