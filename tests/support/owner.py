@@ -118,5 +118,5 @@ async def remote_worker(path: Path, name: str = "owner") -> AsyncIterator[Remote
 async def closing_link(path: Path) -> AsyncIterator[RemoteWorker]:
     """The same, where closing the worker closes the link."""
     async with remote_worker(path) as worker:
-        worker.close = worker._link.close  # type: ignore[method-assign]
+        worker.close = worker.link.close  # type: ignore[method-assign]
         yield worker

@@ -18,7 +18,7 @@ from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.wiring import Service, health_policy, http_limits, watch_tenants
 from inferry.cli.worker_wiring import make_worker
 from inferry.cluster.catalog import catalog_of
-from inferry.cluster.frames import Catalog, RateLimitFields, RequestsServed
+from inferry.cluster.frames import Catalog, RateLimitFields, RequestsServed, ServedModels
 from inferry.cluster.owner_server import OwnerServer
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.periodic_task import PeriodicTask
@@ -107,36 +107,53 @@ def make_owner_server(
 class RemoteWorkers:
     """Keeps one worker in the pool for each isolation and precision that the owner serves."""
 
-    def __init__(self, pool: Pool, link: OwnerLink, clock: Clock) -> None:
+    def __init__(self, pool: Pool, clock: Clock) -> None:
         self._pool = pool
-        self._link = link
         self._clock = clock
         self._workers: dict[tuple[str | None, str | None], RemoteWorker] = {}
         self._removals: set[asyncio.Task[None]] = set()
-        link.on_change = self.follow
 
-    def follow(self) -> None:
-        """The connection or the catalog has changed."""
-        served = () if self._link.catalog is None else self._link.catalog.served
-        for models in served:
-            key = models.isolation, models.precision
-            worker = self._workers.get(key)
-            if worker is None:
-                worker = self._workers[key] = RemoteWorker(_worker_name(*key), self._link, models, self._clock)
-                self._pool.add(worker, "remote")
-            worker.served = models
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(model for worker in self._workers.values() for model in worker.served.models)
+
+    def use(self, link: OwnerLink) -> None:
+        """Pass jobs on over this link. It may not be connected yet: the workers are down until then."""
+        link.on_change = lambda: self._follow(link)
         for worker in self._workers.values():
-            self._pool.worker_changed(worker.name)
-        for key in [key for key in self._workers if key not in {(one.isolation, one.precision) for one in served}]:
-            self._remove(self._workers.pop(key))
+            worker.link = link
+        self._follow(link)
 
-    async def close(self) -> None:
+    def expect(self, catalog: Catalog, link: OwnerLink) -> None:
+        """Have workers for these models, which the next owner will serve: calls wait for it."""
+        for models in catalog.served:
+            self._served(models, link, was_up=True)
+
+    async def clear(self) -> None:
         """Take the workers out of the pool. Their jobs are lost, and offered to other workers."""
-        self._link.on_change = lambda: None
         for worker in self._workers.values():
             self._remove(worker)
         self._workers.clear()
         await asyncio.gather(*self._removals)
+
+    def _follow(self, link: OwnerLink) -> None:
+        """The connection or the catalog has changed."""
+        if link.catalog is not None:
+            for models in link.catalog.served:
+                self._served(models, link)
+            served = {(models.isolation, models.precision) for models in link.catalog.served}
+            for key in [key for key in self._workers if key not in served]:
+                self._remove(self._workers.pop(key))
+        for worker in self._workers.values():
+            self._pool.worker_changed(worker.name)
+
+    def _served(self, models: ServedModels, link: OwnerLink, *, was_up: bool = False) -> None:
+        key = models.isolation, models.precision
+        worker = self._workers.get(key)
+        if worker is None:
+            worker = self._workers[key] = RemoteWorker(_worker_name(*key), link, models, self._clock)
+            self._pool.add(worker, "remote", was_up=was_up)
+        worker.served = models
 
     def _remove(self, worker: RemoteWorker) -> None:
         task = asyncio.get_running_loop().create_task(self._pool.remove(worker.name, 0.0))
@@ -208,14 +225,16 @@ class IngressService:
         task.add_done_callback(self._polls.discard)
 
 
-def open_link(address: OwnerAddress, tokenizers: Mapping[str, Tokenizer], clock: Clock | None = None) -> OwnerLink:
-    """The connection of an ingress process whose calls the owner admits; it is not started."""
+def open_link(
+    address: OwnerAddress, tokenizers: Mapping[str, Tokenizer], clock: Clock | None = None, *, admits_here: bool = False
+) -> OwnerLink:
+    """The connection of an ingress process to the owner, which admits its calls unless `admits_here`. Not started."""
 
     def assembler_for(model: str, stops: tuple[str, ...]) -> TextAssembler | None:
         tokenizer = tokenizers.get(model)
         return None if tokenizer is None else Assembler(tokenizer, stops)
 
-    return OwnerLink(address, clock or SystemClock(), assembler_for=assembler_for)
+    return OwnerLink(address, clock or SystemClock(), admits_here=admits_here, assembler_for=assembler_for)
 
 
 def build_ingress(
@@ -246,8 +265,9 @@ def build_ingress(
     auth = Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall)
     app = ForwardingApp(gateway, metrics, http_limits(config.server), auth, tracer=tracer)
     app.use_owner(link.open_http)
+    app.report_requests()
     follow_rate_limits(link, gate)
-    RemoteWorkers(pool, link, clock).follow()
+    RemoteWorkers(pool, clock).use(link)
     service = IngressService(app, gateway, pool, tenants, link, tracing)
     tenants.on_keys_ended = lambda: _end_unauthorized(service)
     return service

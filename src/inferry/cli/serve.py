@@ -107,10 +107,9 @@ def run_ingress(config: Config, listener: Listener, path: Path, lifeline: int) -
 
     async def main(sock: socket.socket) -> None:
         from inferry.cli import cluster_wiring
-        from inferry.workers.remote.owner_link import OwnerAddress
 
         tokenizers: dict[str, Tokenizer] = {}
-        link = cluster_wiring.open_link(OwnerAddress(path), tokenizers)
+        link = cluster_wiring.open_link(cluster_wiring.OwnerAddress(path), tokenizers)
         stop = lifecycle.StopSignals()
         with stop.installed(), lifecycle.stop_at_eof(stop, lifeline):
             link.start()

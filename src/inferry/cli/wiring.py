@@ -136,6 +136,7 @@ def assemble(
     tokenizers: dict[str, Tokenizer],
     clock: Clock,
     kinds: Mapping[str, str] | None = None,
+    app_type: type[App] = App,
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config.ledger)
@@ -166,7 +167,7 @@ def assemble(
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
     )
-    app = App(
+    app = app_type(
         gateway,
         metrics,
         http_limits(config.server),

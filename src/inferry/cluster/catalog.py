@@ -9,7 +9,8 @@ def catalog_of(gateway: Gateway) -> Catalog:
     """The models by isolation and precision, which together decide what jobs a worker may take."""
     groups: dict[tuple[str | None, str | None], list[WorkerView]] = {}
     for view in gateway.views():
-        groups.setdefault((view.isolation, view.precision), []).append(view)
+        if not view.is_remote:
+            groups.setdefault((view.isolation, view.precision), []).append(view)
     served: list[ServedModels] = []
     for isolation, precision in sorted(groups, key=repr):
         views = groups[isolation, precision]

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 CATALOG_INTERVAL_S = 0.25
 """Interval at which a change of the workers is looked for."""
+CLOSE_TIMEOUT_S = 1.0
+"""Time for peers to read what was written before the end, in seconds."""
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """Unread bytes of one job after which it is cancelled: its ingress process does not read."""
 
@@ -120,7 +122,12 @@ class OwnerServer:
             connection.close()
         if self.connections:
             self._all_lost.clear()
+            self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
             await self._all_lost.wait()
+
+    def _abort(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
 
     def connection_lost(self, connection: "OwnerConnection") -> None:
         self.connections.discard(connection)

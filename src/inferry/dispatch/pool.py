@@ -228,11 +228,12 @@ class Pool:
         supervisor.is_drained = False
         supervisor.refresh()
 
-    def add(self, worker: Worker, kind: str = "") -> None:
-        """Add a worker; it gets work once it has generated a token."""
+    def add(self, worker: Worker, kind: str = "", *, was_up: bool = False) -> None:
+        """Add a worker; it gets work once it has generated a token. `was_up`: until then, calls wait for it."""
         if worker.name in self._supervisors:
             raise ValueError(f"there is a worker {worker.name} already")
         supervisor = self._supervisors[worker.name] = self._supervisor_for(worker, kind)
+        supervisor.was_up = was_up
         self._view_changed(supervisor)
         if self._is_started:
             supervisor.task = asyncio.get_running_loop().create_task(supervisor.run_forever())

@@ -32,23 +32,30 @@ OpenHttp = Callable[[str, Callable[[], asyncio.Protocol]], Awaitable[asyncio.Tra
 
 
 class ForwardingApp(App):
-    """Answers inference calls itself and forwards everything else. The owner of the object sets `open_http`."""
+    """Answers inference calls itself and forwards everything else, while another process is the owner."""
 
-    open_http: OpenHttp
+    _open_http: OpenHttp | None = None
+    _counts: "LocalRequests | None" = None
 
-    def use_owner(self, open_http: OpenHttp) -> None:
-        self.open_http = open_http
-        self._local = frozenset(self._posts) - {RESPONSES}  # responses are stored, and batches by the owner only
+    def use_owner(self, open_http: OpenHttp | None) -> None:
+        """Forward requests through this from now on; None: this process is the owner, and answers everything."""
+        self._open_http = open_http
+        self._local = frozenset(self._posts) - {RESPONSES}  # responses may be stored, which the owner does
+
+    def report_requests(self) -> None:
+        """Count requests for the owner, and none that it answers itself."""
         self._counts = LocalRequests(self._local)
 
     def count_requests(self) -> RequestCounts:
-        return self._counts
+        return super().count_requests() if self._counts is None else self._counts
 
     def take_counts(self) -> list[tuple[str, int, int]]:
         """Path, status and number of the local requests since the last call."""
-        return self._counts.take()
+        return [] if self._counts is None else self._counts.take()
 
     def accepts_body(self, request: Request, peer: str) -> bool:
+        if self._open_http is None:
+            return App.accepts_body(self, request, peer)
         if request.target in self._local and request.method == b"POST":
             try:
                 request.caller = self._auth.caller(request.headers, peer)
@@ -70,9 +77,11 @@ class ForwardingApp(App):
         if isinstance(sink, ForwardedRequest):
             sink.respond(reply)
         elif (
-            (request.target in self._local and request.method == b"POST")
+            self._open_http is None
+            or (request.target in self._local and request.method == b"POST")
             or request.target == b"/health"
             or request.problem is not None
+            or request.is_internal
         ):
             App.serve(self, request, reply)
         else:
@@ -84,6 +93,12 @@ class ForwardingApp(App):
     def start(self, work: Any) -> None:
         """Run a coroutine; the app holds its task."""
         self._start_task(work)
+
+    async def open_http(self, peer: str, make_protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """A connection to the owner's HTTP server. Raises OSError."""
+        if self._open_http is None:
+            raise ConnectionError("there is no other owner")
+        return await self._open_http(peer, make_protocol)
 
     def refuse(self, error: GatewayError, request: Request, reply: Reply) -> None:
         self._refuse(error, request, reply)

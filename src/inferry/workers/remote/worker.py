@@ -22,11 +22,14 @@ _UNLIMITED = Capacity()
 
 
 class RemoteWorker:
-    """`served` is what the owner said last; it stays while the owner is away, so that calls wait for it."""
+    """`served` is what the owner said last; it stays while the owner is away, so that calls wait for it.
+
+    `link` leads to the present owner.
+    """
 
     def __init__(self, name: str, link: OwnerLink, served: ServedModels, clock: Clock) -> None:
         self._name = name
-        self._link = link
+        self.link = link
         self._clock = clock
         self.served = served
 
@@ -36,7 +39,7 @@ class RemoteWorker:
 
     @property
     def is_up(self) -> bool:
-        return self._link.is_connected and self.served.is_up
+        return self.link.is_connected and self.served.is_up
 
     def cards(self) -> Sequence[ModelCard]:
         return self.served.cards
@@ -57,8 +60,8 @@ class RemoteWorker:
         )
 
     async def start(self) -> None:
-        self._link.start()
-        await self._link.wait_connected()
+        self.link.start()
+        await self.link.wait_connected()
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
         if plan.plan_id == _PROBE_PLAN:
@@ -66,16 +69,16 @@ class RemoteWorker:
             return
         completion = PlanCompletion(len(plan.jobs))
         for job in plan.jobs:
-            if not self._link.submit(job, emit, completion):
+            if not self.link.submit(job, emit, completion):
                 emit(Failed(job.job_id, WorkerUnreachable("the process that owns the workers is away")))
                 completion.job_ended()
         try:
             await completion.finished
         finally:
-            self._link.drop(completion)
+            self.link.drop(completion)
 
     async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
-        return await self._link.cancel(job_ids)
+        return await self.link.cancel(job_ids)
 
     async def close(self) -> None:
         """The link is closed by its owner, since other workers share it."""
