@@ -237,6 +237,11 @@ def open_link(
     return OwnerLink(address, clock or SystemClock(), admits_here=admits_here, assembler_for=assembler_for)
 
 
+def open_local_link(path: Path, tokenizers: Mapping[str, Tokenizer]) -> OwnerLink:
+    """The connection to an owner on this host, at its Unix socket."""
+    return open_link(OwnerAddress(path), tokenizers)
+
+
 def build_ingress(
     config: Config, link: OwnerLink, tokenizers: dict[str, Tokenizer], clock: Clock | None = None
 ) -> IngressService:

@@ -109,7 +109,7 @@ def run_ingress(config: Config, listener: Listener, path: Path, lifeline: int) -
         from inferry.cli import cluster_wiring
 
         tokenizers: dict[str, Tokenizer] = {}
-        link = cluster_wiring.open_link(cluster_wiring.OwnerAddress(path), tokenizers)
+        link = cluster_wiring.open_local_link(path, tokenizers)
         stop = lifecycle.StopSignals()
         with stop.installed(), lifecycle.stop_at_eof(stop, lifeline):
             link.start()
