@@ -155,8 +155,7 @@ class JobLifecycle:
         """The worker has passed the job on, and the process that runs it has begun another attempt."""
         attempt, is_void = stream.attempt, item.resume_point is None
         attempt.job = replace(attempt.job, attempt=item.attempt, resume_point=item.resume_point)
-        if is_void:
-            attempt.output_tokens = attempt.reported_tokens = 0
+        attempt.output_tokens = attempt.reported_tokens = 0
         stream.begin_attempt(attempt, from_start=is_void)
 
     def _may_continue(self, attempt: Attempt, item: Delta) -> bool:
