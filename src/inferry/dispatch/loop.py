@@ -240,10 +240,14 @@ class DispatchLoop:
     def _worker_removed(self, worker: str) -> None:
         self._fleet.forget(worker)
         self._usage_validator.forget(worker)
+        self.end_unroutable("was removed")
+
+    def end_unroutable(self, reason: str) -> None:
+        """End queued jobs that no worker can take any more."""
         for stream in self._demux.streams():
             job = stream.attempt.job
             if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
-                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` was removed"))
+                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` {reason}"))
 
     def _hedge(self, attempt: Attempt, now: float) -> None:
         """Retry an overdue call on another worker, if allowed. Its worker gets no new work until it has confirmed the
