@@ -184,9 +184,15 @@ class DispatchLoop:
         if (timer := self._delayed.pop(job_id, None)) is not None:
             timer.cancel()
         stream = self._demux.get(job_id)
-        if stream is not None:
-            self._scheduler.offer(stream.attempt.job, self._now(), is_admitted=True)
-            self._request_tick()
+        if stream is None:
+            return
+        job = stream.attempt.job
+        if job.route.adapter is not None and not self._scheduler.has_route(job.route):
+            error = NoWorker(f"the adapter `{job.route.model}` was unloaded")
+            self._lifecycle.end(stream, Failed(job_id, error), self._now())
+            return
+        self._scheduler.offer(job, self._now(), is_admitted=True)
+        self._request_tick()
 
     def _offer_later(self, job_id: str, delay_s: float) -> None:
         if delay_s > 0:
