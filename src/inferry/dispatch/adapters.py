@@ -31,13 +31,16 @@ class AdapterControl:
         hosts = self._hosts(path, base)
         self._models.share_tokenizer(name, next(iter(hosts.values())))
         loaded: list[str] = []
+        error: GatewayError | None = None
         try:
             for worker in hosts:
                 await self._host(worker).load_adapter(name, path)
                 loaded.append(worker)
-        except GatewayError:
+        except GatewayError as refused:
+            error = refused
+        if error is not None:
             await self._unload(name, loaded)
-            raise
+            raise error
         for worker in loaded:
             self._pool.refresh_view(worker)
         return loaded
