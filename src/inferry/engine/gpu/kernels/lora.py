@@ -37,6 +37,18 @@ def splits_of(inputs: int) -> int:
     return min(_MAX_SPLITS, -(-inputs // _SPLIT_WIDTH))
 
 
+def input_block(rank: int, tile: int, dtype: torch.dtype) -> int:
+    """Inputs that a program of the first kernel multiplies at once: what shared memory holds of a few stages."""
+    block = min(256 if tile < 64 else 64, 16_384 // rank)
+    return max(16, block // 2) if dtype == torch.float32 else max(16, block)
+
+
+def output_block(rank: int, tile: int, widest: int, dtype: torch.dtype) -> int:
+    """Outputs of a program of the second kernel: what registers hold. float32 is multiplied without tensor cores."""
+    block = min(256 if tile < 64 and widest > 4096 else 128, 8_192 // rank)
+    return max(16, block // 4) if dtype == torch.float32 else max(16, block)
+
+
 @triton.jit
 def _narrow(
     counts, rows, tile_slots, tile_starts, tile_counts, inputs, a, narrow,
@@ -108,7 +120,7 @@ def add_adapters(
     """
     _, parts, rank, inputs_width = stack.a.shape
     splits = splits_of(inputs_width)
-    block = 256 if tile < 64 else 64
+    block = input_block(rank, tile, inputs.dtype)
     share = triton.cdiv(triton.cdiv(inputs_width, splits), block) * block
     precision = "ieee" if inputs.dtype == torch.float32 else "tf32"
     tiles = (step.adapter_rows, step.adapter_slots, step.adapter_starts, step.adapter_counts)
@@ -121,7 +133,7 @@ def add_adapters(
         **common,
     )  # fmt: skip
     first, second, third = (*stack.widths, 0, 0)[:3]
-    block = 128 if tile >= 64 or max(stack.widths) <= 4096 else 256
+    block = output_block(rank, tile, max(stack.widths), inputs.dtype)
     blocks = sum(triton.cdiv(width, block) for width in stack.widths)
     _widen[(grid, blocks)](
         step.counts, *tiles, narrow, stack.b, out, FIRST=first, SECOND=second, THIRD=third, BLOCK=block, **common
