@@ -61,7 +61,6 @@ ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/ledger",
     "loadgen/events",
     "loadgen/load_generator",
-    "loadgen/load_test",
     "loadgen/prober",
     "loadgen/requests",
     "loadgen/server",

@@ -77,7 +77,7 @@ def _style() -> str:
         return "".join(f"--c{number}:{colour};" for number, colour in enumerate(colours))
 
     series = "".join(
-        f"polyline.s{n},line.s{n}{{stroke:var(--c{n})}}rect.s{n}{{fill:var(--c{n})}}i.s{n}{{background:var(--c{n})}}"
+        f"polyline.s{n},line.s{n}{{stroke:var(--c{n})}}rect.s{n},circle.s{n}{{fill:var(--c{n})}}i.s{n}{{background:var(--c{n})}}"
         for n in range(MAX_SERIES)
     )
     return (
