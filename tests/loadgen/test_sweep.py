@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from aiohttp import web
 from typer.testing import CliRunner
 
+from inferry.cli.formats import parse_sizes
 from inferry.cli.main import app
 from inferry.domain.lanes import Lane
 from inferry.domain.values import replace
@@ -22,7 +24,7 @@ from inferry.loadgen import gpu_utilisation
 from inferry.loadgen.gpu_utilisation import GpuSource, GpuWatch, find_source, mean_utilisation
 from inferry.loadgen.load_test import LoadTest
 from inferry.loadgen.server import Server
-from inferry.loadgen.sweep import Sweep, SweepProgress, parse_levels, run_sweep
+from inferry.loadgen.sweep import Sweep, SweepProgress, run_sweep
 from inferry.loadgen.sweep_page import findings, html_page
 from inferry.loadgen.sweep_result import (
     LevelFigures,
@@ -33,7 +35,7 @@ from inferry.loadgen.sweep_result import (
     to_csv,
     ttft_missed_at,
 )
-from inferry.loadgen.traffic import EmptyLoad, TrafficOptions
+from inferry.loadgen.traffic import TrafficOptions
 from inferry.sim.costs import CostModel, EngineFlags
 from inferry.sim.workload import SloTarget
 from loadgen.load_test_server import PROMISES, Script, answer, calls_of, is_trial
@@ -94,16 +96,16 @@ def swept(
 
 
 def test_levels_are_listed_or_doubled() -> None:
-    assert parse_levels("1,2,5") == (1, 2, 5)
-    assert parse_levels("1..128") == (1, 2, 4, 8, 16, 32, 64, 128)
-    assert parse_levels("3..10") == (3, 6, 10)
-    assert parse_levels("8") == parse_levels("8..8") == (8,)
+    assert parse_sizes("1,2,5") == (1, 2, 5)
+    assert parse_sizes("1..128") == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert parse_sizes("3..10") == (3, 6, 10)
+    assert parse_sizes("8") == parse_sizes("8..8") == (8,)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,,2", "0,1", "4,2", "2,2", "8..1", "0..8", "1..x", "1..100000"])
 def test_other_levels_are_refused(text: str) -> None:
-    with pytest.raises(EmptyLoad, match="--sweep"):
-        parse_levels(text)
+    with pytest.raises(typer.BadParameter, match="sizes"):
+        parse_sizes(text)
 
 
 # -- what is sent and measured -----------------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ def test_an_interrupt_keeps_the_levels_measured_so_far(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--sweep", "x"], "--sweep must be of the form"),
+        (["--sweep", "x"], "such as 1,2,4"),
         (["--sweep", "1,2", "--poisson", "1"], "cannot be combined"),
         (["--sweep", "1,2", "--pods", "1"], "cannot be combined"),
         (["--sweep", "1,2", "--duration", "0"], "--duration"),

@@ -23,6 +23,7 @@ from inferry.cli.bench_output import (
     warn,
 )
 from inferry.cli.bench_run import INTERRUPTED, NO_CALL_COMPLETED, run_to_end
+from inferry.cli.formats import parse_sizes
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import check_key, console, fail, write_file
 from inferry.domain.lanes import DEFAULT_LANES, Lane
@@ -235,7 +236,7 @@ def _run(load_test: "LoadTest", key: str | None) -> "Result":
 
 
 def _run_sweep(load_test: "LoadTest", key: str | None, workload: WorkloadOptions) -> "SweepResult":
-    from inferry.loadgen.sweep import Sweep, parse_levels, run_sweep
+    from inferry.loadgen.sweep import Sweep, run_sweep
 
     if workload.pods is not None or workload.concurrency_cap is not None:
         fail("--sweep cannot be combined with --pods or --concurrency-cap")
@@ -244,7 +245,7 @@ def _run_sweep(load_test: "LoadTest", key: str | None, workload: WorkloadOptions
         fail("--sweep cannot be combined with --poisson, --bursts, --agents, --scenario or --trace")
     if traffic.seconds is not None and not 0 < traffic.seconds < inf:
         fail("--duration must be above 0")
-    sweep = Sweep(test=load_test, levels=parse_levels(workload.sweep or ""), min_calls=workload.level_calls)
+    sweep = Sweep(test=load_test, levels=parse_sizes(workload.sweep or ""), min_calls=workload.level_calls)
 
     def measure(bar: Progress, task: TaskID, stop_by: "StopHook") -> Awaitable["SweepResult"]:
         return run_sweep(sweep, key, SweepProgressBar(bar, task), stop_by)

@@ -35,7 +35,6 @@ from inferry.sim.calls import Run
 from inferry.sim.rng import named_rng
 
 DEFAULT_LEVEL_S = 10.0
-MAX_CONCURRENCY = 4096
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
@@ -64,24 +63,6 @@ class SweepProgress(Struct, frozen=True):
 
 
 OnSweepProgress = Callable[[SweepProgress], None]
-
-
-def parse_levels(text: str) -> tuple[int, ...]:
-    """`1,2,8`, or `1..128`: doubled from the first to the last."""
-    first, dots, last = text.partition("..")
-    try:
-        if dots:
-            levels = [int(first)]
-            while 0 < levels[-1] < int(last):
-                levels.append(min(2 * levels[-1], int(last)))
-        else:
-            levels = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise EmptyLoad(f"--sweep must be of the form 1,2,4,8 or 1..128; got {text!r}") from None
-    is_ascending = levels == sorted(set(levels)) and (not dots or levels[-1] == int(last))
-    if not is_ascending or not 1 <= levels[0] <= levels[-1] <= MAX_CONCURRENCY:
-        raise EmptyLoad(f"--sweep needs ascending numbers from 1 to {MAX_CONCURRENCY:,}; got {text!r}")
-    return tuple(levels)
 
 
 async def run_sweep(sweep: Sweep, key: str | None, on_progress: OnSweepProgress, install_stop: StopHook) -> SweepResult:
