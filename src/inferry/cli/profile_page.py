@@ -82,9 +82,9 @@ def findings(profile: "Profile") -> list[str]:
         if by_work is None
         else f"By roofline a decode step becomes compute-bound at batch size {by_work:,}.",
         f"By roofline products with weights alone become compute-bound at batch size {products:,}.",
-        f"Measured, the time of products does not grow with the batch up to {largest:,}: they stay memory-bound."
+        f"Measured, products with weights are memory-bound: their time does not grow with the batch up to {largest:,}."
         if measured is None
-        else f"Measured, the time of products grows with the batch from batch size {measured:,} on.",
+        else f"Measured, the time of products with weights grows with the batch from batch size {measured:,} on.",
     ]
     waiting = [point.batch for point in profile.phase("decode") if point.bound == "overhead"]
     if waiting:

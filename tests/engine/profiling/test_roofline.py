@@ -91,9 +91,10 @@ def test_a_step_that_mostly_waits_is_bound_by_overhead() -> None:
 
 
 def test_the_measured_transition_is_where_products_begin_to_grow_with_the_batch() -> None:
-    assert measured_transition([(1, 1.0), (2, 1.0), (4, 1.1), (8, 2.0), (16, 4.0)]) == 8
-    assert measured_transition([(1, 1.0), (2, 1.9), (4, 2.0), (8, 2.1)]) is None  # it was noise
-    assert measured_transition([(1, 1.0), (2, 2.0)]) == 2
+    assert measured_transition([(1, 1.0), (2, 1.0), (4, 1.0), (8, 2.0), (16, 4.0)]) == 4
+    assert measured_transition([(1, 1.1), (2, 0.9), (4, 1.2), (8, 1.7), (16, 4.4), (32, 7.6)]) in (4, 5)
+    assert measured_transition([(1, 1.0), (2, 2.0), (4, 4.0)]) == 1
+    assert measured_transition([(1, 1.0), (2, 1.0), (4, 1.1), (8, 1.2)]) is None
     assert measured_transition([(1, 1.0)]) is None
     assert measured_transition([(1, 0.0), (2, 0.0)]) is None
 

@@ -5,7 +5,6 @@ computed tokens written, and activations stay on the chip.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import ceil, log2
 
 from msgspec import Struct
@@ -14,8 +13,8 @@ from inferry.engine.model import ModelConfig
 
 OVERHEAD_SHARE = 0.5
 """A step is overhead-bound if at least this share of it is idle."""
-GROWING_EXPONENT = 0.5
-"""Matrix products are compute-bound once their time grows at least as the batch to this power."""
+_FIT_PARTS = 16
+"""Steps in which a doubling of the batch size is searched for the transition."""
 
 
 class Piece(Struct, frozen=True):
@@ -117,13 +116,22 @@ def product_transition(value_bytes: int, peak: DevicePeak) -> int:
 
 
 def measured_transition(product_s: Sequence[tuple[int, float]]) -> int | None:
-    """The batch size from which the time of products, by (batch size, seconds), grows with the batch.
+    """The batch size at which the time of products, by (batch size, seconds), begins to grow with the batch.
 
-    Memory-bound products take the same time at any batch size, compute-bound ones twice the time for twice the batch.
-    None if they are not compute-bound at the largest batch size.
+    Memory-bound products take the same time at any batch size, compute-bound ones twice the time for twice the batch:
+    the result is where both lines cross that fit the logarithms best. None if the time has not grown by half at the
+    largest batch size.
     """
-    found = None
-    for (small, before), (large, after) in pairwise(product_s):
-        is_growing = before > 0 and log2(max(after / before, 1e-9)) >= GROWING_EXPONENT * log2(large / small)
-        found = (found or large) if is_growing else None
-    return found
+    points = [(log2(batch), log2(seconds)) for batch, seconds in product_s if seconds > 0]
+    if len(points) < 2:
+        return None
+    first, last = points[0][0], points[-1][0]
+    crossings = [last - number / _FIT_PARTS for number in range(int((last - first) * _FIT_PARTS) + 1)]
+
+    def error(crossing: float) -> float:
+        levels = [time - max(0.0, size - crossing) for size, time in points]
+        mean = sum(levels) / len(levels)
+        return sum((level - mean) ** 2 for level in levels)
+
+    best = min(crossings, key=error)
+    return None if best >= last - 0.5 else ceil(2**best)
