@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from random import Random
 
+import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
@@ -69,7 +70,7 @@ def _repeat(runner: Runner, work: Sequence[Work], steps: int) -> Iterator[float]
 
 def _kernels(runner: Runner, work: Sequence[Work], steps: int) -> list[tuple[str, float]]:
     """Names and seconds of the kernels of a step: CUDA kernels, or operators of the CPU without those they call."""
-    is_cuda = isinstance(runner, OverlappingRunner)
+    is_cuda = isinstance(runner, OverlappingRunner) and torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
         for _ in _repeat(runner, work, steps):
             pass
