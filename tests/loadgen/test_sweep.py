@@ -247,19 +247,24 @@ def test_nvidia_smi_is_read_for_a_server_on_this_machine(tmp_path: Path, monkeyp
     assert asyncio.run(main()) == (0.4, None)
 
 
-def test_readings_that_cover_the_time_before_a_level_do_not_count() -> None:
-    values = iter([0.0, 0.0, 0.2, 0.4])
+@pytest.mark.parametrize(
+    ("seconds", "mean"),
+    [(4.5, 0.3), (2.5, 0.1), (1.5, None)],
+    ids=["two readings inside", "half of the last one inside", "all older"],
+)
+def test_readings_that_cover_the_time_before_a_level_do_not_count(seconds: float, mean: float | None) -> None:
+    values = iter([0.0, 0.1, 0.2, 0.4])
 
     async def read() -> float | None:
-        return next(values, None)
+        return next(values)
 
     async def main() -> GpuWatch:
         watch = GpuWatch(GpuSource("scripted", read, 3.0))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(watch.run(), 4.5)
+            await asyncio.wait_for(watch.run(), seconds)
         return watch
 
-    assert run_virtual_net(main()).mean == pytest.approx(0.3)
+    assert run_virtual_net(main()).mean == (None if mean is None else pytest.approx(mean))
     assert GpuWatch(None).mean is None
 
 

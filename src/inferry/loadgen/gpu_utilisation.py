@@ -12,8 +12,8 @@ from msgspec import Struct
 from inferry.loadgen.server import ProbeError, Server
 
 METRIC = "inferry_worker_gpu_utilization_ratio"
-METRIC_SPAN_S = 5.0
-"""The gateway's figure is of this many seconds."""
+METRIC_SPAN_S = 10.0
+"""The gateway's figure is of 5 seconds and up to 5 seconds old."""
 INTERVAL_S = 1.0
 _SAMPLE = re.compile(rf"^{METRIC}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)", re.MULTILINE)
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -23,7 +23,7 @@ Read = Callable[[], Awaitable[float | None]]
 
 
 class GpuSource(Struct, frozen=True):
-    """Where utilisation is read. A reading covers the `span_s` seconds before it; None: no figure at this time."""
+    """Where utilisation is read. A reading may cover `span_s` seconds before it; None: no figure at this time."""
 
     name: str
     read: Read
@@ -68,11 +68,15 @@ class GpuWatch:
 
     @property
     def mean(self) -> float | None:
-        """The mean of readings that cover only the time of the watch; else the last reading."""
+        """The mean of readings that cover only the time of the watch; else the last one, if half of it does."""
         if self._source is None or not self._readings:
             return None
-        inside = [value for at, value in self._readings if at >= self._source.span_s]
-        return sum(inside) / len(inside) if inside else self._readings[-1][1]
+        span_s = self._source.span_s
+        inside = [value for at, value in self._readings if at >= span_s]
+        if inside:
+            return sum(inside) / len(inside)
+        last_at, last = self._readings[-1]
+        return last if last_at >= span_s / 2 else None
 
 
 def mean_utilisation(metrics: str) -> float | None:

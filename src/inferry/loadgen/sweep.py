@@ -227,7 +227,7 @@ def _note_failures(calls: list[Call], failures: dict[str, str]) -> None:
 def _result(setup: _Setup, levels: list[LevelFigures], failures: dict[str, str], *, is_partial: bool) -> SweepResult:
     sweep, test, traffic = setup.sweep, setup.sweep.test, setup.sweep.test.traffic
     ttft_s = test.slo_targets[setup.lane].ttft_s
-    prompt, output = (f"{low}–{high}" for low, high in (traffic.prompt_tokens, traffic.output_tokens))  # noqa: RUF001
+    prompt, output = map(_range_text, (traffic.prompt_tokens, traffic.output_tokens))
     settings = {"levels": sweep.levels, "level_s": sweep.level_s, "min_calls": sweep.min_calls}
     return SweepResult(
         label=test.label,
@@ -248,3 +248,8 @@ def _result(setup: _Setup, levels: list[LevelFigures], failures: dict[str, str],
         saturated_at=saturated_at(levels),
         ttft_missed_at=ttft_missed_at(levels, ttft_s),
     )
+
+
+def _range_text(span: tuple[int, int]) -> str:
+    low, high = span
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"  # noqa: RUF001
