@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from inferry.engine.checkpoint import UnsupportedModel, read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.dtypes import UnsupportedDtype
 from inferry.engine.memory import OutOfMemory
 from inferry.engine.planner import Work
 from inferry.engine.profiling.kernels import CLASSES
@@ -88,6 +90,19 @@ def test_sizes_beyond_the_context_or_the_memory_are_refused(tmp_path: Path, monk
     monkeypatch.setattr("inferry.engine.runner.cpu_memory", lambda: (1 << 20, 1 << 20))
     with pytest.raises(OutOfMemory, match="more than the"):
         run_profile(directory, CONFIG, SETTINGS, is_random=False)
+
+
+def test_a_dtype_that_the_cpu_lacks_is_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dtype: str) -> None:
+        raise UnsupportedDtype(f"dtype {dtype}: not here")
+
+    monkeypatch.setattr("inferry.engine.runner.check_cpu_dtype", refuse)
+    monkeypatch.setattr("inferry.engine.profiling.session.measure_peak", lambda *_: pytest.fail("computed"))
+    directory = make_checkpoint(tmp_path, "llama")
+    with pytest.raises(UnsupportedDtype, match="dtype bfloat16: not here"):
+        run_profile(directory, replace(CONFIG, dtype="bfloat16"), SETTINGS, is_random=False)
 
 
 def test_the_runner_of_a_gpu_computes_the_same_step_again(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from inferry.engine.profiling.roofline import (
     step_work,
 )
 from inferry.engine.profiling.runners import profiled_runner
-from inferry.engine.runner import set_threads
+from inferry.engine.runner import cpu_dtype, set_threads
 
 Phase = Literal["decode", "prefill"]
 _DIMENSIONS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab_size", "context_tokens")
@@ -62,7 +62,8 @@ def run_profile(
     steps = list(_steps(settings, config.chunk_tokens))
     blocks = max(blocks_of(pieces, config.block_tokens) for _, _, pieces in steps)
     config = replace(config, kv_tokens=blocks * config.block_tokens, max_sequences=max(settings.batch_sizes))
-    dtype = resolve_dtype(config.dtype, model.dtype, config.device)
+    # Checked before the probe: on some CPUs a product in bfloat16 ends the process.
+    dtype = cpu_dtype(config) if config.device == "cpu" else resolve_dtype(config.dtype, model.dtype, "cuda")
     value_bytes = DTYPE_BYTES[dtype]
     try:
         peak = measure_peak(config.device, getattr(torch, dtype))
