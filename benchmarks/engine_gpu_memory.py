@@ -1,8 +1,8 @@
 """The memory estimate against a GPU: `python -m benchmarks.engine_gpu_memory` on a host with CUDA.
 
-Three shapes with random weights. For each: the KV cache that fills 25 % and 80 % of the device by the estimate, and then
-what the device has allocated once graphs are captured and sequences have been sampled. Exits with 1 if an estimate is
-off by more than 10 %.
+Three shapes with random weights. For each: the KV cache that fills 25 % and 80 % of the device by the estimate, and
+then what the device has allocated once graphs are captured and sequences have been sampled. Exits with 1 if an estimate
+is off by more than 10 %.
 """
 
 import gc
