@@ -42,11 +42,18 @@ def some_requests(count: int, vocabulary: int, prompt: tuple[int, int], output: 
     ]
 
 
-def pressed(mode: EngineMode, requests: list[Request], fitting: int, **limits: int) -> EngineConfig:
+def pressed(
+    mode: EngineMode, requests: list[Request], fitting: int, chunk_tokens: int, block_tokens: int
+) -> EngineConfig:
     """The engine's limits, with a KV cache for `fitting` requests of mean length and four times as many slots."""
     tokens = sum(len(request.prompt_ids) + request.sampling.max_tokens for request in requests)
     return EngineConfig(
-        mode=mode, max_sequences=4 * fitting, kv_tokens=fitting * tokens // len(requests), prefix_cache=False, **limits
+        mode=mode,
+        max_sequences=4 * fitting,
+        kv_tokens=fitting * tokens // len(requests),
+        chunk_tokens=chunk_tokens,
+        block_tokens=block_tokens,
+        prefix_cache=False,
     )
 
 
@@ -78,7 +85,7 @@ def run(model: ModelConfig, device: torch.device, requests: list[Request], fitti
 
     weights = random_weights(model, dtype, device)
     for mode in MODES:
-        config = pressed(mode, requests, fitting, chunk_tokens=2_048)
+        config = pressed(mode, requests, fitting, chunk_tokens=2_048, block_tokens=32)
         core = EngineCore(build_runner(model, weights, config, device), config)
         started = time.perf_counter()
         finish(core, requests)
