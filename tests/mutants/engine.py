@@ -208,6 +208,20 @@ GROUP = MutantGroup(
             _MODES,
         ),
         Mutant(
+            "open slots get no more prompt tokens beside decodes",
+            "engine/hybrid_planner.py",
+            "max(1.0, open_eighths)",
+            "1.0",
+            _MODES,
+        ),
+        Mutant(
+            "a step with prompts beside decodes counts as quiet",
+            "engine/hybrid_planner.py",
+            "HybridPlanner(0 if tokens else self.decode_steps + 1,",
+            "HybridPlanner(self.decode_steps + 1,",
+            _MODES,
+        ),
+        Mutant(
             "ends before a prefill step are not counted",
             "engine/hybrid_planner.py",
             "HybridPlanner(0, self.phase_tokens + tokens, phase_limit, seated, freed_per_step)",
