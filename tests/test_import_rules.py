@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
-    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton"},
+    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton", "llguidance"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},

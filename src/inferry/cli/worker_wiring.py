@@ -127,7 +127,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         if not (directory / "config.json").is_file():
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
     try:
-        tokenizer = HfTokenizer(directory)
+        tokenizer = HfTokenizer(directory, None if config.tool_call_format == "auto" else config.tool_call_format)
         engine = engine_config(config, resolve_device(config.device))
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
@@ -146,6 +146,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        tool_format=tokenizer.tool_format,
     )
     return worker, dict.fromkeys(names, tokenizer)
 
