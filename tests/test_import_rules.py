@@ -51,6 +51,7 @@ TORCH_MODULES = {
     "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/masks",
     "engine/gpu/kernels/thresholds",
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
