@@ -149,9 +149,8 @@ def test_streamed_calls_are_those_of_the_whole_answer(api: OpenAI) -> None:
     assert streamed.finish_reason == whole.finish_reason
     assert whole.message.tool_calls is not None
     assert streamed.message.tool_calls is not None
-    assert [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls] == [  # type: ignore[union-attr]
-        (c.function.name, c.function.arguments)
-        for c in whole.message.tool_calls  # type: ignore[union-attr]
+    assert [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls] == [
+        (c.function.name, c.function.arguments) for c in whole.message.tool_calls
     ]
     assert sum(event.type == "tool_calls.function.arguments.delta" for event in events) > 1
     assert final.usage is not None
@@ -183,8 +182,12 @@ def test_a_model_that_may_call_writes_text_as_well(api: OpenAI) -> None:
     alone = api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=8, seed=3, tools=TOOLS)
     assert alone.choices[0].message.content
     assert alone.choices[0].finish_reason == "length"
-    with api.chat.completions.stream(model="tiny", messages=HELLO, max_tokens=8, seed=3, tools=TOOLS) as stream:
-        assert stream.get_final_completion().choices[0].message.content == alone.choices[0].message.content
+    events = list(
+        api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=8, seed=3, tools=TOOLS, stream=True)
+    )
+    text = "".join(event.choices[0].delta.content or "" for event in events)
+    assert text == alone.choices[0].message.content
+    assert events[-1].choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -293,7 +296,13 @@ def test_an_invalid_schema_is_refused_by_name(api: OpenAI, schema: Any, param: s
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "open"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look_up"}}}, "tool_choice"),
         ({"functions": [{"name": "a"}]}, "functions"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}, *HELLO]},
+            "messages[0].tool_calls",
+        ),
         ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),

@@ -1,0 +1,229 @@
+"""Outputs of the engine under grammars, with random weights."""
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import torch
+
+from inferry.domain.constraints import Constraint, ToolSpec
+from inferry.domain.sampling import Sampling
+from inferry.domain.workers import EngineMode
+from inferry.engine import grammars
+from inferry.engine.config import EngineConfig
+from inferry.engine.grammar_text import grammar_text
+from inferry.engine.messages import Request
+from inferry.engine.sampling import sample
+from inferry.engine.sequences import Sequence
+from support.grammar_fixtures import GrammarEngine, a_schema, of_schema
+
+TICKET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "intent": {"enum": ["billing", "bug"]},
+        "urgency": {"type": "integer", "minimum": 1, "maximum": 5},
+        "note": {"type": "string", "maxLength": 6},
+    },
+    "required": ["intent", "urgency", "note"],
+    "additionalProperties": False,
+}
+PROMPT = [10, 20, 30]
+SETTINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=4),
+    Sampling(temperature=1.5, top_p=0.6, seed=5),
+    Sampling(temperature=0.7, top_k=5, seed=6),
+]
+
+
+def a_request(
+    key: int, constraint: Constraint | None, *, tokens: int = 400, sampling: Sampling | None = None, **more: Any
+) -> Request:
+    base = sampling or Sampling(temperature=1.0, seed=key)
+    values = {name: getattr(base, name) for name in ("temperature", "top_p", "top_k", "seed")}
+    wanted = Sampling(**values, max_tokens=tokens, constraint=constraint)
+    return Request(key, more.pop("prompt", PROMPT), wanted, lane=1, **more)
+
+
+@pytest.mark.parametrize("mode", ["continuous", "hybrid", "dynamic", "static"])
+def test_random_schemas_give_valid_json_in_every_mode(tiny_dir: Path, mode: EngineMode) -> None:
+    generator = random.Random(mode)
+    schemas = [a_schema(generator) for _ in range(40)]
+    requests = [
+        a_request(key, of_schema(schema), sampling=SETTINGS[key % len(SETTINGS)]) for key, schema in enumerate(schemas)
+    ]
+    engine = GrammarEngine(tiny_dir, EngineConfig(mode=mode, max_sequences=16, threads=1)).run(requests)
+    finished = 0
+    for key, schema in enumerate(schemas):
+        end = engine.ends[key]
+        assert end.error is None, schema
+        if end.stopped:
+            finished += 1
+            assert jsonschema_rs.is_valid(schema, json.loads(engine.text(key))), (schema, engine.text(key))
+        else:
+            assert len(engine.outputs[key]) == 400
+    assert finished >= 38  # greedy output may repeat until its limit
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=["greedy", "seed", "top_p", "top_k"])
+def test_an_output_is_the_same_alone_preempted_and_resumed(tiny_dir: Path, sampling: Sampling) -> None:
+    constraint = of_schema(TICKET)
+    requests = [a_request(key, constraint, sampling=sampling, prompt=[key + 5] * 9) for key in range(4)]
+    alone: dict[int, list[int]] = {}
+    for request in requests:
+        alone |= GrammarEngine(tiny_dir).run([request]).outputs
+    scarce = EngineConfig(kv_tokens=96, block_tokens=8, chunk_tokens=16, max_sequences=4)
+    crowded = GrammarEngine(tiny_dir, scarce).run(requests)
+    assert crowded.core.stats().preemptions > 0
+    assert crowded.outputs == alone
+    whole, resumed = alone[0], GrammarEngine(tiny_dir)
+    for written in range(1, len(whole) + 1):
+        prompt = [*requests[0].prompt_ids, *whole[:written]]
+        resumed.run([a_request(written, constraint, sampling=sampling, prompt=prompt, output_ids=written)])
+        assert resumed.outputs.get(written, []) == whole[written:]
+        assert resumed.ends[written].stopped
+
+
+def test_free_rows_are_not_touched_by_constrained_ones(tiny_dir: Path) -> None:
+    engine = GrammarEngine(tiny_dir)
+    free = [a_request(key, None, tokens=20, sampling=SETTINGS[key % 4], prompt=[key + 7] * 5) for key in range(4)]
+    alone = engine.run(free).outputs
+    constrained = [a_request(10 + key, of_schema(TICKET)) for key in range(4)]
+    mixed = GrammarEngine(tiny_dir).run([*constrained, *free]).outputs
+    assert {key: mixed[key] for key in range(4)} == alone
+
+
+def test_the_logits_of_free_rows_keep_every_bit(tiny_dir: Path) -> None:
+    engine = GrammarEngine(tiny_dir)
+    sequences = [
+        Sequence(key, PROMPT, sampling=SETTINGS[key % 4], lane=0, arrival=key, limit=99, seed=key) for key in range(6)
+    ]
+    logits = torch.randn(6, 4096)
+    expected_tokens, expected = sample(logits.clone(), sequences), logits.clone()
+    assert engine.core.add(a_request(1, of_schema(TICKET))) is None
+    ((compiled, _),) = engine.grammars.collect(0.0, 60.0)
+    sequences[2].matcher = compiled.matcher
+    tokens = sample(logits, sequences)
+    for row in (0, 1, 3, 4, 5):
+        assert torch.equal(logits[row], expected[row])
+        assert tokens[row] == expected_tokens[row]
+    allowed = ~torch.isinf(logits[2])
+    assert 0 < int(allowed.sum()) < 100
+    assert torch.equal(logits[2][allowed], expected[2][allowed])
+    assert bool(allowed[tokens[2]])
+
+
+def test_an_output_ends_with_its_grammar_also_where_end_tokens_are_ignored(tiny_dir: Path) -> None:
+    sampling = Sampling(max_tokens=400, seed=1, ignore_eos=True, constraint=of_schema(TICKET))
+    engine = GrammarEngine(tiny_dir).run([Request(1, PROMPT, sampling, lane=1)])
+    assert engine.ends[1].stopped
+    json.loads(engine.text(1))
+
+
+def test_an_output_that_its_limit_completes_has_stopped(tiny_dir: Path) -> None:
+    constraint = Constraint("guided_choice", choices=("yes",))
+    whole = GrammarEngine(tiny_dir).run([a_request(1, constraint)])
+    length = len(whole.outputs[1])
+    cut = GrammarEngine(tiny_dir).run([a_request(1, constraint, tokens=length)])
+    assert cut.ends[1].stopped
+    assert cut.text(1) == "yes"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        of_schema({"type": "string", "pattern": "(a"}),
+        of_schema({"$ref": "#/$defs/absent"}),
+        of_schema({"$ref": "#"}),
+        of_schema({"not": {}}),
+        Constraint("guided_regex", regex="[z-a]"),
+        Constraint("guided_grammar", lark="start: unknown_rule"),
+        Constraint("guided_grammar", lark="% not a grammar"),
+    ],
+)
+def test_an_invalid_grammar_ends_its_sequence_alone(tiny_dir: Path, constraint: Constraint) -> None:
+    engine = GrammarEngine(tiny_dir).run([a_request(1, constraint), a_request(2, None, tokens=5)])
+    assert engine.ends[1].error
+    assert "llguidance" not in engine.ends[1].error
+    assert engine.ends[1].account.output_tokens == 0
+    assert len(engine.outputs[2]) == 5
+
+
+def test_a_keyword_that_cannot_be_enforced_is_ignored_where_the_schema_is_not_strict(tiny_dir: Path) -> None:
+    schema = {**TICKET, "not": {"required": ["other"]}}
+    engine = GrammarEngine(tiny_dir).run([a_request(1, of_schema(schema, is_strict=False))])
+    assert jsonschema_rs.is_valid(TICKET, json.loads(engine.text(1)))
+
+
+def test_options_in_a_schema_do_not_replace_those_of_the_engine(tiny_dir: Path) -> None:
+    schema = {**TICKET, "x-guidance": {"whitespace_pattern": " {100}", "lenient": True}}
+    engine = GrammarEngine(tiny_dir).run([a_request(1, of_schema(schema))])
+    assert " " * 30 not in engine.text(1)
+
+
+def test_a_sequence_is_aborted_while_its_grammar_is_compiled(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = GrammarEngine(tiny_dir)
+    go_on = threading.Event()
+    monkeypatch.setattr(grammars, "grammar_text", lambda constraint, form: str(go_on.wait(60)))
+    engine.core.add(a_request(1, of_schema(TICKET)))
+    engine.core.add(a_request(2, None, tokens=3))
+    engine.step()  # the other sequence does not wait for the compiler
+    assert engine.outputs == {2: engine.outputs[2]}
+    (freed,) = engine.core.abort([1])
+    go_on.set()
+    assert freed.key == 1
+    engine.run([])
+
+
+def test_a_grammar_that_takes_too_long_is_refused(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = GrammarEngine(tiny_dir)
+    go_on = threading.Event()
+    monkeypatch.setattr(grammars, "grammar_text", lambda constraint, form: str(go_on.wait(60)))
+    monkeypatch.setattr(grammars, "COMPILE_TIMEOUT_S", 0.0)
+    engine.run([a_request(1, of_schema(TICKET))])
+    go_on.set()
+    assert "within 0 s" in str(engine.ends[1].error)
+
+
+def test_a_compiled_grammar_is_used_again_and_the_cache_is_bounded(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_MAX_CACHED", 2)
+    compiled: list[Constraint] = []
+
+    def counted(constraint: Constraint, form: Any) -> str:
+        compiled.append(constraint)
+        return grammar_text(constraint, form)
+
+    monkeypatch.setattr(grammars, "grammar_text", counted)
+    choices = [Constraint("guided_choice", choices=(text,)) for text in ("a", "b", "c")]
+    engine = GrammarEngine(tiny_dir)
+    for key, which in enumerate([0, 1, 0, 1, 2, 1, 2, 0]):
+        engine.run([a_request(key, choices[which])])
+        assert engine.text(key) == "abc"[which]
+    assert compiled == [choices[0], choices[1], choices[2], choices[0]]
+
+
+def test_tools_are_called_in_the_format_of_the_model(tiny_dir: Path) -> None:
+    tools = (ToolSpec("open", json.dumps(TICKET)), ToolSpec("close", '{"type":"object","additionalProperties":false}'))
+    must = Constraint("tools", tools=tools, must_call=True, is_parallel=False)
+    hermes = GrammarEngine(tiny_dir).run([a_request(key, must) for key in range(4)])
+    for key in range(4):
+        text = hermes.text(key)
+        assert text.startswith('<tool_call>\n{"name": "')
+        assert text.endswith("}\n</tool_call>")
+        call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        assert jsonschema_rs.is_valid(
+            json.loads({tool.name: tool.schema for tool in tools}[call["name"]]), call["arguments"]
+        )
+    llama = GrammarEngine(tiny_dir, tool_format="llama3_json").run([a_request(1, must)])
+    assert sorted(json.loads(llama.text(1))) == ["name", "parameters"]
+    several = Constraint("tools", tools=tools, must_call=True)
+    mistral = GrammarEngine(tiny_dir, tool_format="mistral").run([a_request(key, several) for key in range(3)])
+    for key in range(3):
+        if mistral.ends[key].stopped:
+            assert all(sorted(one) == ["arguments", "name"] for one in json.loads(mistral.text(key)[12:]))
