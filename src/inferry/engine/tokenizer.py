@@ -39,11 +39,12 @@ class HfTokenizer:
         bos = self._special.get("bos_token")
         self._bos_id: int | None = None if bos is None else self._fast.token_to_id(bos)
         self.longest_token_bytes = max((len(token.encode()) for token in self._fast.get_vocab()), default=1)
-        source = _template_source(model_dir, config)
+        plain, for_tools = _template_sources(model_dir, config)
         environment = _environment()
-        self._template = None if source is None else environment.from_string(source)
-        self._takes_tools = source is not None and "tools" in find_undeclared_variables(environment.parse(source))
-        self.tool_format = self._tool_format(source or "", tool_format)
+        self._template = None if plain is None else environment.from_string(plain)
+        self._tool_template = None if for_tools is None else environment.from_string(for_tools)
+        self._takes_tools = for_tools is not None and "tools" in find_undeclared_variables(environment.parse(for_tools))
+        self.tool_format = self._tool_format(for_tools or "", tool_format)
 
     @property
     def has_chat_template(self) -> bool:
@@ -69,13 +70,14 @@ class HfTokenizer:
         continues_last: bool = False,
         tools: Sequence[dict[str, object]] = (),
     ) -> str:
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
         plain = [_with_plain_content(message) for message in messages]
         if self.tool_format is not None and not self._takes_tools:
             plain = plain_messages(plain, tools, self.tool_format)
         try:
-            text = self._template.render(
+            text = template.render(
                 messages=plain, tools=tools or None, add_generation_prompt=not continues_last, **self._special
             )
         except _TemplateRaised as error:
@@ -160,15 +162,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
+def _template_sources(model_dir: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The template of chats, and that of chats with tools, which may be another one."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
+        return path.read_text(), path.read_text()
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        return named.get("default"), named.get("tool_use", named.get("default"))
+    return (template, template) if isinstance(template, str) else (None, None)
 
 
 def _token_text(token: object) -> str:
