@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import torch
+from tokenizers import Tokenizer as FastTokenizer
 
 from inferry.domain.constraints import Constraint, ToolSpec
 from inferry.domain.sampling import Sampling
@@ -16,10 +17,12 @@ from inferry.domain.workers import EngineMode
 from inferry.engine import grammars
 from inferry.engine.config import EngineConfig
 from inferry.engine.grammar_text import grammar_text
+from inferry.engine.grammars import Grammars
+from inferry.engine.matcher import Matcher
 from inferry.engine.messages import Request
-from inferry.engine.sampling import sample
+from inferry.engine.sampling import mask_words, sample
 from inferry.engine.sequences import Sequence
-from support.grammar_fixtures import GrammarEngine, a_schema, of_schema
+from support.grammar_fixtures import GrammarEngine, a_schema, of_schema, write_byte_tokenizer
 
 TICKET: dict[str, Any] = {
     "type": "object",
@@ -115,6 +118,20 @@ def test_the_logits_of_free_rows_keep_every_bit(tiny_dir: Path) -> None:
     assert 0 < int(allowed.sum()) < 100
     assert torch.equal(logits[2][allowed], expected[2][allowed])
     assert bool(allowed[tokens[2]])
+
+
+def test_free_sequences_cost_nothing_more(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = GrammarEngine(tiny_dir).run([a_request(1, of_schema(TICKET))])
+    for name in ("start", "collect", "discard"):
+        monkeypatch.setattr(engine.grammars, name, None)
+    monkeypatch.setattr("inferry.engine.sampling.fill_masks", None)
+    monkeypatch.setattr("inferry.engine.core._without_awaiting", None)
+    engine.run([a_request(key, None, tokens=5) for key in range(2, 6)])
+
+
+def test_slashes_and_lines_of_a_regular_expression_are_kept(tiny_dir: Path) -> None:
+    engine = GrammarEngine(tiny_dir).run([a_request(1, Constraint("guided_regex", regex="a/b\\/c\\\\\n[x/]"))])
+    assert engine.text(1) in ("a/b/c\\\nx", "a/b/c\\\n/")
 
 
 def test_an_output_ends_with_its_grammar_also_where_end_tokens_are_ignored(tiny_dir: Path) -> None:
@@ -216,6 +233,7 @@ def test_tools_are_called_in_the_format_of_the_model(tiny_dir: Path) -> None:
         text = hermes.text(key)
         assert text.startswith('<tool_call>\n{"name": "')
         assert text.endswith("}\n</tool_call>")
+        assert text.count("<tool_call>") == 1
         call = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
         assert jsonschema_rs.is_valid(
             json.loads({tool.name: tool.schema for tool in tools}[call["name"]]), call["arguments"]
@@ -227,3 +245,50 @@ def test_tools_are_called_in_the_format_of_the_model(tiny_dir: Path) -> None:
     for key in range(3):
         if mistral.ends[key].stopped:
             assert all(sorted(one) == ["arguments", "name"] for one in json.loads(mistral.text(key)[12:]))
+
+
+def test_a_model_that_may_call_is_free_until_it_begins_a_call(tiny_dir: Path) -> None:
+    engine = GrammarEngine(tiny_dir)
+    may = Constraint("tools", tools=(ToolSpec("open", json.dumps(TICKET)),), is_parallel=False)
+    free = engine.run([a_request(1, None, tokens=12), a_request(2, may, tokens=12, sampling=Sampling(seed=1))])
+    assert free.outputs[2] == free.outputs[1]
+    begun = engine.tokenizer.encode("Let me see <tool> <tool_call>")[1:]
+    engine.run([a_request(3, may, prompt=[*PROMPT, *begun], output_ids=len(begun))])
+    assert engine.ends[3].stopped
+    assert engine.text(3).startswith('\n{"name": "open", "arguments": {')
+    call = json.loads(engine.text(3).removesuffix("</tool_call>"))
+    assert jsonschema_rs.is_valid(TICKET, call["arguments"])
+
+
+def allowed_tokens(matcher: Matcher, vocabulary: int) -> set[int]:
+    masks = torch.zeros(1, mask_words(vocabulary), dtype=torch.int32)
+    matcher.fill(masks.data_ptr(), masks.shape[1] * 4)
+    return {token for token in range(vocabulary) if (int(masks[0, token // 32]) >> (token % 32)) & 1}
+
+
+def test_a_special_token_begins_the_calls_of_mistral(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path, 300, ("<|end|>", "[TOOL_CALLS]", "<|other|>"))
+    text = FastTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    compiler = Grammars(tmp_path, 300, frozenset({0}), "mistral")
+    sequence = Sequence(1, PROMPT, sampling=Sampling(), lane=0, arrival=0, limit=9)
+    written = text.encode("So [it").ids
+    may = Constraint("tools", tools=(ToolSpec("f", '{"type":"object","additionalProperties":false}'),))
+    compiler.start(sequence, may, written, 0.0)
+    assert compiler.collect(0.0, 60.0) == [(sequence, None)]
+    assert sequence.matcher is not None
+    before = allowed_tokens(sequence.matcher, 300)
+    assert {0, 1} < before  # the end, and the begin of calls
+    assert 2 not in before
+    assert sequence.matcher.consume(1)
+    assert {text.decode([token]) for token in allowed_tokens(sequence.matcher, 300)} <= {" ", "["}
+    for token in text.encode('[{"name": "f", "arguments": {}}, {"name": "f", "arguments": {}}]').ids:
+        assert sequence.matcher.consume(token)
+    assert sequence.matcher.is_complete
+
+
+def test_text_is_free_of_braces_at_its_start_where_calls_have_no_mark(tiny_dir: Path) -> None:
+    engine = GrammarEngine(tiny_dir, tool_format="llama3_json")
+    may = Constraint("tools", tools=(ToolSpec("open", json.dumps(TICKET)),))
+    begun = engine.tokenizer.encode("{")[1:]
+    engine.run([a_request(1, may, prompt=[*PROMPT, *begun], output_ids=len(begun))])
+    assert sorted(json.loads("{" + engine.text(1))) == ["name", "parameters"]

@@ -10,7 +10,7 @@ from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, post
 
 SCHEMA = {"type": "json_schema", "name": "a", "schema": {"properties": {"x": {"type": "objekt"}}}}
-GRAMMAR = {"type": "grammar", "name": "a", "schema": {}}
+PATTERN = {"type": "json_schema", "name": "a", "schema": {"type": "string", "pattern": "(a"}}
 TOO_LONG = "word " * 20_000
 
 
@@ -20,7 +20,7 @@ TOO_LONG = "word " * 20_000
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 2**40}, "max_output_tokens"),
         ({"text": {"format": SCHEMA}}, "text.format.schema.properties.x.type"),
-        ({"text": {"format": GRAMMAR}}, "text.format"),
+        ({"text": {"format": PATTERN}}, "text.format"),
         ({"temperature": 3.0}, "temperature"),
     ],
 )
