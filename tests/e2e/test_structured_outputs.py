@@ -1,6 +1,8 @@
 """Structured outputs and tool calls of the embedded engine, through the official clients. The weights are random."""
 
+import contextlib
 import json
+import logging
 from typing import Any, Literal
 
 import openai
@@ -9,7 +11,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import BaseModel
 
-from support.serving import Serving
+from support.serving import Serving, get
 
 TICKET = {
     "type": "object",
@@ -318,3 +320,20 @@ def test_an_invalid_constraint_is_refused_by_name(api: OpenAI, fields: Any, para
     with pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=9, extra_body=fields)
     assert refused.value.param == param
+
+
+def test_schemas_and_tools_are_in_no_log_and_no_metric(
+    real: Serving, api: OpenAI, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, "inferry")
+    canary = "canary-7ab31"
+    for extra in (
+        {"guided_choice": [canary]},
+        {"guided_regex": f"({canary}"},
+        {"guided_grammar": f"start: {canary} ("},
+    ):
+        with contextlib.suppress(openai.BadRequestError):
+            api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=9, extra_body=extra)
+    assert canary not in caplog.text
+    assert canary not in "".join(capfd.readouterr())
+    assert canary not in get(real.url, "/metrics")[2]
