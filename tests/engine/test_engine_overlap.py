@@ -213,9 +213,10 @@ class InstantGrammars(Grammars):
         pass
 
 
+@pytest.mark.parametrize("kv_tokens", [256, 28])
 @pytest.mark.parametrize("mode", ["continuous", "hybrid", "dynamic", "static"])
-def test_a_token_under_a_grammar_is_sampled_after_the_one_before_it_is_known(mode: EngineMode) -> None:
-    config = EngineConfig(mode=mode, max_sequences=4, kv_tokens=256, chunk_tokens=16, block_tokens=4)
+def test_a_token_under_a_grammar_is_sampled_after_the_one_before_it_is_known(mode: EngineMode, kv_tokens: int) -> None:
+    config = EngineConfig(mode=mode, max_sequences=4, kv_tokens=kv_tokens, chunk_tokens=16, block_tokens=4)
     runner = OverlappingFake(config)
     grammars = InstantGrammars(length=9)
     core = EngineCore(runner, config, grammars=grammars)
@@ -241,6 +242,9 @@ def test_a_token_under_a_grammar_is_sampled_after_the_one_before_it_is_known(mod
         assert outputs[request.key] == expected
     assert grammars.matchers[1].consumed == outputs[1]
     assert core.pool.free == core.pool.total
+    if kv_tokens == 28:
+        assert core.stats().preemptions > 0
+        return
     free = [2 in keys for keys in steps]
     first = free.index(True)
     assert all(free[first : first + 14])  # the free sequence is in every step, as if it were alone

@@ -74,16 +74,16 @@ class HfTokenizer:
         if template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
         plain = [_with_plain_content(message) for message in messages]
-        if self.tool_format is not None and not self._takes_tools:
-            plain = plain_messages(plain, tools, self.tool_format)
         try:
+            if self.tool_format is not None and not self._takes_tools:
+                plain = plain_messages(plain, tools, self.tool_format)
             text = template.render(
                 messages=plain, tools=tools or None, add_generation_prompt=not continues_last, **self._special
             )
         except _TemplateRaised as error:
             # The message of the template, for example that roles must alternate. Templates do not quote user data.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequest(
                 f"the chat template cannot render these messages ({type(error).__name__})", param="messages"
             ) from None

@@ -28,6 +28,7 @@ MAX_CHOICES = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _decoder = msgspec.json.Decoder(ConstraintFields)
+_tools_decoder = msgspec.json.Decoder(list[dict[str, object]])
 _outputs_decoder = msgspec.json.Decoder(StructuredOutputs)
 
 
@@ -57,8 +58,10 @@ def offered_tools(raw: Raw, choice: Raw | msgspec.UnsetType) -> list[dict[str, o
     """The tools that the prompt describes: none where none may be called."""
     if not is_given(raw) or (choice is not UNSET and bytes(choice) == b'"none"'):
         return []
-    tools: list[dict[str, object]] = msgspec.json.decode(raw)
-    return tools
+    try:
+        return _tools_decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidRequest("`tools` must be a list of tools", param="tools") from None
 
 
 def _text_constraint(fields: ConstraintFields) -> Constraint | None:

@@ -93,10 +93,10 @@ def _messages(body: bytes, *, takes_tools: bool) -> list[dict[str, object]]:
                     raise UnsupportedFeature(f"`{param}`: only text parts are supported", param=param)
             content = "".join(str(part.text) for part in content)
         named: dict[str, object] = {"role": message.role, "content": content or ""}
-        param = f"messages[{index}].tool_calls"
-        if is_given(message.tool_calls) and not takes_tools:
-            raise UnsupportedFeature(f"`{param}`: tools are not supported by this model", param=param)
         if message.tool_calls is not UNSET and is_given(message.tool_calls):
+            param = f"messages[{index}].tool_calls"
+            if not takes_tools:
+                raise UnsupportedFeature(f"`{param}`: tools are not supported by this model", param=param)
             named["tool_calls"] = _tool_calls(message.tool_calls, param)
         if takes_tools and message.tool_call_id is not None:
             named["tool_call_id"] = message.tool_call_id
