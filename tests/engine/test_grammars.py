@@ -1,7 +1,6 @@
 """Outputs of the engine under grammars, with random weights."""
 
 import json
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,82 +12,22 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from inferry.domain.constraints import Constraint, ToolSpec
 from inferry.domain.sampling import Sampling
-from inferry.domain.workers import EngineMode
 from inferry.engine import grammars
-from inferry.engine.config import EngineConfig
 from inferry.engine.grammar_text import grammar_text
 from inferry.engine.grammars import Grammars
 from inferry.engine.matcher import Matcher
 from inferry.engine.messages import Request
 from inferry.engine.sampling import mask_words, sample
 from inferry.engine.sequences import Sequence
-from support.grammar_fixtures import GrammarEngine, a_schema, of_schema, write_byte_tokenizer
-
-TICKET: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "intent": {"enum": ["billing", "bug"]},
-        "urgency": {"type": "integer", "minimum": 1, "maximum": 5},
-        "note": {"type": "string", "maxLength": 6},
-    },
-    "required": ["intent", "urgency", "note"],
-    "additionalProperties": False,
-}
-PROMPT = [10, 20, 30]
-SETTINGS = [
-    Sampling(temperature=0.0),
-    Sampling(temperature=1.0, seed=4),
-    Sampling(temperature=1.5, top_p=0.6, seed=5),
-    Sampling(temperature=0.7, top_k=5, seed=6),
-]
-
-
-def a_request(
-    key: int, constraint: Constraint | None, *, tokens: int = 400, sampling: Sampling | None = None, **more: Any
-) -> Request:
-    base = sampling or Sampling(temperature=1.0, seed=key)
-    values = {name: getattr(base, name) for name in ("temperature", "top_p", "top_k", "seed")}
-    wanted = Sampling(**values, max_tokens=tokens, constraint=constraint)
-    return Request(key, more.pop("prompt", PROMPT), wanted, lane=1, **more)
-
-
-@pytest.mark.parametrize("mode", ["continuous", "hybrid", "dynamic", "static"])
-def test_random_schemas_give_valid_json_in_every_mode(tiny_dir: Path, mode: EngineMode) -> None:
-    generator = random.Random(mode)
-    schemas = [a_schema(generator) for _ in range(40)]
-    requests = [
-        a_request(key, of_schema(schema), sampling=SETTINGS[key % len(SETTINGS)]) for key, schema in enumerate(schemas)
-    ]
-    engine = GrammarEngine(tiny_dir, EngineConfig(mode=mode, max_sequences=16, threads=1)).run(requests)
-    finished = 0
-    for key, schema in enumerate(schemas):
-        end = engine.ends[key]
-        assert end.error is None, schema
-        if end.stopped:
-            finished += 1
-            assert jsonschema_rs.is_valid(schema, json.loads(engine.text(key))), (schema, engine.text(key))
-        else:
-            assert len(engine.outputs[key]) == 400
-    assert finished >= 38  # greedy output may repeat until its limit
-
-
-@pytest.mark.parametrize("sampling", SETTINGS, ids=["greedy", "seed", "top_p", "top_k"])
-def test_an_output_is_the_same_alone_preempted_and_resumed(tiny_dir: Path, sampling: Sampling) -> None:
-    constraint = of_schema(TICKET)
-    requests = [a_request(key, constraint, sampling=sampling, prompt=[key + 5] * 9) for key in range(4)]
-    alone: dict[int, list[int]] = {}
-    for request in requests:
-        alone |= GrammarEngine(tiny_dir).run([request]).outputs
-    scarce = EngineConfig(kv_tokens=96, block_tokens=8, chunk_tokens=16, max_sequences=4)
-    crowded = GrammarEngine(tiny_dir, scarce).run(requests)
-    assert crowded.core.stats().preemptions > 0
-    assert crowded.outputs == alone
-    whole, resumed = alone[0], GrammarEngine(tiny_dir)
-    for written in range(1, len(whole) + 1):
-        prompt = [*requests[0].prompt_ids, *whole[:written]]
-        resumed.run([a_request(written, constraint, sampling=sampling, prompt=prompt, output_ids=written)])
-        assert resumed.outputs.get(written, []) == whole[written:]
-        assert resumed.ends[written].stopped
+from support.grammar_fixtures import (
+    PROMPT,
+    SETTINGS,
+    TICKET,
+    GrammarEngine,
+    a_request,
+    of_schema,
+    write_byte_tokenizer,
+)
 
 
 def test_free_rows_are_not_touched_by_constrained_ones(tiny_dir: Path) -> None:
@@ -125,7 +64,7 @@ def test_free_sequences_cost_nothing_more(tiny_dir: Path, monkeypatch: pytest.Mo
     for name in ("start", "collect", "discard"):
         monkeypatch.setattr(engine.grammars, name, None)
     monkeypatch.setattr("inferry.engine.sampling.fill_masks", None)
-    monkeypatch.setattr("inferry.engine.core._without_awaiting", None)
+    monkeypatch.setattr("inferry.engine.core.without_awaiting", None)
     engine.run([a_request(key, None, tokens=5) for key in range(2, 6)])
 
 

@@ -3,6 +3,7 @@
 from mutants.mutant import Mutant, MutantGroup
 
 _ENGINE = ("tests/engine/test_grammars.py",)
+_OUTPUTS = ("tests/engine/test_grammar_outputs.py",)
 _OVERLAP = ("tests/engine/test_engine_overlap.py",)
 _WRITER = ("tests/workers/test_tool_call_writer.py",)
 _FIELDS = ("tests/ingress/openai/test_constraints.py",)
@@ -12,11 +13,11 @@ _KERNELS = ("tests/engine/gpu/test_gpu_kernels.py",)
 _GPU = ("tests/engine/gpu/test_gpu_runner.py",)
 
 GROUP = MutantGroup(
-    tests=(*_WRITER, *_FIELDS, *_FORMATS, *_OVERLAP, *_ENGINE, *_CLIENTS),
+    tests=(*_WRITER, *_FIELDS, *_FORMATS, *_OVERLAP, *_ENGINE, *_OUTPUTS, *_CLIENTS),
     mutants=(
         Mutant(
             "a token is planned before the one that its grammar depends on is known",
-            "engine/core.py",
+            "engine/runners.py",
             "if piece.sequence.matcher is None or piece.sequence.tokens[-1] != UNKNOWN",
             "if True",
             _OVERLAP,
@@ -40,7 +41,7 @@ GROUP = MutantGroup(
             "engine/core.py",
             "prompt[len(prompt) - request.output_ids :]",
             "[]",
-            _ENGINE,
+            _OUTPUTS,
         ),
         Mutant(
             "a sequence whose grammar is invalid runs",
@@ -54,7 +55,7 @@ GROUP = MutantGroup(
             "engine/grammars.py",
             "matcher = self._cache[one.key].copy()",
             "matcher = self._cache[one.key]",
-            _ENGINE,
+            _OUTPUTS,
         ),
         Mutant(
             "the cache of grammars grows without a limit",

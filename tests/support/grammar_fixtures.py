@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from inferry.domain.constraints import Constraint
+from inferry.domain.sampling import Sampling
 from inferry.domain.workers import ToolFormatName
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
@@ -15,6 +16,33 @@ from inferry.engine.grammars import Grammars
 from inferry.engine.messages import End, Request
 from inferry.engine.runner import TorchRunner
 from inferry.engine.tokenizer import HfTokenizer
+
+TICKET: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "intent": {"enum": ["billing", "bug"]},
+        "urgency": {"type": "integer", "minimum": 1, "maximum": 5},
+        "note": {"type": "string", "maxLength": 6},
+    },
+    "required": ["intent", "urgency", "note"],
+    "additionalProperties": False,
+}
+PROMPT = [10, 20, 30]
+SETTINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=4),
+    Sampling(temperature=1.5, top_p=0.6, seed=5),
+    Sampling(temperature=0.7, top_k=5, seed=6),
+]
+
+
+def a_request(
+    key: int, constraint: Constraint | None, *, tokens: int = 400, sampling: Sampling | None = None, **more: Any
+) -> Request:
+    base = sampling or Sampling(temperature=1.0, seed=key)
+    values = {name: getattr(base, name) for name in ("temperature", "top_p", "top_k", "seed")}
+    wanted = Sampling(**values, max_tokens=tokens, constraint=constraint)
+    return Request(key, more.pop("prompt", PROMPT), wanted, lane=1, **more)
 
 
 def a_schema(generator: random.Random, depth: int = 3) -> dict[str, Any]:

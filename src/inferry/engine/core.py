@@ -21,7 +21,7 @@ from inferry.engine.padding import padding_work
 from inferry.engine.planner import NO_PADDING, Limits, StepPlan, Work
 from inferry.engine.prefix_keys import root_key
 from inferry.engine.rejections import Room, rejection_of
-from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner
+from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner, without_awaiting
 from inferry.engine.sequences import Sequence
 
 _SHORT_PHASE_COST = 3.0
@@ -196,7 +196,7 @@ class EngineCore:
             self.pool.expire(self._clock())
         plan, planner = self._planner.plan(self._running, self._waiting, self.pool.free, self._limits, self._shared)
         if self._constrained and self._in_flight:
-            plan = _without_awaiting(plan)
+            plan = without_awaiting(plan)
             if not plan.work and plan.padding == NO_PADDING:
                 return plan
         self._planner = planner
@@ -373,14 +373,6 @@ class EngineCore:
                 place.remove(sequence)
         while sequence.tokens[-1] == UNKNOWN:
             sequence.tokens.pop()
-
-
-def _without_awaiting(plan: StepPlan) -> StepPlan:
-    """The plan without sequences with a grammar whose last token is being sampled: their next token depends on it."""
-    work = tuple(piece for piece in plan.work if piece.sequence.matcher is None or piece.sequence.tokens[-1] != UNKNOWN)
-    if len(work) == len(plan.work):
-        return plan
-    return replace(plan, work=work) if work else StepPlan()
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
