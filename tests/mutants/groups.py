@@ -14,6 +14,7 @@ from mutants import (
     ingress,
     jobs,
     ledger,
+    measuring,
     messages,
     models,
     observing,
@@ -54,4 +55,5 @@ GROUPS = {
     "observing": observing.GROUP,
     "dashboard": dashboard.GROUP,
     "alerts": alerts.GROUP,
+    "measuring": measuring.GROUP,
 }

@@ -56,6 +56,10 @@ class Grammars:
         self._cache: OrderedDict[bytes, Matcher] = OrderedDict()
         self._compiling: dict[int, _Compilation] = {}
 
+    def wait_until_loaded(self) -> None:
+        """Wait for the tokenizer. Without one that llguidance knows, every grammar fails."""
+        wait([self._loaded])
+
     @property
     def is_compiling(self) -> bool:
         return bool(self._compiling)

@@ -174,7 +174,9 @@ def _grammars(model_dir: Path, config: "EngineConfig", runner: "Runner") -> Gram
     """None without llguidance, or without a tokenizer."""
     if importlib.util.find_spec("llguidance") is None or not (model_dir / "tokenizer.json").is_file():
         return None
-    return Grammars(model_dir, runner.vocab_size, runner.eos_ids, config.tool_format)
+    grammars = Grammars(model_dir, runner.vocab_size, runner.eos_ids, config.tool_format)
+    grammars.wait_until_loaded()  # at startup, so that neither the first call nor the idle engine pays for it
+    return grammars
 
 
 def main() -> None:
