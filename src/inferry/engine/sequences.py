@@ -18,10 +18,12 @@ class Sequence:
     `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
     `matcher`: the grammar of its output, after its known tokens. `kv_quota`: its tenant, and the tokens that the
     running sequences of the tenant may have. Sequences with different `batch` numbers never share a padded pass.
+    `adapter`: the number of its LoRA adapter, 0 for none.
     """
 
     __slots__ = (
         "_block_keys",
+        "adapter",
         "arrival",
         "batch",
         "blocks",
@@ -63,6 +65,7 @@ class Sequence:
         run: str | None = None,
         kv_quota: tuple[str, int] | None = None,
         batch: int = 0,
+        adapter: int = 0,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -86,6 +89,7 @@ class Sequence:
         self._block_keys: list[bytes] = []
         self.batch = batch
         self.matcher: Matcher | None = None
+        self.adapter = adapter
         self.hidden_sum: Any = None
         self.result = b""
 

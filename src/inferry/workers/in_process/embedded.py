@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,6 +52,8 @@ class EmbeddedWorker(EngineWorker):
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
         tool_format: ToolFormat | None = None,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_dirs: Sequence[Path] = (),
     ) -> None:
         config = engine or EngineConfig()
         config = replace(config, tool_format=None if tool_format is None else tool_format.name)
@@ -88,7 +90,18 @@ class EmbeddedWorker(EngineWorker):
             can_resume_seeded=True,  # it samples by seed and position
             features=frozenset(features),
             tool_format=tool_format,
+            adapters=adapters,
+            adapter_dirs=adapter_dirs,
         )
+
+    def may_load(self, path: str) -> bool:
+        return self._adapters.may_load(path)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
 
 
 def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:
