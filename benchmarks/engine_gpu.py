@@ -212,14 +212,15 @@ def _attempt(title: str, work: Callable[[], object]) -> bool:
     return True
 
 
-def _all(parts: dict[str, Callable[[], None]]) -> int:
-    outcomes = [_attempt(name, part) for name, part in parts.items()]
+def _all(parts: dict[str, Callable[[], None]], only: str) -> int:
+    outcomes = [_attempt(name, part) for name, part in parts.items() if only in name]
     return 0 if all(outcomes) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", default="", help="run only checks or kernels whose name contains this text")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
@@ -240,11 +241,11 @@ def main() -> int:
     if arguments.check:
         from benchmarks.engine_gpu_check import CHECKS
 
-        return _all(CHECKS)
+        return _all(CHECKS, arguments.only)
     if arguments.kernels:
         from benchmarks.engine_gpu_kernels import MEASUREMENTS
 
-        return _all(MEASUREMENTS)
+        return _all(MEASUREMENTS, arguments.only)
     model = read_config(arguments.model) if arguments.model else llama_8b()
     model = dataclasses.replace(model, layers=min(model.layers, arguments.layers))
     results = run_throughput(model, sizes, arguments.chunk_tokens, arguments.profile)

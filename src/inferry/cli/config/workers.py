@@ -47,9 +47,9 @@ class EmbeddedWorkerConfig(
     """Share of the device's memory that an engine with `kv_tokens: auto` uses, less what other processes use on a GPU;
     0.2 to 0.3 where latency matters more than throughput. null: 0.8 on a CPU, 0.9 on a GPU."""
     mode: EngineMode = "continuous"
-    """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: a step computes prompts or
-    decodes, and prompts are computed in groups, which makes long inter-token latencies rare. `static`: a padded pass
-    runs until its longest call has ended. `dynamic`: a padded pass whose free rows are refilled."""
+    """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: prompts are computed
+    in groups, in steps of their own, which makes long inter-token latencies rare. `static`: a padded pass runs until
+    its longest call has ended. `dynamic`: a padded pass whose free rows are refilled."""
     decode_wait_ms: int = 500
     """With `mode: hybrid`, about the longest time that streams wait for a group of prompts, in milliseconds."""
     context_tokens: int | None = None
