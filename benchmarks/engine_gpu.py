@@ -131,16 +131,16 @@ def print_profile(runner: GpuRunner, config: EngineConfig, count: int) -> None:
     for request in requests_of(count, runner.vocab_size, OUTPUT_TOKENS, 99):
         assert core.add(request) is None
     prompt_steps = -(-count * PROMPT_TOKENS // config.chunk_tokens)
-    _profiled(f"n={count}, {prompt_steps} steps with prompts", lambda: [core.step() for _ in range(prompt_steps)])
+    print_kernels(f"n={count}, {prompt_steps} steps with prompts", lambda: [core.step() for _ in range(prompt_steps)])
     for _ in range(4):
         core.step()
-    _profiled(f"n={count}, {PROFILED_STEPS} decode steps", lambda: [core.step() for _ in range(PROFILED_STEPS)])
+    print_kernels(f"n={count}, {PROFILED_STEPS} decode steps", lambda: [core.step() for _ in range(PROFILED_STEPS)])
     core.abort([*range(count)])
     while core._in_flight:
         core.step()
 
 
-def _profiled(title: str, work: Callable[[], object]) -> None:
+def print_kernels(title: str, work: Callable[[], object]) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         started = time.perf_counter()
         work()

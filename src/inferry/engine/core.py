@@ -117,14 +117,18 @@ class EngineCore:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
-            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt, request.adapter),
             run=request.run if self._kv_pause_s else None,
             kv_quota=request.kv_quota,
             batch=request.batch,
+            adapter=request.adapter,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
         return None
+
+    def uses_adapter(self, adapter: int) -> bool:
+        return any(sequence.adapter == adapter for sequence in self._sequences.values())
 
     def abort(self, keys: Iterable[int]) -> list[Account]:
         """Free these sequences; return the accounts of those that had not ended."""
