@@ -57,9 +57,6 @@ class EmbeddedWorker(EngineWorker):
     ) -> None:
         config = engine or EngineConfig()
         config = replace(config, tool_format=None if tool_format is None else tool_format.name)
-        features = set()
-        if importlib.util.find_spec("llguidance") is not None:  # the engine's process imports it
-            features = {"structured_outputs"} if tool_format is None else {"structured_outputs", "tools"}
         super().__init__(
             name,
             program=_program(model_dir, config),
@@ -88,7 +85,7 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
             can_resume_seeded=True,  # it samples by seed and position
-            features=frozenset(features),
+            features=_features(tool_format),
             tool_format=tool_format,
             adapters=adapters,
             adapter_dirs=adapter_dirs,
@@ -102,6 +99,12 @@ class EmbeddedWorker(EngineWorker):
 
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)
+
+
+def _features(tool_format: ToolFormat | None) -> frozenset[str]:
+    if importlib.util.find_spec("llguidance") is None:  # the engine's process imports it
+        return frozenset()
+    return frozenset({"structured_outputs"} if tool_format is None else {"structured_outputs", "tools"})
 
 
 def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:

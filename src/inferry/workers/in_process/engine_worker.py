@@ -90,18 +90,14 @@ class EngineWorker:
         self._models = tuple(models)
         self._make_assembler = make_assembler
         self._controlled = controlled
-        self._group = group
-        self._pool = pool
-        self._precision = precision
-        self._output_length = output_length
-        self._kv_packing = kv_packing
+        self._group, self._pool, self._precision = group, pool, precision
+        self._output_length, self._kv_packing = output_length, kv_packing
         self._gpus = gpus
         self._salt_for = salt_for
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
         self._can_resume_seeded = can_resume_seeded
-        self._features = _FEATURES | features
-        self._tool_format = tool_format
+        self._features, self._tool_format = _FEATURES | features, tool_format
         self._clock = clock = clock or SystemClock()
         self._created = int(clock.wall())
         self._keys = count(1)
