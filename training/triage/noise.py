@@ -1,0 +1,60 @@
+"""Typing errors and short forms."""
+
+from random import Random
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_SHORT = {
+    "please": "pls",
+    "you": "u",
+    "your": "ur",
+    "because": "cause",
+    "are": "r",
+    "thanks": "thx",
+    "password": "pw",
+    "account": "acc",
+    "cannot": "cant",
+    "can't": "cant",
+    "don't": "dont",
+    "I'm": "im",
+    "doesn't": "doesnt",
+    "and": "&",
+    "with": "w/",
+    "message": "msg",
+    "tomorrow": "tmrw",
+    "for": "4",
+    "really": "rly",
+    "something": "sth",
+    "delivery": "dlvry",
+    "subscription": "sub",
+    "picture": "pic",
+    "information": "info",
+}
+
+
+def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
+    """Some words are misspelt, shortened or missing; those that a reply may copy are kept."""
+    rate = random.choice((0.03, 0.06, 0.12))
+    words: list[str] = []
+    for word in text.split(" "):
+        bare = word.strip(".,!?\n")
+        if random.random() >= rate or bare in protected or "\n" in word or any(letter.isdigit() for letter in word):
+            words.append(word)
+        elif bare in _SHORT and random.random() < 0.5:
+            words.append(word.replace(bare, _SHORT[bare]))
+        elif random.random() < 0.75:
+            words.append(_misspelt(random, word))
+    return " ".join(words)
+
+
+def _misspelt(random: Random, word: str) -> str:
+    if len(word) < 3:
+        return word
+    place = random.randrange(len(word) - 1)
+    match random.randrange(4):
+        case 0:
+            return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+        case 1:
+            return word[:place] + word[place + 1 :]
+        case 2:
+            return word[:place] + word[place] + word[place:]
+    return word[:place] + random.choice(_LETTERS) + word[place + 1 :]

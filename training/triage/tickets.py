@@ -1,0 +1,101 @@
+"""Support tickets of a known intent, and replies to them."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from training.triage.grammar import Filling, Frame, Split, frames, lines, part, sections
+from training.triage.noise import add_typos
+
+_QUESTION = re.compile(
+    r"(?:can|could|would|will|may|do|does|did|is|are|was|were|has|have you|how|where|when|why|what|which|who|any)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """`values` are the values of slots as the text spells them."""
+
+    intent: str
+    text: str
+    values: dict[str, str]
+
+
+def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
+    filling = Filling(random, split)
+    body = _body(random, filling, intent, split)
+    text = _joined(random, body)
+    if random.random() < 0.1:
+        subject = filling.expand(random.choice(frames(f"{intent}.txt", split)))
+        text = f"Subject: {subject}\n{text}"
+    values = dict(filling.values)
+    if random.random() < 0.25:
+        text, values = text.lower(), {name: value.lower() for name, value in values.items()}
+    if random.random() < 0.4:
+        text = add_typos(random, text, frozenset(" ".join(values.values()).split()))
+    return Ticket(intent, text, {name: value for name, value in values.items() if value in text})
+
+
+def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[str]:
+    main = frames(f"{intent}.txt", split)
+    count = random.choices((1, 2, 3), (65, 28, 7))[0]
+    sentences = [filling.expand(frame) for frame in random.sample(main, min(count, len(main)))]
+    if random.random() < 0.25:
+        return sentences
+    if random.random() < 0.3:
+        aside = filling.expand(random.choice(_asides(intent, split)))
+        sentences[0] = f"{aside}{random.choice((', but ', '. ', ' but ', '. However, '))}{sentences[0]}"
+    contexts = frames("context.txt", split)
+    for _ in range(random.choices((0, 1, 2), (45, 40, 15))[0]):
+        sentences.insert(random.randrange(len(sentences) + 1), filling.expand(random.choice(contexts)))
+    if random.random() < 0.4:
+        sentences.insert(0, filling.expand(random.choice(frames("greeting.txt", split))))
+    if random.random() < 0.4:
+        sentences.append(filling.expand(random.choice(frames("closing.txt", split))))
+    return sentences
+
+
+@cache
+def _asides(intent: str, split: Split) -> tuple[Frame, ...]:
+    listed = (line.split(": ", 1) for line in part(lines("aside.txt"), split))
+    return tuple(Frame.parse(source) for tags, source in listed if intent not in tags.split())
+
+
+def _joined(random: Random, sentences: list[str]) -> str:
+    separator = random.choices((" ", "\n", ", ", " "), (70, 12, 8, 10))[0]
+    is_careful = random.random() < 0.7
+    texts: list[str] = []
+    for sentence in sentences:
+        text = sentence.strip()
+        if is_careful:
+            text = text[0].upper() + text[1:]
+        if text[-1].isalnum() and separator != ", ":
+            is_question = _QUESTION.match(text) is not None and random.random() < 0.85
+            text += "?" if is_question else random.choices((".", "!", "..", ""), (80, 8, 4, 8))[0]
+        texts.append(text)
+    return separator.join(texts)
+
+
+@cache
+def _reply_frames(section: str) -> tuple[Frame, ...]:
+    return tuple(Frame.parse(line) for line in part_of_replies(section))
+
+
+def part_of_replies(section: str) -> list[str]:
+    """Replies are what the model writes, so none of them is held out."""
+    return sections("reply_parts.txt")[section]
+
+
+def make_reply(random: Random, intent: str, values: dict[str, str], split: Split) -> str:
+    """A short reply. Frames that name most of what the ticket has named come first."""
+    filling = Filling(random, split)
+    filling.values = dict(values)
+    possible = [frame for frame in _reply_frames(intent) if frame.slots <= values.keys()]
+    most = max(len(frame.slots) for frame in possible)
+    named = [frame for frame in possible if len(frame.slots) == most]
+    main = filling.expand(random.choice(named))
+    opening = filling.expand(random.choice(_reply_frames("opening")))
+    closing = filling.expand(random.choice(_reply_frames("closing")))
+    return " ".join([opening, main, closing] if random.random() < 0.7 else [opening, main])

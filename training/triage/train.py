@@ -1,0 +1,148 @@
+"""Trains the triage model: `python3 -m training.triage.train --device cuda --minutes 3 --out DIRECTORY`."""
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.triage.dataset import Batch, batches, make_dataset, padded, sample_texts
+from training.triage.documents import Task, make_task
+from training.triage.grammar import Split
+from training.triage.network import Network, Shape, write_checkpoint
+from training.triage.tokens import Encoded, Encoder, train_tokenizer, write_json, write_tokenizer
+
+VERSION = "2"
+_WARM_UP = 0.02
+_EXACT: tuple[Task, ...] = ("classify", "check")
+
+
+def main() -> None:
+    options = _options()
+    torch.manual_seed(options.seed)
+    started = time.monotonic()
+    tokenizer_json = train_tokenizer(sample_texts(options.seed, options.documents // 10)).to_str()
+    dataset = make_dataset(tokenizer_json, options.seed, options.documents, options.processes)
+    tokens = sum(len(document.ids) for document in dataset)
+    _say(f"{len(dataset)} documents, {tokens / 1e6:.1f} M tokens, made in {time.monotonic() - started:.0f} s")
+    shape = Shape(hidden=options.hidden, layers=options.layers, intermediate=3 * options.hidden)
+    network = Network(shape).to(options.device)
+    _say(f"{sum(parameter.numel() for parameter in network.parameters()) / 1e6:.2f} M parameters")
+    held_out = {
+        (task, split): _examples(tokenizer_json, task, split, options.held_out)
+        for task in _EXACT
+        for split in ("train", "held")
+    }
+    _train(network, dataset, held_out, options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(options.out, network)
+    write_tokenizer(options.out, tokenizer_json)
+    write_json(options.out / "inferry-triage.json", {"version": VERSION})
+    size = sum(path.stat().st_size for path in options.out.iterdir())
+    _say(f"{options.out}: {size / 1e6:.1f} MB")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=3.0, help="time limit of training")
+    parser.add_argument("--steps", type=int, default=12_000, help="most steps; the learning rate falls to zero")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--documents", type=int, default=600_000)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--batch-tokens", type=int, default=32_768)
+    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--held-out", type=int, default=2_000, help="documents per measurement")
+    return parser.parse_args()
+
+
+def _examples(tokenizer_json: str, task: Task, split: Split, count: int) -> list[Encoded]:
+    random, encoder = Random(f"held out {task}"), Encoder(tokenizer_json)
+    return [encoder.encode(make_task(random, task, split), is_loose=False) for _ in range(count)]
+
+
+def _train(
+    network: Network, dataset: list[Encoded], held_out: dict[tuple[Task, Split], list[Encoded]], options: argparse.Namespace
+) -> None:
+    matrices = [parameter for parameter in network.parameters() if parameter.dim() == 2]
+    vectors = [parameter for parameter in network.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.98), fused=options.device != "cpu")
+    random = Random(options.seed)
+    started = reported = time.monotonic()
+    report_s = max(10.0, options.minutes * 60 / 12)
+    seen = 0
+    for step, batch in enumerate(_endless(dataset, options.batch_tokens, random)):
+        spent = (time.monotonic() - started) / (60 * options.minutes)
+        done = max(step / options.steps, spent)
+        if done >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = options.rate * _rate(done)
+        loss = _loss(network, batch, options.device)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        seen += batch.ids.numel()
+        if time.monotonic() - reported > report_s:
+            rate = seen / (time.monotonic() - started)
+            _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {rate / 1e3:.0f} k tokens/s {_accuracy(network, held_out, options.device, 500)}")
+            reported = time.monotonic()
+    _say(f"end: step {step}, {seen / 1e6:.0f} M tokens. {_accuracy(network, held_out, options.device, None)}")
+
+
+def _endless(dataset: list[Encoded], tokens: int, random: Random) -> Iterator[Batch]:
+    while True:
+        yield from batches(dataset, tokens, random)
+
+
+def _rate(done: float) -> float:
+    """A short warm-up, then a cosine to zero."""
+    return min(done / _WARM_UP, 0.5 * (1 + math.cos(math.pi * done)), 1.0)
+
+
+def _loss(network: Network, batch: Batch, device: str) -> Tensor:
+    network.train()
+    ids, weights = batch.ids.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)[:, 1:]
+    with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+        logits = network(ids[:, :-1])
+    losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
+
+
+@torch.inference_mode()
+def _accuracy(
+    network: Network, held_out: dict[tuple[Task, Split], list[Encoded]], device: str, count: int | None
+) -> str:
+    """Share of answers of which every token is the most likely one, by task and split."""
+    network.eval()
+    texts: list[str] = []
+    for (task, split), documents in held_out.items():
+        chosen = documents[:count]
+        right = 0
+        for start in range(0, len(chosen), 100):
+            batch = padded(chosen[start : start + 100])
+            best = network(batch.ids.to(device)[:, :-1]).argmax(-1).cpu()
+            is_answer = batch.weights[:, 1:] > 0.5
+            is_right = (best == batch.ids[:, 1:]) | ~is_answer
+            right += int(is_right.all(1).sum())
+        texts.append(f"{task} {split} {right / len(chosen):.1%}")
+    return ", ".join(texts)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
