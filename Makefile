@@ -89,8 +89,8 @@ serve: $(VENV)/.installed-serve
 	@exec $(BIN)/inferry serve --host $(HOST) --port $(PORT) $(if $(CONFIG),--config $(CONFIG))
 
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks training
+	$(BIN)/ruff format --check src tests benchmarks training
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_import_rules.py tests/test_repository.py
 

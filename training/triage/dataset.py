@@ -1,6 +1,7 @@
-"""Documents made by several processes, and batches of them by length."""
+"""Documents made by several processes, kept as flat tensors on the device that trains."""
 
 import multiprocessing
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -20,12 +21,10 @@ def sample_texts(seed: int, count: int) -> Iterator[str]:
     """Texts of training, for the tokenizer."""
     random = Random(f"tokenizer {seed}")
     for _ in range(count):
-        document = make_document(random)
-        yield document.plain
-        yield from (message.content for message in document.messages)
+        yield from make_document(random).texts
 
 
-def make_dataset(tokenizer_json: str, seed: int, count: int, processes: int) -> list[Encoded]:
+def make_documents(tokenizer_json: str, seed: int, count: int, processes: int) -> list[Encoded]:
     """`count` documents; the same ones whatever the number of processes, except for random cuts of words."""
     shards = [(tokenizer_json, seed, shard) for shard in range(-(-count // _SHARD))]
     if processes <= 1:
@@ -50,33 +49,53 @@ def _make_shard(shard: tuple[str, int, int]) -> list[Encoded]:
 
 @dataclass(frozen=True)
 class Batch:
+    """Rows of token ids, padded, and what the loss of predicting each of them counts."""
+
     ids: Tensor
     weights: Tensor
 
 
-def batches(dataset: list[Encoded], tokens: int, random: Random) -> Iterator[Batch]:
-    """One pass over the documents in batches of similar length with at most `tokens` places each."""
-    order = sorted(range(len(dataset)), key=lambda index: len(dataset[index].ids) + random.random() * _ROUND)
-    groups: list[list[int]] = [[]]
-    for index in order:
-        width = _width(len(dataset[index].ids))
-        if groups[-1] and width * (len(groups[-1]) + 1) > tokens:
-            groups.append([])
-        groups[-1].append(index)
-    random.shuffle(groups)
-    for group in groups:
-        yield padded([dataset[index] for index in group])
+class Dataset:
+    def __init__(self, documents: list[Encoded], device: str) -> None:
+        ids, weights = array("h"), array("f")
+        for document in documents:
+            ids += document.ids
+            weights += document.weights
+        self._device = device
+        self._ids = torch.frombuffer(ids, dtype=torch.int16).to(device)
+        self._weights = torch.frombuffer(weights, dtype=torch.float32).to(device)
+        self.lengths = [len(document.ids) for document in documents]
+        lengths = torch.tensor(self.lengths)
+        self._starts = (lengths.cumsum(0) - lengths).to(device)
+        self._lengths = lengths.to(device)
 
+    @property
+    def tokens(self) -> int:
+        return self._ids.numel()
 
-def padded(documents: list[Encoded]) -> Batch:
-    width = max(_width(len(document.ids)) for document in documents)
-    ids = torch.full((len(documents), width), PAD, dtype=torch.int64)
-    weights = torch.zeros(len(documents), width)
-    for row, document in enumerate(documents):
-        length = len(document.ids)
-        ids[row, :length] = torch.from_numpy(document.ids)
-        weights[row, :length] = torch.from_numpy(document.weights)
-    return Batch(ids, weights)
+    def batches(self, tokens: int, random: Random) -> Iterator[Batch]:
+        """One pass over the documents in batches of similar length with at most `tokens` places each."""
+        keys = [length + random.random() * _ROUND for length in self.lengths]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        groups: list[list[int]] = [[]]
+        for index in order:
+            # Lengths nearly rise, so a document is at most one rounding step shorter than one before it.
+            width = _width(self.lengths[index]) + _ROUND
+            if groups[-1] and width * (len(groups[-1]) + 1) > tokens:
+                groups.append([])
+            groups[-1].append(index)
+        random.shuffle(groups)
+        for group in groups:
+            yield self.batch(group)
+
+    def batch(self, group: list[int]) -> Batch:
+        width = max(_width(self.lengths[index]) for index in group)
+        rows = torch.tensor(group, device=self._device)
+        columns = torch.arange(width, device=self._device)
+        is_inside = columns < self._lengths[rows].unsqueeze(1)
+        places = (self._starts[rows].unsqueeze(1) + columns).clamp_(max=self.tokens - 1)
+        ids = torch.where(is_inside, self._ids[places].long(), PAD)
+        return Batch(ids, torch.where(is_inside, self._weights[places], 0.0))
 
 
 def _width(length: int) -> int:

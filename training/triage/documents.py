@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from training.triage.grammar import INTENTS, Filling, Frame, Split, part, sections
+from training.triage.grammar import INTENTS, Filling, Frame, Split, has_held_out_word, part, sections
 from training.triage.tickets import Ticket, make_reply, make_ticket
 
 Task = Literal["classify", "reply", "check", "small talk", "conversation", "plain text"]
@@ -28,11 +28,20 @@ class Document:
     messages: tuple[Message, ...] = ()
     plain: str = ""
 
+    @property
+    def texts(self) -> list[str]:
+        return [self.plain, *(message.content for message in self.messages)]
 
-def make_document(random: Random, split: Split = "train") -> Document:
+
+def make_document(random: Random) -> Document:
+    """A document for training, without any word of the held-out vocabulary."""
     names = list(_MAKERS)
-    task = random.choices(names, [_SHARES[name] for name in names])[0]
-    return make_task(random, task, split)
+    while True:
+        task = random.choices(names, [_SHARES[name] for name in names])[0]
+        document = make_task(random, task, "train")
+        # Alternatives of a frame can join to a held-out phrase, so whole texts are checked.
+        if not any(has_held_out_word(text) for text in document.texts):
+            return document
 
 
 def make_task(random: Random, task: Task, split: Split) -> Document:

@@ -24,8 +24,9 @@ INTENTS = (
     "praise",
     "other",
 )
+_ONSETS = (*"bcdfghklmnprstvwz", "br", "cl", "dr", "fl", "gr", "kl", "pl", "st", "tr")
 _HELD_EVERY, _HELD_PLACE = 6, 4
-_TOKENS = re.compile(r"[\[\]|]|\{\w+\}|[^\[\]|{}]+|[{}]")
+_PIECES = re.compile(r"[\[\]|]|\{\w+\}|[^\[\]|{}]+|[{}]")
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,30 @@ class Frame:
 
     @staticmethod
     def parse(source: str) -> "Frame":
-        tokens = _TOKENS.findall(source)
-        options, rest = _options(tokens, 0)
-        if len(options) != 1 or rest != len(tokens):
+        pieces = _PIECES.findall(source)
+        options, rest = _options(pieces, 0)
+        if len(options) != 1 or rest != len(pieces):
             raise ValueError(f"unbalanced frame: {source}")
         return Frame(source, options[0], frozenset(re.findall(r"\{(\w+)\}", source)))
 
 
-def _options(tokens: list[str], start: int) -> tuple[tuple[Sequence, ...], int]:
+def _options(pieces: list[str], start: int) -> tuple[tuple[Sequence, ...], int]:
     """The alternatives from `start` to the closing bracket or the end, and the place behind them."""
     options: list[Sequence] = []
     parts: list[str | Slot | Choice] = []
     place = start
-    while place < len(tokens) and tokens[place] != "]":
-        token = tokens[place]
-        if token == "[":
-            inner, place = _options(tokens, place + 1)
+    while place < len(pieces) and pieces[place] != "]":
+        piece = pieces[place]
+        if piece == "[":
+            inner, place = _options(pieces, place + 1)
             parts.append(Choice(inner))
-        elif token == "|":
+        elif piece == "|":
             options.append(tuple(parts))
             parts = []
-        elif token.startswith("{") and token.endswith("}") and len(token) > 2:
-            parts.append(Slot(token[1:-1]))
+        elif piece.startswith("{") and piece.endswith("}") and len(piece) > 2:
+            parts.append(Slot(piece[1:-1]))
         else:
-            parts.append(token)
+            parts.append(piece)
         place += 1
     return (*options, tuple(parts)), place
 
@@ -103,10 +104,7 @@ def part(entries: list[str], split: Split) -> list[str]:
     held = [index % _HELD_EVERY == _HELD_PLACE for index in range(len(entries))]
     if split == "held":
         return [entry for entry, is_held in zip(entries, held, strict=True) if is_held]
-    contains = _held_words()
-    return [
-        entry for entry, is_held in zip(entries, held, strict=True) if not is_held and not contains.search(entry)
-    ]
+    return [entry for entry, is_held in zip(entries, held, strict=True) if not is_held and not has_held_out_word(entry)]
 
 
 @cache
@@ -128,6 +126,10 @@ def words(split: Split) -> dict[str, list[str]]:
 
 def held_out_words() -> list[str]:
     return [word for entries in _all_words().values() for word in part(entries, "held")]
+
+
+def has_held_out_word(text: str) -> bool:
+    return _held_words().search(text) is not None
 
 
 @cache
@@ -209,6 +211,5 @@ def _order_number(random: Random) -> str:
 
 def _brand(random: Random) -> str:
     """An invented name: copying it into a reply cannot be learned by heart."""
-    onsets, vowels, codas = "b c d f g h k l m n p r s t v w z br cl dr fl gr kl pl st tr".split(), "aeiou", "nrlsxtk"
-    syllables = (random.choice(onsets) + random.choice(vowels) for _ in range(random.choice((2, 2, 3))))
-    return ("".join(syllables) + (random.choice(codas) if random.random() < 0.5 else "")).capitalize()
+    syllables = (random.choice(_ONSETS) + random.choice("aeiou") for _ in range(random.choice((2, 2, 3))))
+    return ("".join(syllables) + (random.choice("nrlsxtk") if random.random() < 0.5 else "")).capitalize()

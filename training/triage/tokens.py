@@ -1,12 +1,12 @@
 """The tokenizer, its chat template, and documents as token ids."""
 
 import json
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from training.triage.documents import Document
@@ -33,8 +33,8 @@ CHAT_TEMPLATE = (
 class Encoded:
     """`weights[i]` is what the loss of predicting token i counts."""
 
-    ids: "np.ndarray[Any, np.dtype[np.int16]]"
-    weights: "np.ndarray[Any, np.dtype[np.float16]]"
+    ids: "array[int]"
+    weights: "array[float]"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
@@ -78,7 +78,7 @@ class Encoder:
             tokens = self._ids(self._exact, document.plain)
             ids += [*tokens, EOS]
             weights += [1.0] * (len(tokens) + 1)
-        return Encoded(np.array(ids, np.int16), np.array(weights, np.float16))
+        return Encoded(array("h", ids), array("f", weights))
 
     def _ids(self, tokenizer: Any, text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

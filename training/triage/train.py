@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.triage.dataset import Batch, batches, make_dataset, padded, sample_texts
+from training.triage.dataset import Batch, Dataset, make_documents, sample_texts
 from training.triage.documents import Task, make_task
 from training.triage.grammar import Split
 from training.triage.network import Network, Shape, write_checkpoint
 from training.triage.tokens import Encoded, Encoder, train_tokenizer, write_json, write_tokenizer
 
 VERSION = "2"
+HeldOut = dict[tuple[Task, Split], Dataset]
 _WARM_UP = 0.02
 _EXACT: tuple[Task, ...] = ("classify", "check")
 
@@ -28,16 +29,18 @@ def main() -> None:
     torch.manual_seed(options.seed)
     started = time.monotonic()
     tokenizer_json = train_tokenizer(sample_texts(options.seed, options.documents // 10)).to_str()
-    dataset = make_dataset(tokenizer_json, options.seed, options.documents, options.processes)
-    tokens = sum(len(document.ids) for document in dataset)
-    _say(f"{len(dataset)} documents, {tokens / 1e6:.1f} M tokens, made in {time.monotonic() - started:.0f} s")
+    documents = make_documents(tokenizer_json, options.seed, options.documents, options.processes)
+    dataset = Dataset(documents, options.device)
+    made_s = time.monotonic() - started
+    _say(f"{len(documents)} documents, {dataset.tokens / 1e6:.1f} M tokens, made in {made_s:.0f} s")
     shape = Shape(hidden=options.hidden, layers=options.layers, intermediate=3 * options.hidden)
     network = Network(shape).to(options.device)
     _say(f"{sum(parameter.numel() for parameter in network.parameters()) / 1e6:.2f} M parameters")
+    splits: tuple[Split, ...] = ("train", "held")
     held_out = {
-        (task, split): _examples(tokenizer_json, task, split, options.held_out)
+        (task, split): Dataset(_examples(tokenizer_json, task, split, options.held_out), options.device)
         for task in _EXACT
-        for split in ("train", "held")
+        for split in splits
     }
     _train(network, dataset, held_out, options)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,10 @@ def _examples(tokenizer_json: str, task: Task, split: Split, count: int) -> list
 
 
 def _train(
-    network: Network, dataset: list[Encoded], held_out: dict[tuple[Task, Split], list[Encoded]], options: argparse.Namespace
+    network: Network,
+    dataset: Dataset,
+    held_out: HeldOut,
+    options: argparse.Namespace,
 ) -> None:
     matrices = [parameter for parameter in network.parameters() if parameter.dim() == 2]
     vectors = [parameter for parameter in network.parameters() if parameter.dim() < 2]
@@ -95,15 +101,16 @@ def _train(
         optimizer.step()
         seen += batch.ids.numel()
         if time.monotonic() - reported > report_s:
-            rate = seen / (time.monotonic() - started)
-            _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {rate / 1e3:.0f} k tokens/s {_accuracy(network, held_out, options.device, 500)}")
+            speed = seen / (time.monotonic() - started) / 1e3
+            accuracy = _accuracy(network, held_out, 500)
+            _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {speed:.0f} k tokens/s {accuracy}")
             reported = time.monotonic()
-    _say(f"end: step {step}, {seen / 1e6:.0f} M tokens. {_accuracy(network, held_out, options.device, None)}")
+    _say(f"end: step {step}, {seen / 1e6:.0f} M tokens. {_accuracy(network, held_out, options.held_out)}")
 
 
-def _endless(dataset: list[Encoded], tokens: int, random: Random) -> Iterator[Batch]:
+def _endless(dataset: Dataset, tokens: int, random: Random) -> Iterator[Batch]:
     while True:
-        yield from batches(dataset, tokens, random)
+        yield from dataset.batches(tokens, random)
 
 
 def _rate(done: float) -> float:
@@ -113,30 +120,27 @@ def _rate(done: float) -> float:
 
 def _loss(network: Network, batch: Batch, device: str) -> Tensor:
     network.train()
-    ids, weights = batch.ids.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)[:, 1:]
+    weights = batch.weights[:, 1:]
     with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-        logits = network(ids[:, :-1])
-    losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        logits = network(batch.ids[:, :-1])
+    losses = F.cross_entropy(logits.float().flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
 @torch.inference_mode()
-def _accuracy(
-    network: Network, held_out: dict[tuple[Task, Split], list[Encoded]], device: str, count: int | None
-) -> str:
+def _accuracy(network: Network, held_out: HeldOut, count: int) -> str:
     """Share of answers of which every token is the most likely one, by task and split."""
     network.eval()
     texts: list[str] = []
-    for (task, split), documents in held_out.items():
-        chosen = documents[:count]
+    for (task, split), dataset in held_out.items():
+        chosen = min(count, len(dataset.lengths))
         right = 0
-        for start in range(0, len(chosen), 100):
-            batch = padded(chosen[start : start + 100])
-            best = network(batch.ids.to(device)[:, :-1]).argmax(-1).cpu()
-            is_answer = batch.weights[:, 1:] > 0.5
-            is_right = (best == batch.ids[:, 1:]) | ~is_answer
+        for start in range(0, chosen, 100):
+            batch = dataset.batch(list(range(start, min(start + 100, chosen))))
+            best = network(batch.ids[:, :-1]).argmax(-1)
+            is_right = (best == batch.ids[:, 1:]) | (batch.weights[:, 1:] < 0.5)
             right += int(is_right.all(1).sum())
-        texts.append(f"{task} {split} {right / len(chosen):.1%}")
+        texts.append(f"{task} {split} {right / chosen:.1%}")
     return ", ".join(texts)
 
 

@@ -1,0 +1,97 @@
+"""The generated texts: what is held out is absent from training, and one seed gives the same texts."""
+
+import json
+import re
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from training.triage.documents import RULES, make_document, make_task
+from training.triage.evaluate import UNSCRIPTED
+from training.triage.grammar import INTENTS, TEXTS, Filling, Frame, held_out_words, lines, part, sections, words
+from training.triage.tickets import make_ticket
+
+
+def frame_lists() -> Iterator[list[str]]:
+    for path in sorted(TEXTS.glob("*.txt")):
+        if path.name not in ("vocabulary.txt", "reply_parts.txt"):
+            yield from sections(path.name).values() if "\n= " in path.read_text() else [lines(path.name)]
+
+
+def test_no_frame_is_both_in_training_and_held_out() -> None:
+    for frames in frame_lists():
+        assert not set(part(frames, "train")) & set(part(frames, "held"))
+    for intent in INTENTS:
+        frames = lines(f"{intent}.txt")
+        assert len(part(frames, "train")) >= 40
+        assert len(part(frames, "held")) >= 8
+        others = {line for other in INTENTS if other != intent for line in lines(f"{other}.txt")}
+        assert not set(frames) & others
+
+
+def test_no_word_of_the_held_out_vocabulary_is_in_training() -> None:
+    held = held_out_words()
+    assert len(held) > 120
+    assert not set(held) & {word for entries in words("train").values() for word in entries}
+    pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, held)) + r")(?!\w)", re.IGNORECASE)
+    random = Random(3)
+    for _ in range(4_000):
+        for text in make_document(random).texts:
+            assert not pattern.search(text), text
+
+
+def test_held_out_tickets_use_held_out_frames_and_vocabulary_only() -> None:
+    held = words("held")
+    random = Random(4)
+    for _ in range(1_000):
+        ticket = make_ticket(random, random.choice(INTENTS), "held")
+        for name, value in ticket.values.items():
+            if name in held:
+                assert value.lower().endswith(tuple(word.lower() for word in held[name])), (name, value)
+
+
+def test_one_seed_gives_the_same_documents() -> None:
+    first, again = ([make_document(random) for _ in range(200)] for random in (Random(5), Random(5)))
+    assert first == again
+    assert first[0] != make_document(Random(6))
+
+
+def test_every_intent_and_every_rule_occurs_in_both_parts() -> None:
+    for split in ("train", "held"):
+        random = Random(6)
+        answers = {make_task(random, "classify", split).messages[-1].content for _ in range(600)}
+        assert set(INTENTS) <= answers
+        checks = {make_task(random, "check", split).messages[-1].content for _ in range(600)}
+        assert checks == {"ok", *(f"violates: {rule}" for rule in RULES)}
+
+
+def test_a_frame_chooses_alternatives_and_keeps_a_slot_within_a_text() -> None:
+    filling = Filling(Random(1), "train")
+    texts = {filling.expand(Frame.parse("[a|b [c|d]|]{city}")) for _ in range(100)}
+    city = filling.value("city")
+    assert texts == {f"a{city}", f"b c{city}", f"b d{city}", city}
+    with pytest.raises(ValueError, match="unbalanced"):
+        Frame.parse("a|b")
+
+
+def test_values_that_a_reply_may_repeat_are_spelt_as_in_the_ticket() -> None:
+    random = Random(8)
+    for _ in range(1_000):
+        ticket = make_ticket(random, random.choice(INTENTS), "train")
+        assert all(value in ticket.text for value in ticket.values.values())
+
+
+def test_unscripted_tickets_share_no_long_phrase_with_generated_ones() -> None:
+    def phrases(text: str) -> set[tuple[str, ...]]:
+        said = re.findall(r"[\w']+", text.lower())
+        return {tuple(said[at : at + 7]) for at in range(len(said) - 6)}
+
+    unscripted = [json.loads(line) for line in UNSCRIPTED.read_text().splitlines()]
+    assert len(unscripted) == 20
+    assert {ticket["intent"] for ticket in unscripted} == set(INTENTS)
+    known = set.union(*(phrases(ticket["ticket"]) for ticket in unscripted))
+    random = Random(9)
+    for _ in range(5_000):
+        text = make_ticket(random, random.choice(INTENTS), "train").text
+        assert not phrases(text) & known, text
