@@ -15,7 +15,7 @@ from training.triage.tickets import make_ticket
 
 def frame_lists() -> Iterator[list[str]]:
     for path in sorted(TEXTS.glob("*.txt")):
-        if path.name not in ("vocabulary.txt", "reply_parts.txt"):
+        if path.name not in ("vocabulary.txt", "reply_parts.txt", "lexicon.txt"):
             yield from sections(path.name).values() if "\n= " in path.read_text() else [lines(path.name)]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from training.triage.noise import invented_word
+
 Split = Literal["train", "held"]
 TEXTS = Path(__file__).parent / "texts"
 INTENTS = (
@@ -24,8 +26,7 @@ INTENTS = (
     "praise",
     "other",
 )
-_ONSETS = (*"bcdfghklmnprstvwz", "br", "cl", "dr", "fl", "gr", "kl", "pl", "st", "tr")
-_HELD_EVERY, _HELD_PLACE = 6, 4
+_HELD_EVERY, _HELD_PLACE = 6, 1
 _PIECES = re.compile(r"[\[\]|]|\{\w+\}|[^\[\]|{}]+|[{}]")
 
 
@@ -171,7 +172,10 @@ class Filling:
         if name in self._words:
             entries = self._words[name]
             word = entries[int(random.random() * len(entries))]
-            return f"{_brand(random)} {word}" if name == "product" and random.random() < 0.3 else word
+            # An invented name: copying it into a reply cannot be learned by heart.
+            return (
+                f"{invented_word(random).capitalize()} {word}" if name == "product" and random.random() < 0.3 else word
+            )
         return _generated(name, random)
 
 
@@ -207,9 +211,3 @@ def _order_number(random: Random) -> str:
         return digits
     letters = "".join(random.choices("ABCDEFGHKLMNPQRSTUVWXYZ", k=random.choice((1, 2))))
     return f"{letters}-{digits}" if shape < 0.8 else f"{letters}{digits}"
-
-
-def _brand(random: Random) -> str:
-    """An invented name: copying it into a reply cannot be learned by heart."""
-    syllables = (random.choice(_ONSETS) + random.choice("aeiou") for _ in range(random.choice((2, 2, 3))))
-    return ("".join(syllables) + (random.choice("nrlsxtk") if random.random() < 0.5 else "")).capitalize()

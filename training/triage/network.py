@@ -64,7 +64,7 @@ class Attention(nn.Module):
 
 def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = states.chunk(2, -1)
-    return states * cosine + torch.cat([-second, first], -1) * sine
+    return (states * cosine + torch.cat([-second, first], -1) * sine).to(states.dtype)
 
 
 class Mlp(nn.Module):

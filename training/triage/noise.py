@@ -2,6 +2,7 @@
 
 from random import Random
 
+_ONSETS = (*"bcdfghklmnprstvwz", "br", "cl", "dr", "fl", "gr", "kl", "pl", "st", "tr")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SHORT = {
     "please": "pls",
@@ -32,7 +33,7 @@ _SHORT = {
 
 
 def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
-    """Some words are misspelt, shortened or missing; those that a reply may copy are kept."""
+    """Some words are misspelt, shortened, unknown or missing; those that a reply may copy are kept."""
     rate = random.choice((0.03, 0.06, 0.12))
     words: list[str] = []
     for word in text.split(" "):
@@ -41,9 +42,16 @@ def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
             words.append(word)
         elif bare in _SHORT and random.random() < 0.5:
             words.append(word.replace(bare, _SHORT[bare]))
-        elif random.random() < 0.75:
+        elif (kind := random.random()) < 0.6:
             words.append(_misspelt(random, word))
+        elif kind < 0.8:
+            words.append(invented_word(random))
     return " ".join(words)
+
+
+def invented_word(random: Random) -> str:
+    syllables = (random.choice(_ONSETS) + random.choice("aeiou") for _ in range(random.choice((2, 2, 3))))
+    return "".join(syllables) + (random.choice("nrlsxtk") if random.random() < 0.5 else "")
 
 
 def _misspelt(random: Random, word: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from training.triage.grammar import Filling, Frame, Split, frames, lines, part, sections
+from training.triage.grammar import INTENTS, Filling, Frame, Split, frames, lines, part, sections
 from training.triage.noise import add_typos
 
 _QUESTION = re.compile(
@@ -33,7 +33,7 @@ def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
     values = dict(filling.values)
     if random.random() < 0.25:
         text, values = text.lower(), {name: value.lower() for name, value in values.items()}
-    if random.random() < 0.4:
+    if random.random() < (0.4 if split == "train" else 0.2):
         text = add_typos(random, text, frozenset(" ".join(values.values()).split()))
     return Ticket(intent, text, {name: value for name, value in values.items() if value in text})
 
@@ -42,10 +42,15 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
     main = frames(f"{intent}.txt", split)
     count = random.choices((1, 2, 3), (65, 28, 7))[0]
     sentences = [filling.expand(frame) for frame in random.sample(main, min(count, len(main)))]
+    if split == "train" and random.random() < 0.25:
+        sentences[random.randrange(len(sentences))] = _about(random, "about", intent)
     if random.random() < 0.25:
         return sentences
     if random.random() < 0.3:
-        aside = filling.expand(random.choice(_asides(intent, split)))
+        if split == "train" and random.random() < 0.6:
+            aside = _about(random, "negated", random.choice([other for other in INTENTS if other != intent]))
+        else:
+            aside = filling.expand(random.choice(_asides(intent, split)))
         sentences[0] = f"{aside}{random.choice((', but ', '. ', ' but ', '. However, '))}{sentences[0]}"
     contexts = frames("context.txt", split)
     for _ in range(random.choices((0, 1, 2), (45, 40, 15))[0]):
@@ -55,6 +60,23 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
     if random.random() < 0.4:
         sentences.append(filling.expand(random.choice(frames("closing.txt", split))))
     return sentences
+
+
+def _about(random: Random, section: str, intent: str) -> str:
+    """A sentence about what the intent is about. It shows training more words, not more sentences."""
+    filling = Filling(random, "train")
+    filling.values["keyword"] = random.choice(_keywords(intent))
+    return filling.expand(random.choice(_carriers(section)))
+
+
+@cache
+def _keywords(intent: str) -> list[str]:
+    return "; ".join(sections("lexicon.txt")[intent]).split("; ")
+
+
+@cache
+def _carriers(section: str) -> tuple[Frame, ...]:
+    return tuple(Frame.parse(line) for line in sections("lexicon.txt")[section])
 
 
 @cache
@@ -80,12 +102,8 @@ def _joined(random: Random, sentences: list[str]) -> str:
 
 @cache
 def _reply_frames(section: str) -> tuple[Frame, ...]:
-    return tuple(Frame.parse(line) for line in part_of_replies(section))
-
-
-def part_of_replies(section: str) -> list[str]:
     """Replies are what the model writes, so none of them is held out."""
-    return sections("reply_parts.txt")[section]
+    return tuple(Frame.parse(line) for line in sections("reply_parts.txt")[section])
 
 
 def make_reply(random: Random, intent: str, values: dict[str, str], split: Split) -> str:

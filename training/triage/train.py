@@ -28,7 +28,7 @@ def main() -> None:
     options = _options()
     torch.manual_seed(options.seed)
     started = time.monotonic()
-    tokenizer_json = train_tokenizer(sample_texts(options.seed, options.documents // 10)).to_str()
+    tokenizer_json = train_tokenizer(sample_texts(options.seed, min(20_000, options.documents // 4))).to_str()
     documents = make_documents(tokenizer_json, options.seed, options.documents, options.processes)
     dataset = Dataset(documents, options.device)
     made_s = time.monotonic() - started
