@@ -125,18 +125,20 @@ def words(split: Split) -> dict[str, list[str]]:
     return {name: part(entries, split) for name, entries in _all_words().items()}
 
 
-def held_out_words() -> list[str]:
-    return [word for entries in _all_words().values() for word in part(entries, "held")]
+@cache
+def held_out_words() -> tuple[str, ...]:
+    return tuple(word for entries in _all_words().values() for word in part(entries, "held"))
 
 
 def has_held_out_word(text: str) -> bool:
-    return _held_words().search(text) is not None
+    lowered = text.lower()
+    found = [word for word in _lowered_held_words() if word in lowered]
+    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", lowered) for word in found)
 
 
 @cache
-def _held_words() -> re.Pattern[str]:
-    listed = sorted(held_out_words(), key=len, reverse=True)
-    return re.compile(r"(?<!\w)(?:" + "|".join(re.escape(word) for word in listed) + r")(?!\w)", re.IGNORECASE)
+def _lowered_held_words() -> tuple[str, ...]:
+    return tuple(word.lower() for word in held_out_words())
 
 
 class Filling:
