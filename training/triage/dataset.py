@@ -2,7 +2,7 @@
 
 import multiprocessing
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from training.triage.documents import make_document
 from training.triage.tokens import PAD, Encoded, Encoder
 
-_SHARD = 2_000
+_SHARD = 4_000
 _LONGEST = 512
 _ROUND = 16
 
@@ -24,18 +24,34 @@ def sample_texts(seed: int, count: int) -> Iterator[str]:
         yield from make_document(random).texts
 
 
-def make_documents(tokenizer_json: str, seed: int, count: int, processes: int) -> list[Encoded]:
-    """`count` documents; the same ones whatever the number of processes, except for random cuts of words."""
+@dataclass(frozen=True)
+class Shard:
+    """Documents one behind the other."""
+
+    ids: "array[int]"
+    weights: "array[float]"
+    lengths: "array[int]"
+
+
+def joined(documents: Iterable[Encoded]) -> Shard:
+    shard = Shard(array("h"), array("f"), array("h"))
+    for document in documents:
+        shard.ids.extend(document.ids)
+        shard.weights.extend(document.weights)
+        shard.lengths.append(len(document.ids))
+    return shard
+
+
+def make_documents(tokenizer_json: str, seed: int, count: int, processes: int) -> list[Shard]:
+    """About `count` documents; the same ones whatever the number of processes, except for random cuts of words."""
     shards = [(tokenizer_json, seed, shard) for shard in range(-(-count // _SHARD))]
     if processes <= 1:
-        made = [_make_shard(shard) for shard in shards]
-    else:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            made = pool.map(_make_shard, shards, chunksize=1)
-    return [document for shard in made for document in shard][:count]
+        return [_make_shard(shard) for shard in shards]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return pool.map(_make_shard, shards, chunksize=1)
 
 
-def _make_shard(shard: tuple[str, int, int]) -> list[Encoded]:
+def _make_shard(shard: tuple[str, int, int]) -> Shard:
     tokenizer_json, seed, number = shard
     random = Random(f"documents {seed} {number}")
     encoder = Encoder(tokenizer_json)
@@ -44,7 +60,7 @@ def _make_shard(shard: tuple[str, int, int]) -> list[Encoded]:
         encoded = encoder.encode(make_document(random), is_loose=random.random() < 0.4)
         if len(encoded.ids) <= _LONGEST:
             made.append(encoded)
-    return made
+    return joined(made)
 
 
 @dataclass(frozen=True)
@@ -56,15 +72,16 @@ class Batch:
 
 
 class Dataset:
-    def __init__(self, documents: list[Encoded], device: str) -> None:
-        ids, weights = array("h"), array("f")
-        for document in documents:
-            ids += document.ids
-            weights += document.weights
+    def __init__(self, shards: list[Shard], device: str) -> None:
+        ids, weights, places = array("h"), array("f"), array("h")
+        for shard in shards:
+            ids += shard.ids
+            weights += shard.weights
+            places += shard.lengths
         self._device = device
         self._ids = torch.frombuffer(ids, dtype=torch.int16).to(device)
         self._weights = torch.frombuffer(weights, dtype=torch.float32).to(device)
-        self.lengths = [len(document.ids) for document in documents]
+        self.lengths = places.tolist()
         lengths = torch.tensor(self.lengths)
         self._starts = (lengths.cumsum(0) - lengths).to(device)
         self._lengths = lengths.to(device)

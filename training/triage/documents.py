@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from training.triage.grammar import INTENTS, Filling, Frame, Split, has_held_out_word, part, sections
+from training.triage.grammar import INTENTS, Filling, Frame, Split, is_withheld, part, sections
 from training.triage.tickets import Ticket, make_reply, make_ticket
 
 Task = Literal["classify", "reply", "check", "small talk", "conversation", "plain text"]
@@ -34,13 +34,13 @@ class Document:
 
 
 def make_document(random: Random) -> Document:
-    """A document for training, without any word of the held-out vocabulary."""
+    """A document for training, without any withheld word."""
     names = list(_MAKERS)
     while True:
         task = random.choices(names, [_SHARES[name] for name in names])[0]
         document = make_task(random, task, "train")
-        # Alternatives of a frame can join to a held-out phrase, so whole texts are checked.
-        if not any(has_held_out_word(text) for text in document.texts):
+        # Texts can join to a withheld phrase, so whole documents are checked.
+        if not any(is_withheld(text) for text in document.texts):
             return document
 
 
@@ -149,8 +149,8 @@ def _checked_text(random: Random, rule: str | None, split: Split) -> str:
 
 
 def _check(random: Random, split: Split) -> Document:
-    given = random.sample(RULES, random.randrange(2, 7)) if random.random() < 0.6 else []
-    broken = random.choice(RULES) if random.random() < 0.55 else None
+    given = random.sample(RULES, random.randrange(1, 7)) if random.random() < 0.75 else []
+    broken = random.choice(RULES) if random.random() < 0.65 else None
     answer = f"violates: {broken}" if broken in given or (broken and not given) else "ok"
     policy = _policy(random, given, split) if given else ""
     text = _checked_text(random, broken, split)

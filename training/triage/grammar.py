@@ -1,8 +1,10 @@
 """Text from frames: `[a|b|]` chooses an alternative, `{name}` takes a word of the vocabulary.
 
-Frames and vocabulary are split into a part for training and a held-out part that training never sees.
+Frames and vocabulary are split into three parts: training, development (its errors may be inspected), and held out
+(only its accuracy is read). Training sees no frame and no word of the other two parts.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +14,9 @@ from typing import Literal
 
 from training.triage.noise import invented_word
 
-Split = Literal["train", "held"]
+Split = Literal["train", "dev", "held"]
 TEXTS = Path(__file__).parent / "texts"
+UNSCRIPTED = (Path(__file__).parent / "unscripted.jsonl", Path(__file__).parent / "unscripted_by_author.jsonl")
 INTENTS = (
     "billing",
     "refund",
@@ -26,7 +29,13 @@ INTENTS = (
     "praise",
     "other",
 )
-_HELD_EVERY, _HELD_PLACE = 6, 1
+_EVERY = 6
+_PLACES: dict[int, Split] = {1: "dev", 2: "held"}
+# Words such as names of days, which every text may need.
+_SHARED = frozenset({"day", "weekday", "month", "stranger", "staff", "street", "country2", "topic"})
+_LONGEST_SHARED_PHRASE = 6
+_TRIES = 4
+_WORDS = re.compile(r"[\w']+")
 _PIECES = re.compile(r"[\[\]|]|\{\w+\}|[^\[\]|{}]+|[{}]")
 
 
@@ -101,11 +110,8 @@ def sections(name: str) -> dict[str, list[str]]:
 
 
 def part(entries: list[str], split: Split) -> list[str]:
-    """Every sixth entry is held out. Training drops entries that contain a word of the held-out vocabulary."""
-    held = [index % _HELD_EVERY == _HELD_PLACE for index in range(len(entries))]
-    if split == "held":
-        return [entry for entry, is_held in zip(entries, held, strict=True) if is_held]
-    return [entry for entry, is_held in zip(entries, held, strict=True) if not is_held and not has_held_out_word(entry)]
+    """Of every six entries, four are for training, one for development and one is held out."""
+    return [entry for index, entry in enumerate(entries) if _PLACES.get(index % _EVERY, "train") == split]
 
 
 @cache
@@ -122,23 +128,46 @@ def _all_words() -> dict[str, list[str]]:
 @cache
 def words(split: Split) -> dict[str, list[str]]:
     """The vocabulary: entries by the name of their slot."""
-    return {name: part(entries, split) for name, entries in _all_words().items()}
+    return {name: entries if name in _SHARED else part(entries, split) for name, entries in _all_words().items()}
 
 
 @cache
-def held_out_words() -> tuple[str, ...]:
-    return tuple(word for entries in _all_words().values() for word in part(entries, "held"))
+def withheld_words() -> tuple[str, ...]:
+    """The vocabulary of development and of the held-out part."""
+    splits: tuple[Split, ...] = ("dev", "held")
+    return tuple(
+        word
+        for name, entries in _all_words().items()
+        if name not in _SHARED
+        for split in splits
+        for word in part(entries, split)
+    )
 
 
-def has_held_out_word(text: str) -> bool:
-    lowered = text.lower()
-    found = [word for word in _lowered_held_words() if word in lowered]
-    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", lowered) for word in found)
+def is_withheld(text: str) -> bool:
+    """Whether the text has a withheld word, or seven consecutive words of an unscripted ticket."""
+    said = _WORDS.findall(text.lower())
+    phrases = _withheld_phrases()
+    for place, word in enumerate(said):
+        for phrase in phrases.get(word, ()):
+            if said[place : place + len(phrase)] == phrase:
+                return True
+    return False
 
 
 @cache
-def _lowered_held_words() -> tuple[str, ...]:
-    return tuple(word.lower() for word in held_out_words())
+def _withheld_phrases() -> dict[str, list[list[str]]]:
+    """Phrases by their first word."""
+    found = [_WORDS.findall(word.lower()) for word in withheld_words()]
+    for path in UNSCRIPTED:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            said = _WORDS.findall(json.loads(line)["ticket"].lower())
+            length = _LONGEST_SHARED_PHRASE + 1
+            found += [said[place : place + length] for place in range(len(said) - length + 1)]
+    by_first: dict[str, list[list[str]]] = {}
+    for phrase in found:
+        by_first.setdefault(phrase[0], []).append(phrase)
+    return by_first
 
 
 class Filling:
@@ -146,6 +175,7 @@ class Filling:
 
     def __init__(self, random: Random, split: Split) -> None:
         self._random = random
+        self._is_training = split == "train"
         self._words = words(split)
         self.values: dict[str, str] = {}
 
@@ -155,7 +185,14 @@ class Filling:
         return self.values[name]
 
     def expand(self, frame: Frame) -> str:
-        return "".join(self._texts(frame.parts))
+        """A text of the frame. In training, alternatives with a withheld word are avoided."""
+        text = "".join(self._texts(frame.parts))
+        if self._is_training:
+            for _ in range(_TRIES):
+                if not is_withheld(text):
+                    break
+                text = "".join(self._texts(frame.parts))
+        return text
 
     def _texts(self, parts: Sequence) -> list[str]:
         texts: list[str] = []

@@ -49,6 +49,20 @@ def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
     return " ".join(words)
 
 
+def replace_words(random: Random, text: str, synonyms: dict[str, list[str]], protected: frozenset[str]) -> str:
+    """Some words are replaced by others of the same meaning."""
+    rate = random.choice((0.15, 0.3, 0.6))
+    words: list[str] = []
+    for word in text.split(" "):
+        bare = word.strip(".,!?\n")
+        others = synonyms.get(bare)
+        if others is None or bare in protected or random.random() >= rate:
+            words.append(word)
+        else:
+            words.append(word.replace(bare, random.choice(others)))
+    return " ".join(words)
+
+
 def invented_word(random: Random) -> str:
     syllables = (random.choice(_ONSETS) + random.choice("aeiou") for _ in range(random.choice((2, 2, 3))))
     return "".join(syllables) + (random.choice("nrlsxtk") if random.random() < 0.5 else "")

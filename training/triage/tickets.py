@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 from training.triage.grammar import INTENTS, Filling, Frame, Split, frames, lines, part, sections
-from training.triage.noise import add_typos
+from training.triage.noise import add_typos, replace_words
 
 _QUESTION = re.compile(
     r"(?:can|could|would|will|may|do|does|did|is|are|was|were|has|have you|how|where|when|why|what|which|who|any)\b",
@@ -33,8 +33,11 @@ def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
     values = dict(filling.values)
     if random.random() < 0.25:
         text, values = text.lower(), {name: value.lower() for name, value in values.items()}
+    protected = frozenset(" ".join(values.values()).split())
+    if split == "train" and random.random() < 0.4:
+        text = replace_words(random, text, _synonyms(), protected)
     if random.random() < (0.4 if split == "train" else 0.2):
-        text = add_typos(random, text, frozenset(" ".join(values.values()).split()))
+        text = add_typos(random, text, protected)
     return Ticket(intent, text, {name: value for name, value in values.items() if value in text})
 
 
@@ -42,7 +45,7 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
     main = frames(f"{intent}.txt", split)
     count = random.choices((1, 2, 3), (65, 28, 7))[0]
     sentences = [filling.expand(frame) for frame in random.sample(main, min(count, len(main)))]
-    if split == "train" and random.random() < 0.25:
+    if split == "train" and random.random() < 0.3:
         sentences[random.randrange(len(sentences))] = _about(random, "about", intent)
     if random.random() < 0.25:
         return sentences
@@ -77,6 +80,16 @@ def _keywords(intent: str) -> list[str]:
 @cache
 def _carriers(section: str) -> tuple[Frame, ...]:
     return tuple(Frame.parse(line) for line in sections("lexicon.txt")[section])
+
+
+@cache
+def _synonyms() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in lines("synonyms.txt"):
+        group = line.split("; ")
+        for word in group:
+            found.setdefault(word, []).extend(other for other in group if other != word)
+    return found
 
 
 @cache

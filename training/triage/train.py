@@ -12,37 +12,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.triage.dataset import Batch, Dataset, make_documents, sample_texts
+from training.triage.dataset import Batch, Dataset, joined, make_documents, sample_texts
 from training.triage.documents import Task, make_task
 from training.triage.grammar import Split
 from training.triage.network import Network, Shape, write_checkpoint
-from training.triage.tokens import Encoded, Encoder, train_tokenizer, write_json, write_tokenizer
+from training.triage.tokens import Encoder, train_tokenizer, write_json, write_tokenizer
 
-VERSION = "2"
-HeldOut = dict[tuple[Task, Split], Dataset]
+VERSION = "3"
+Measured = dict[tuple[Task, Split], Dataset]
 _WARM_UP = 0.02
 _EXACT: tuple[Task, ...] = ("classify", "check")
+_SPLITS: tuple[Split, ...] = ("train", "dev", "held")
 
 
 def main() -> None:
     options = _options()
     torch.manual_seed(options.seed)
     started = time.monotonic()
-    tokenizer_json = train_tokenizer(sample_texts(options.seed, min(20_000, options.documents // 4))).to_str()
+    tokenizer_json = train_tokenizer(sample_texts(options.seed, min(20_000, options.documents))).to_str()
     documents = make_documents(tokenizer_json, options.seed, options.documents, options.processes)
     dataset = Dataset(documents, options.device)
     made_s = time.monotonic() - started
-    _say(f"{len(documents)} documents, {dataset.tokens / 1e6:.1f} M tokens, made in {made_s:.0f} s")
+    _say(f"{len(dataset.lengths)} documents, {dataset.tokens / 1e6:.1f} M tokens, made in {made_s:.0f} s")
     shape = Shape(hidden=options.hidden, layers=options.layers, intermediate=3 * options.hidden)
     network = Network(shape).to(options.device)
     _say(f"{sum(parameter.numel() for parameter in network.parameters()) / 1e6:.2f} M parameters")
-    splits: tuple[Split, ...] = ("train", "held")
-    held_out = {
-        (task, split): Dataset(_examples(tokenizer_json, task, split, options.held_out), options.device)
-        for task in _EXACT
-        for split in splits
-    }
-    _train(network, dataset, held_out, options)
+    measured = {split: _measured(tokenizer_json, split, options) for split in _SPLITS}
+    _train(network, dataset, measured["train"] | measured["dev"], options)
+    _say(f"end: {_accuracy(network, measured['train'] | measured['dev'] | measured['held'], options.held_out)}")
     options.out.mkdir(parents=True, exist_ok=True)
     write_checkpoint(options.out, network)
     write_tokenizer(options.out, tokenizer_json)
@@ -56,9 +53,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="directory of the model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=3.0, help="time limit of training")
-    parser.add_argument("--steps", type=int, default=12_000, help="most steps; the learning rate falls to zero")
+    parser.add_argument("--steps", type=int, default=20_000, help="most steps; the learning rate falls to zero")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--documents", type=int, default=600_000)
+    parser.add_argument("--documents", type=int, default=2_000_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--batch-tokens", type=int, default=32_768)
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
@@ -68,15 +65,20 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _examples(tokenizer_json: str, task: Task, split: Split, count: int) -> list[Encoded]:
-    random, encoder = Random(f"held out {task}"), Encoder(tokenizer_json)
-    return [encoder.encode(make_task(random, task, split), is_loose=False) for _ in range(count)]
+def _measured(tokenizer_json: str, split: Split, options: argparse.Namespace) -> Measured:
+    found: Measured = {}
+    for task in _EXACT:
+        random, encoder = Random(f"measured {task} {split}"), Encoder(tokenizer_json)
+        documents = (make_task(random, task, split) for _ in range(options.held_out))
+        encoded = joined(encoder.encode(document, is_loose=False) for document in documents)
+        found[task, split] = Dataset([encoded], options.device)
+    return found
 
 
 def _train(
     network: Network,
     dataset: Dataset,
-    held_out: HeldOut,
+    measured: Measured,
     options: argparse.Namespace,
 ) -> None:
     matrices = [parameter for parameter in network.parameters() if parameter.dim() == 2]
@@ -102,10 +104,10 @@ def _train(
         seen += batch.ids.numel()
         if time.monotonic() - reported > report_s:
             speed = seen / (time.monotonic() - started) / 1e3
-            accuracy = _accuracy(network, held_out, 500)
+            accuracy = _accuracy(network, measured, 500)
             _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {speed:.0f} k tokens/s {accuracy}")
             reported = time.monotonic()
-    _say(f"end: step {step}, {seen / 1e6:.0f} M tokens. {_accuracy(network, held_out, options.held_out)}")
+    _say(f"{step} steps, {seen / 1e6:.0f} M tokens")
 
 
 def _endless(dataset: Dataset, tokens: int, random: Random) -> Iterator[Batch]:
@@ -128,11 +130,11 @@ def _loss(network: Network, batch: Batch, device: str) -> Tensor:
 
 
 @torch.inference_mode()
-def _accuracy(network: Network, held_out: HeldOut, count: int) -> str:
+def _accuracy(network: Network, measured: Measured, count: int) -> str:
     """Share of answers of which every token is the most likely one, by task and split."""
     network.eval()
     texts: list[str] = []
-    for (task, split), dataset in held_out.items():
+    for (task, split), dataset in measured.items():
         chosen = min(count, len(dataset.lengths))
         right = 0
         for start in range(0, chosen, 100):
