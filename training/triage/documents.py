@@ -36,8 +36,8 @@ class Document:
 def make_document(random: Random) -> Document:
     """A document for training, without any withheld word."""
     names = list(_MAKERS)
+    task = random.choices(names, [_SHARES[name] for name in names])[0]
     while True:
-        task = random.choices(names, [_SHARES[name] for name in names])[0]
         document = make_task(random, task, "train")
         # Texts can join to a withheld phrase, so whole documents are checked.
         if not any(is_withheld(text) for text in document.texts):
@@ -86,7 +86,12 @@ def _quoted(random: Random, text: str) -> str:
 
 
 def _ticket(random: Random, split: Split) -> Ticket:
-    return make_ticket(random, random.choice(INTENTS), split)
+    """A ticket; all intents are equally frequent, also where many texts of one have withheld words."""
+    intent = random.choice(INTENTS)
+    while True:
+        ticket = make_ticket(random, intent, split)
+        if split != "train" or not is_withheld(ticket.text):
+            return ticket
 
 
 def _classify(random: Random, split: Split) -> Document:
