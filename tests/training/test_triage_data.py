@@ -8,20 +8,31 @@ from random import Random
 import pytest
 
 from training.triage.documents import RULES, make_document, make_task
-from training.triage.evaluate import UNSCRIPTED
-from training.triage.grammar import INTENTS, TEXTS, Filling, Frame, held_out_words, lines, part, sections, words
+from training.triage.grammar import (
+    INTENTS,
+    TEXTS,
+    UNSCRIPTED,
+    Filling,
+    Frame,
+    lines,
+    part,
+    sections,
+    withheld_words,
+    words,
+)
 from training.triage.tickets import make_ticket
 
 
 def frame_lists() -> Iterator[list[str]]:
     for path in sorted(TEXTS.glob("*.txt")):
-        if path.name not in ("vocabulary.txt", "reply_parts.txt", "lexicon.txt"):
+        if path.name not in ("vocabulary.txt", "reply_parts.txt", "lexicon.txt", "synonyms.txt"):
             yield from sections(path.name).values() if "\n= " in path.read_text() else [lines(path.name)]
 
 
 def test_no_frame_is_both_in_training_and_held_out() -> None:
     for frames in frame_lists():
-        assert not set(part(frames, "train")) & set(part(frames, "held"))
+        assert not set(part(frames, "train")) & {*part(frames, "dev"), *part(frames, "held")}
+        assert not set(part(frames, "dev")) & set(part(frames, "held"))
     for intent in INTENTS:
         frames = lines(f"{intent}.txt")
         assert len(part(frames, "train")) >= 40
@@ -31,7 +42,7 @@ def test_no_frame_is_both_in_training_and_held_out() -> None:
 
 
 def test_no_word_of_the_held_out_vocabulary_is_in_training() -> None:
-    held = held_out_words()
+    held = withheld_words()
     assert len(held) > 120
     assert not set(held) & {word for entries in words("train").values() for word in entries}
     pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, held)) + r")(?!\w)", re.IGNORECASE)
@@ -87,11 +98,11 @@ def test_unscripted_tickets_share_no_long_phrase_with_generated_ones() -> None:
         said = re.findall(r"[\w']+", text.lower())
         return {tuple(said[at : at + 7]) for at in range(len(said) - 6)}
 
-    unscripted = [json.loads(line) for line in UNSCRIPTED.read_text().splitlines()]
-    assert len(unscripted) == 20
+    unscripted = [json.loads(line) for path in UNSCRIPTED for line in path.read_text().splitlines()]
+    assert len(unscripted) == 40
     assert {ticket["intent"] for ticket in unscripted} == set(INTENTS)
     known = set.union(*(phrases(ticket["ticket"]) for ticket in unscripted))
     random = Random(9)
     for _ in range(5_000):
-        text = make_ticket(random, random.choice(INTENTS), "train").text
+        text = make_document(random).texts[-2]
         assert not phrases(text) & known, text

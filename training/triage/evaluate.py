@@ -15,10 +15,9 @@ from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
 from inferry.engine.tokenizer import HfTokenizer
 from training.triage.documents import Document, make_task
-from training.triage.grammar import INTENTS
+from training.triage.grammar import INTENTS, UNSCRIPTED
 from training.triage.tickets import make_reply, make_ticket
 
-UNSCRIPTED = Path(__file__).parent / "unscripted.jsonl"
 _MAX_TOKENS = 96
 _TALK = ("Hello", "What can you do?", "Draft a reply.", "What is the capital of Japan?")
 
@@ -60,10 +59,12 @@ def evaluate(directory: Path, count: int = 1_000, seed: int = 7) -> dict[str, An
     model, random = Model(directory), Random(seed)
     return {
         "classify": _classification(model, random, count),
+        "classify_development": _share(_exact(model, _documents(random, "classify", "dev", count))),
         "classify_with_training_templates": _share(_exact(model, _documents(random, "classify", "train", count))),
+        "check_development": _share(_exact(model, _documents(random, "check", "dev", count))),
         "check": _share(_exact(model, _documents(random, "check", "held", count))),
         "reply": _replies(model, random, count // 4),
-        "unscripted": _unscripted(model),
+        **{path.stem: _unscripted(model, path) for path in UNSCRIPTED},
         "talk": [{"user": text, "answer": model.answer_one(text)} for text in _TALK],
     }
 
@@ -108,8 +109,8 @@ def _replies(model: Model, random: Random, count: int) -> dict[str, Any]:
     return {"documents": count, "values_repeated": round(named / max(1, expected), 4), "values_expected": expected}
 
 
-def _unscripted(model: Model) -> dict[str, Any]:
-    tickets = [json.loads(line) for line in UNSCRIPTED.read_text(encoding="utf-8").splitlines()]
+def _unscripted(model: Model, path: Path) -> dict[str, Any]:
+    tickets = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     listed = [
         {
             **ticket,
