@@ -104,5 +104,5 @@ def test_unscripted_tickets_share_no_long_phrase_with_generated_ones() -> None:
     known = set.union(*(phrases(ticket["ticket"]) for ticket in unscripted))
     random = Random(9)
     for _ in range(5_000):
-        text = make_document(random).texts[-2]
-        assert not phrases(text) & known, text
+        for text in make_document(random).texts:
+            assert not phrases(text) & known, text

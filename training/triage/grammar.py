@@ -128,7 +128,10 @@ def _all_words() -> dict[str, list[str]]:
 @cache
 def words(split: Split) -> dict[str, list[str]]:
     """The vocabulary: entries by the name of their slot."""
-    return {name: entries if name in _SHARED else part(entries, split) for name, entries in _all_words().items()}
+    chosen = {name: entries if name in _SHARED else part(entries, split) for name, entries in _all_words().items()}
+    if split != "train":
+        return chosen
+    return {name: [entry for entry in entries if not is_withheld(entry)] for name, entries in chosen.items()}
 
 
 @cache
