@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from training.triage.documents import RULES, make_document, make_task
+from training.triage.augment import degraded
+from training.triage.documents import RULES, instruction, make_document, make_task
 from training.triage.grammar import (
     INTENTS,
     TEXTS,
@@ -43,13 +44,39 @@ def test_no_frame_is_both_in_training_and_held_out() -> None:
 
 def test_no_word_of_the_held_out_vocabulary_is_in_training() -> None:
     held = withheld_words()
-    assert len(held) > 120
+    assert len(held) > 80
     assert not set(held) & {word for entries in words("train").values() for word in entries}
     pattern = re.compile(r"(?<!\w)(?:" + "|".join(map(re.escape, held)) + r")(?!\w)", re.IGNORECASE)
     random = Random(3)
     for _ in range(4_000):
         for text in make_document(random).texts:
             assert not pattern.search(text), text
+
+
+def test_words_that_carry_an_intent_are_in_training() -> None:
+    ordinary = {"bill", "invoice", "membership", "driver", "parcel", "password", "refund", "subscription", "receipt"}
+    random = Random(11)
+    said: set[str] = set()
+    for _ in range(4_000):
+        said.update(re.findall(r"[a-z]+", " ".join(make_document(random).texts).lower()))
+    assert ordinary <= said
+
+
+def test_no_held_out_instruction_is_in_training() -> None:
+    listed = sections("instructions.txt")
+    for section in ("classify", "classify system", "reply", "check", "check system", "general system"):
+        withheld = {*part(listed[section], "dev"), *part(listed[section], "held")} - set(part(listed[section], "train"))
+        random = Random(12)
+        assert withheld
+        assert not withheld & {instruction(random, section, "train") for _ in range(5_000)}
+
+
+def test_a_degraded_text_has_words_of_its_sentences_only() -> None:
+    random = Random(13)
+    sentences = ["my parcel never came to the house", "where is the parcel that I ordered"]
+    texts = {degraded(random, sentences) for _ in range(500)}
+    assert len(texts) > 300
+    assert {word for text in texts for word in text.split()} == set(" ".join(sentences).split())
 
 
 def test_held_out_tickets_use_held_out_frames_and_vocabulary_only() -> None:

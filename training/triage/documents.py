@@ -6,11 +6,13 @@ from functools import cache
 from random import Random
 from typing import Literal
 
-from training.triage.grammar import INTENTS, Filling, Frame, Split, is_withheld, part, sections
+from training.triage.augment import degraded
+from training.triage.grammar import INTENTS, WITHHELD, Filling, Frame, Split, is_withheld, part, sections
 from training.triage.tickets import Ticket, make_reply, make_ticket
 
 Task = Literal["classify", "reply", "check", "small talk", "conversation", "plain text"]
 Role = Literal["system", "user", "assistant"]
+_DEGRADED = 0.25
 RULES = ("no refund date", "no passwords", "be polite", "no blame", "no discounts", "no private data")
 
 
@@ -39,7 +41,7 @@ def make_document(random: Random) -> Document:
     task = random.choices(names, [_SHARES[name] for name in names])[0]
     while True:
         document = make_task(random, task, "train")
-        # Texts can join to a withheld phrase, so whole documents are checked.
+        # Typing errors and joined texts can make a withheld word or phrase, so whole documents are checked.
         if not any(is_withheld(text) for text in document.texts):
             return document
 
@@ -53,8 +55,41 @@ def _wordings(section: str, split: Split) -> tuple[str, ...]:
     return tuple(part(sections("instructions.txt")[section], split))
 
 
-def _wording(random: Random, section: str, split: Split) -> str:
-    wording = random.choice(_wordings(section, split))
+@cache
+def _training_wordings(section: str) -> tuple[Frame, ...]:
+    """Frames for many more instructions, which training needs to know what the words of others mean."""
+    return tuple(Frame.parse(line) for line in sections("instructions.txt").get(f"{section} training", []))
+
+
+@cache
+def _instruction_parts() -> dict[str, list[str]]:
+    listed = (line.split(": ", 1) for line in sections("instructions.txt")["parts"])
+    return {name: entries.split("; ") for name, entries in listed}
+
+
+@cache
+def _withheld_wordings() -> frozenset[str]:
+    listed = sections("instructions.txt")
+    return frozenset(
+        line.lower() for name in listed for split in WITHHELD for line in part(listed[name], split)
+    ) - frozenset(line.lower() for name in listed for line in part(listed[name], "train"))
+
+
+def _training_wording(random: Random, section: str) -> str:
+    while True:
+        filling = Filling(random, "train")
+        filling.values = {name: random.choice(entries) for name, entries in _instruction_parts().items()}
+        filling.values["labels"] = "{labels}"
+        text = filling.expand(random.choice(_training_wordings(section)))
+        if text.lower() not in _withheld_wordings():
+            return text[0].upper() + text[1:] if random.random() < 0.8 else text
+
+
+def instruction(random: Random, section: str, split: Split) -> str:
+    if split == "train" and _training_wordings(section) and random.random() < 0.6:
+        wording = _training_wording(random, section)
+    else:
+        wording = random.choice(_wordings(section, split))
     if "{labels}" not in wording:
         return wording
     labels = list(INTENTS)
@@ -67,17 +102,17 @@ def _asked(random: Random, task: str, text: str, split: Split, extra: str = "") 
     """The text with an instruction before it, behind it, or in a system prompt."""
     place = random.random()
     if place < 0.4:
-        system = " ".join(filter(None, (_wording(random, f"{task} system", split), extra)))
+        system = " ".join(filter(None, (instruction(random, f"{task} system", split), extra)))
         return [Message("system", system), Message("user", text)]
-    instruction = " ".join(filter(None, (extra, _wording(random, task, split))))
+    wording = " ".join(filter(None, (extra, instruction(random, task, split))))
     gap = random.choice((" ", "\n", "\n\n", " "))
-    if place < 0.55 and not instruction.endswith(":"):
-        content = f"{text}{gap}{instruction}"
+    if place < 0.55 and not wording.endswith(":"):
+        content = f"{text}{gap}{wording}"
     else:
-        content = f"{instruction}{gap}{_quoted(random, text)}"
+        content = f"{wording}{gap}{_quoted(random, text)}"
     messages = [Message("user", content)]
     if random.random() < 0.25:
-        messages.insert(0, Message("system", _wording(random, "general system", split)))
+        messages.insert(0, Message("system", instruction(random, "general system", split)))
     return messages
 
 
@@ -86,18 +121,13 @@ def _quoted(random: Random, text: str) -> str:
 
 
 def _ticket(random: Random, split: Split) -> Ticket:
-    """A ticket; all intents are equally frequent, also where many texts of one have withheld words."""
-    intent = random.choice(INTENTS)
-    while True:
-        ticket = make_ticket(random, intent, split)
-        if split != "train" or not is_withheld(ticket.text):
-            return ticket
+    return make_ticket(random, random.choice(INTENTS), split)
 
 
 def _classify(random: Random, split: Split) -> Document:
     ticket = _ticket(random, split)
     if random.random() < 0.2:
-        messages = _asked(random, "classify", ticket.text, split, _wording(random, "json", split))
+        messages = _asked(random, "classify", ticket.text, split, instruction(random, "json", split))
         answer = f'{{"intent": "{ticket.intent}"}}'
     else:
         messages, answer = _asked(random, "classify", ticket.text, split), ticket.intent
@@ -110,7 +140,7 @@ def _reply(random: Random, split: Split) -> Document:
         # A ticket without an instruction is answered.
         messages = [Message("user", ticket.text)]
         if random.random() < 0.4:
-            messages.insert(0, Message("system", _wording(random, "general system", split)))
+            messages.insert(0, Message("system", instruction(random, "general system", split)))
     else:
         messages = _asked(random, "reply", ticket.text, split)
     answer = make_reply(random, ticket.intent, ticket.values, split)
@@ -129,10 +159,19 @@ def _rule_frames(rule: str, split: Split) -> tuple[Frame, ...]:
 
 
 def _policy(random: Random, rules: list[str], split: Split) -> str:
-    texts = [rule if random.random() < 0.4 else random.choice(_rule_words(rule, split)) for rule in rules]
+    texts = [rule if random.random() < 0.3 else random.choice(_rule_words(rule, split)) for rule in rules]
+    if split == "train" and random.random() < _DEGRADED:
+        texts = [degraded(random, [text]) for text in texts]
     if random.random() < 0.5:
         return f"Policy: {random.choice(('; ', ', ', '. ')).join(texts)}."
     return "Policy:\n" + "\n".join(f"- {text}" for text in texts) + "\n"
+
+
+def _sentence(random: Random, filling: Filling, rule: str, split: Split) -> str:
+    listed = _rule_frames(rule, split)
+    if split == "train" and random.random() < _DEGRADED:
+        return degraded(random, [filling.expand(frame) for frame in random.sample(listed, 2)])
+    return filling.expand(random.choice(listed))
 
 
 def _checked_text(random: Random, rule: str | None, split: Split) -> str:
@@ -144,9 +183,9 @@ def _checked_text(random: Random, rule: str | None, split: Split) -> str:
         filling.values = dict(ticket.values)
         sentences.append(make_reply(random, ticket.intent, ticket.values, split))
     for _ in range(random.choice((0, 1, 1, 2)) if sentences else random.choice((1, 2))):
-        sentences.insert(random.randrange(len(sentences) + 1), filling.expand(random.choice(_rule_frames("ok", split))))
+        sentences.insert(random.randrange(len(sentences) + 1), _sentence(random, filling, "ok", split))
     if rule is not None:
-        broken = filling.expand(random.choice(_rule_frames(rule, split)))
+        broken = _sentence(random, filling, rule, split)
         sentences.insert(random.randrange(len(sentences) + 1), broken)
         if random.random() < 0.15:
             sentences = [broken]
@@ -176,7 +215,7 @@ def _small_talk(random: Random, split: Split) -> Document:
         text = text[0].upper() + text[1:]
     messages = [Message("user", text), Message("assistant", random.choice(answers))]
     if random.random() < 0.3:
-        messages.insert(0, Message("system", _wording(random, "general system", split)))
+        messages.insert(0, Message("system", instruction(random, "general system", split)))
     return Document("small talk", tuple(messages))
 
 
@@ -190,11 +229,11 @@ def _conversation(random: Random, split: Split) -> Document:
     order = ["classify", "reply"] if random.random() < 0.75 else ["reply", "classify"]
     messages = [*_asked(random, order[0], ticket.text, split), Message("assistant", answers[order[0]]())]
     messages += [
-        Message("user", _wording(random, f"next {order[1]}", split)),
+        Message("user", instruction(random, f"next {order[1]}", split)),
         Message("assistant", answers[order[1]]()),
     ]
     if order[1] == "reply" and random.random() < 0.6:
-        messages += [Message("user", _wording(random, "next check", split)), Message("assistant", "ok")]
+        messages += [Message("user", instruction(random, "next check", split)), Message("assistant", "ok")]
     return Document("conversation", tuple(messages))
 
 
@@ -216,8 +255,8 @@ _MAKERS: dict[Task, Callable[[Random, Split], Document]] = {
 }
 _SHARES: dict[Task, float] = {
     "classify": 0.42,
-    "reply": 0.22,
-    "check": 0.18,
+    "reply": 0.2,
+    "check": 0.2,
     "small talk": 0.05,
     "conversation": 0.09,
     "plain text": 0.04,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+from training.triage.augment import degraded
 from training.triage.grammar import INTENTS, Filling, Frame, Split, frames, lines, part, sections
 from training.triage.noise import add_typos, replace_words
 
@@ -16,6 +17,7 @@ _QUESTION = re.compile(
 _ABOUT_ANOTHER_INTENT = 0.06
 _NEUTRAL = 0.1
 _TYPOS = 0.15
+_DEGRADED = 0.45
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ class Ticket:
 
 def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
     filling = Filling(random, split)
-    body = _body(random, filling, intent, split)
-    text = _joined(random, body)
+    if split == "train" and random.random() < _DEGRADED:
+        text = degraded(random, _same_intent(random, filling, intent))
+    else:
+        text = _joined(random, _body(random, filling, intent, split))
     if random.random() < 0.1:
         subject = filling.expand(random.choice(frames(f"{intent}.txt", split)))
         text = f"Subject: {subject}\n{text}"
@@ -63,6 +67,17 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
         sentences.insert(0, filling.expand(random.choice(frames("greeting.txt", split))))
     if random.random() < 0.4:
         sentences.append(filling.expand(random.choice(frames("closing.txt", split))))
+    return sentences
+
+
+def _same_intent(random: Random, filling: Filling, intent: str) -> list[str]:
+    """Sentences of the intent, and sometimes one that belongs to none."""
+    chosen = random.sample(frames(f"{intent}.txt", "train"), random.choice((1, 2, 2, 3)))
+    sentences = [filling.expand(frame) for frame in chosen]
+    if random.random() < 0.3:
+        sentences.append(_about(random, "about", intent))
+    if random.random() < 0.2:
+        sentences.append(filling.expand(random.choice(frames("context.txt", "train"))))
     return sentences
 
 

@@ -18,8 +18,9 @@ from training.triage.grammar import Split
 from training.triage.network import Network, Shape, write_checkpoint
 from training.triage.tokens import Encoder, train_tokenizer, write_json, write_tokenizer
 
-VERSION = "3"
+VERSION = "4"
 Measured = dict[tuple[Task, Split], Dataset]
+Shares = dict[tuple[Task, Split], float]
 _WARM_UP = 0.02
 _EXACT: tuple[Task, ...] = ("classify", "check")
 _SPLITS: tuple[Split, ...] = ("train", "dev", "held")
@@ -39,7 +40,8 @@ def main() -> None:
     _say(f"{sum(parameter.numel() for parameter in network.parameters()) / 1e6:.2f} M parameters")
     measured = {split: _measured(tokenizer_json, split, options) for split in _SPLITS}
     _train(network, dataset, measured["train"] | measured["dev"], options)
-    _say(f"end: {_accuracy(network, measured['train'] | measured['dev'] | measured['held'], options.held_out)}")
+    end = _shares(network, measured["train"] | measured["dev"] | measured["held"], options.held_out)
+    _say(f"end: {_listed(end)}")
     options.out.mkdir(parents=True, exist_ok=True)
     write_checkpoint(options.out, network)
     write_tokenizer(options.out, tokenizer_json)
@@ -89,6 +91,7 @@ def _train(
     started = reported = time.monotonic()
     report_s = max(10.0, options.minutes * 60 / 12)
     seen = 0
+    best = _Best()
     for step, batch in enumerate(_endless(dataset, options.batch_tokens, random)):
         spent = (time.monotonic() - started) / (60 * options.minutes)
         done = max(step / options.steps, spent)
@@ -104,10 +107,13 @@ def _train(
         seen += batch.ids.numel()
         if time.monotonic() - reported > report_s:
             speed = seen / (time.monotonic() - started) / 1e3
-            accuracy = _accuracy(network, measured, 500)
-            _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {speed:.0f} k tokens/s {accuracy}")
+            shares = _shares(network, measured, options.held_out // 2)
+            _say(f"{done:4.0%} step {step} loss {loss.item():.3f} {speed:.0f} k tokens/s {_listed(shares)}")
+            best.offer(network, shares)
             reported = time.monotonic()
     _say(f"{step} steps, {seen / 1e6:.0f} M tokens")
+    best.offer(network, _shares(network, measured, options.held_out // 2))
+    network.load_state_dict(best.weights)
 
 
 def _endless(dataset: Dataset, tokens: int, random: Random) -> Iterator[Batch]:
@@ -129,11 +135,25 @@ def _loss(network: Network, batch: Batch, device: str) -> Tensor:
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
+class _Best:
+    """The weights with the highest accuracy on development documents so far."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self._share = -1.0
+
+    def offer(self, network: Network, shares: Shares) -> None:
+        share = sum(shares[task, "dev"] for task in _EXACT)
+        if share > self._share:
+            self._share = share
+            self.weights = {name: value.clone() for name, value in network.state_dict().items()}
+
+
 @torch.inference_mode()
-def _accuracy(network: Network, measured: Measured, count: int) -> str:
+def _shares(network: Network, measured: Measured, count: int) -> Shares:
     """Share of answers of which every token is the most likely one, by task and split."""
     network.eval()
-    texts: list[str] = []
+    found: Shares = {}
     for (task, split), dataset in measured.items():
         chosen = min(count, len(dataset.lengths))
         right = 0
@@ -142,8 +162,12 @@ def _accuracy(network: Network, measured: Measured, count: int) -> str:
             best = network(batch.ids[:, :-1]).argmax(-1)
             is_right = (best == batch.ids[:, 1:]) | (batch.weights[:, 1:] < 0.5)
             right += int(is_right.all(1).sum())
-        texts.append(f"{task} {split} {right / chosen:.1%}")
-    return ", ".join(texts)
+        found[task, split] = right / chosen
+    return found
+
+
+def _listed(shares: Shares) -> str:
+    return ", ".join(f"{task} {split} {share:.1%}" for (task, split), share in shares.items())
 
 
 def _say(text: str) -> None:
