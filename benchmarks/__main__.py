@@ -18,6 +18,7 @@ BENCHES = {
     "fairness": "shares of tenants and bounds of lanes under overload, in virtual time",
     "controller": "the capacity controller in the simulator: steps of load on three engines",
     "lanes": "time to first token of live calls: idle gateway, batch backlog, and with lanes off",
+    "modes": "static, dynamic, continuous and hybrid batching of the embedded engine on one workload",
     "overload": "30 s at three times the capacity, with the retries of the official client, against bare 429s",
     "messages": "an event of the Messages API beside one of chat completions: microseconds, without sockets",
     "path": "the cost of a call: the gateway beside a bare pass-through and other gateways, with a profile",

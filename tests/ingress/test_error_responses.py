@@ -12,12 +12,13 @@ from inferry.domain.errors import (
     InvalidRequest,
     QueueFull,
     RateLimited,
+    ReportTimeout,
     RequestTimeout,
 )
 from inferry.ingress.errors import error_body, error_headers
 
 CODES = {
-    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane"},
+    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane", "kv_quota_too_small"},
     401: {"invalid_api_key"},
     402: {"run_budget_exhausted", "tenant_budget_exhausted"},
     403: {"model_not_allowed", "lane_not_allowed", "admin_only", "storage_disabled"},
@@ -26,7 +27,7 @@ CODES = {
     408: {"queue_timeout", "deadline_infeasible"},
     409: {"run_cancelled", "conflict"},
     413: {"body_too_large", "storage_quota_exceeded"},
-    429: {"queue_full", "rate_limited", "tenant_concurrency"},
+    429: {"queue_full", "rate_limited", "tenant_concurrency", "kv_quota_exceeded"},
     499: {"client_closed", "call_aborted"},
     500: {"internal_error"},
     502: {"worker_lost"},
@@ -76,16 +77,28 @@ def test_every_error_says_whether_and_when_to_retry(kind: type[GatewayError]) ->
     plain = lines(kind("no"))
     assert told["content-type"] == plain["content-type"] == "application/json"
     assert (told["retry-after"], told["retry-after-ms"]) == ("3", "2500")
-    if kind.status in (429, 503):
+    if kind.status in (429, 503) and kind.retryable:
         assert told["x-should-retry"] == "true"
         assert told["x-inferry-drop-reason"] == kind.code
         assert ("retry-after" in plain) == ("retry-after-ms" in plain) == (kind is not RateLimited)
-    elif kind.status in (402, 403, 408, 409) or kind in (DeadlineExceeded, RequestTimeout):
+    elif kind.status in (402, 403, 408, 409) or kind in (DeadlineExceeded, ReportTimeout, RequestTimeout):
         assert told["x-should-retry"] == plain["x-should-retry"] == "false"
         assert "retry-after" not in plain
         assert ("x-inferry-drop-reason" in plain) == (kind.status not in (403, 504))
     else:
         assert plain.keys() == {"content-type"}
+
+
+@pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.__name__)
+def test_the_advice_to_retry_never_contradicts_the_documented_contract(kind: type[GatewayError]) -> None:
+    advice = lines(kind("no", retry_after_s=2.5)).get("x-should-retry")
+    assert advice != ("false" if kind.retryable else "true")
+
+
+def test_a_report_that_takes_too_long_is_not_repeated_by_clients() -> None:
+    told = lines(ReportTimeout("too long"))
+    assert told["x-should-retry"] == "false"
+    assert "retry-after" not in told
 
 
 def test_a_full_queue_reports_retry_after_and_the_predicted_wait() -> None:

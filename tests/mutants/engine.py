@@ -4,11 +4,12 @@ from mutants.mutant import Mutant, MutantGroup
 
 _CORE = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_core.py")
 _PLANNER = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_planner.py")
+_MODES = ("tests/engine/test_hybrid_planner.py", "tests/engine/test_engine_modes.py")
 _SAMPLING = ("tests/engine/test_engine_bounds.py", "tests/engine/test_engine_sampling.py")
 _TOKENIZER = ("tests/engine/test_engine_tokenizer.py", "tests/engine/test_byte_fallback.py")
 
 GROUP = MutantGroup(
-    tests=(*_CORE, *_PLANNER, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_TOKENIZER),
+    tests=(*_CORE, *_PLANNER, *_MODES, "tests/engine/test_engine_blocks.py", *_SAMPLING, *_TOKENIZER),
     mutants=(
         Mutant(
             "a seed of nothing is none",
@@ -69,8 +70,8 @@ GROUP = MutantGroup(
         Mutant(
             "a preempted sequence keeps its computed tokens",
             "engine/core.py",
-            "            sequence.computed = 0\n",
-            "",
+            "            sequence.computed = sequence.named_blocks = 0\n",
+            "            sequence.named_blocks = 0\n",
             _CORE,
         ),
         Mutant(
@@ -97,29 +98,148 @@ GROUP = MutantGroup(
         Mutant(
             "a small newcomer slips past a large one",
             "engine/planner.py",
-            "can_admit = can_admit and need + running_count <= free",
-            "can_admit = need + running_count <= free",
+            "            if not can_admit:\n                continue\n            need, pending",
+            "            need, pending",
             _PLANNER,
         ),
         Mutant(
             "a preempted sequence keeps its blocks",
             "engine/planner.py",
-            "            free += len(victim.blocks)\n",
-            "",
+            "free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)",
+            "pass",
             _PLANNER,
+        ),
+        Mutant(
+            "a static pass is joined",
+            "engine/padded_planner.py",
+            "not members or (self.refills and len(members) < self.rows)",
+            "len(members) < max(1, self.rows)",
+            _MODES,
+        ),
+        Mutant(
+            "a free row of a dynamic pass stays free",
+            "engine/padded_planner.py",
+            "self.refills and len(members) < self.rows",
+            "self.refills and len(members) > self.rows",
+            _MODES,
+        ),
+        Mutant(
+            "rows of ended sequences are not computed",
+            "engine/padded_planner.py",
+            "Padding(rows=rows - len(members))",
+            "Padding()",
+            _MODES,
+        ),
+        Mutant(
+            "a pass shrinks with its members",
+            "engine/padded_planner.py",
+            "self.rows if members else 0)",
+            "0)",
+            _MODES,
+        ),
+        Mutant(
+            "prompts are padded to the shortest",
+            "engine/padded_planner.py",
+            "longest = max(lengths, default=0)",
+            "longest = min(lengths, default=0)",
+            _MODES,
+        ),
+        Mutant(
+            "padding does not count in the chunk",
+            "engine/padded_planner.py",
+            "        tokens = min(budget, length)\n",
+            "        tokens = length\n",
+            _MODES,
+        ),
+        Mutant(
+            "sequences of different batch keys share a pass",
+            "engine/padded_planner.py",
+            "if sequence.batch != pass_key:",
+            "if False:",
+            _MODES,
+        ),
+        Mutant(
+            "a pass that runs is joined past sequences of other batch keys",
+            "engine/padded_planner.py",
+            "            if members:\n                break\n",
+            "",
+            _MODES,
+        ),
+        Mutant(
+            "a padded pass takes the last free blocks",
+            "engine/padded_planner.py",
+            "need + taken > free:",
+            "need > free + 1:",
+            _MODES,
+        ),
+        Mutant(
+            "prepared sequences compute their last token",
+            "engine/hybrid_planner.py",
+            "            pending -= 1  # prepared\n",
+            "            pending -= 0\n",
+            _MODES,
+        ),
+        Mutant(
+            "sequences that run give up their blocks before prepared ones",
+            "engine/hybrid_planner.py",
+            "allocate_running([*running, *prepared], free",
+            "allocate_running([*running], free",
+            _MODES,
+        ),
+        Mutant(
+            "a phase has no limit",
+            "engine/hybrid_planner.py",
+            "min(limits.chunk_tokens, phase_limit - self.phase_tokens)",
+            "min(limits.chunk_tokens, phase_limit)",
+            _MODES,
+        ),
+        Mutant(
+            "a long phase begins with any open slot",
+            "engine/hybrid_planner.py",
+            "return limits.phase_tokens if is_due or has_urgent else 0",
+            "return limits.phase_tokens",
+            _MODES,
+        ),
+        Mutant(
+            "phases are long however often they come",
+            "engine/hybrid_planner.py",
+            "            return limits.short_phase_tokens\n",
+            "            return limits.phase_tokens\n",
+            _MODES,
+        ),
+        Mutant(
+            "ends before a prefill step are not counted",
+            "engine/hybrid_planner.py",
+            "HybridPlanner(0, self.phase_tokens + tokens, phase_limit, seated, freed_per_step)",
+            "HybridPlanner(0, self.phase_tokens + tokens, phase_limit, seated, self.freed_per_step)",
+            _MODES,
+        ),
+        Mutant(
+            "a prompt of a higher lane waits for a slot",
+            "engine/hybrid_planner.py",
+            "if not open_slots and not has_urgent:",
+            "if not open_slots:",
+            _MODES,
+        ),
+        Mutant(
+            "a step of padding alone has no owner",
+            "engine/core.py",
+            "                    sequence.gpu_seconds += seconds / len(step.members)\n",
+            "                    sequence.gpu_seconds += 0.0\n",
+            _MODES,
         ),
         Mutant(
             "the last free block is never handed out",
             "engine/blocks.py",
-            "if need > self._free:",
-            "if need >= self._free:",
+            "if need > self.free:",
+            "if need >= self.free:",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(
             "a freed block is not the lowest",
             "engine/blocks.py",
-            "        self._lowest = min(self._lowest, *blocks, self.total)\n",
-            "        self._lowest = min(blocks, default=self._lowest)\n",
+            "        self._lowest = min(self._lowest, block)\n",
+            "        self._lowest = block\n",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(
@@ -132,8 +252,8 @@ GROUP = MutantGroup(
         Mutant(
             "a number past the last weight falls to a token of no weight",
             "engine/sampling.py",
-            "chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()",
-            "chosen: list[int] = tokens.clamp(max=weights.shape[-1] - 1).squeeze(1).tolist()",
+            "return torch.minimum(tokens, last).squeeze(1)",
+            "return tokens.clamp(max=weights.shape[-1] - 1).squeeze(1)",
             _SAMPLING,
         ),
         Mutant(

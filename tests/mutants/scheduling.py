@@ -255,8 +255,8 @@ GROUP = MutantGroup(
         Mutant(
             "a padded pass that runs is joined",
             "scheduling/worker_state.py",
-            "return not self.sequences or ",
-            "return True or ",
+            "return self.refills or not self.sequences or ",
+            "return True or not self.sequences or ",
         ),
         Mutant(
             "before an idle worker siblings are held",

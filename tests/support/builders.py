@@ -88,6 +88,7 @@ def a_view(
     kv_packing: KvPacking = "sum",
     phase: Phase = Phase.READY,
     pads: bool = False,
+    refills: bool = False,
     sequences: int | None = None,
     kv_tokens: int | None = None,
     prefill_tokens: int | None = None,
@@ -109,6 +110,7 @@ def a_view(
         kv_packing=kv_packing,
         phase=phase,
         pads=pads,
+        refills=refills,
         capacity=Capacity(sequences, kv_tokens, prefill_tokens, prefill_tokens_per_s, batch_sequences),
         foreign=Load() if foreign is None else foreign,
         load=Load() if load is None else load,
@@ -131,6 +133,7 @@ def a_policy(
     itl_ms: float | None = None,
     groups: tuple[str, ...] | None = None,
     borrow_groups: bool = False,
+    prompt_buckets: tuple[int, ...] = (),
 ) -> LanePolicy:
     """A batch lane that holds no job, has no share and no reserve, unless told otherwise."""
     return LanePolicy(
@@ -147,4 +150,5 @@ def a_policy(
         itl_ms=itl_ms,
         groups=groups,
         borrow_groups=borrow_groups,
+        prompt_buckets=prompt_buckets,
     )

@@ -65,7 +65,7 @@ class FakeRunner:
         self.vocab_size = 100
         self.eos_ids = eos_ids
         self._size = config.block_tokens
-        self._cells: dict[int, int] = {}
+        self._cells = dict.fromkeys(range(config.cache_blocks * config.block_tokens), 0)
         self.before: Callable[[Sequence[Work]], None] = lambda work: None
 
     def execute(self, work: Sequence[Work]) -> list[int]:

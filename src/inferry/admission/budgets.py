@@ -6,7 +6,7 @@ a run tree, or to one day or month of a tenant or key. A changed ceiling applies
 """
 
 from inferry.admission.reports import AccountReport
-from inferry.domain.tenants import NANOS_PER_UNIT, Price
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 
 UNBOUNDED = 2**63 - 1
 """The value of a ceiling that is not set."""
@@ -276,3 +276,13 @@ def account_report(account: Account, *, key_id: str | None = None, run_id: str |
         key_id=key_id,
         run_id=run_id,
     )
+
+
+def charge_ancestors(runs: list[Account], tokens: int, nanos: int) -> None:
+    """Charge the ancestors of a run that got its parent while the job was in flight."""
+    seen = list(runs)
+    ancestor = runs[-1].parent
+    while ancestor is not None and ancestor not in seen:  # a run forgotten and created again may form a cycle
+        ancestor.charge(tokens, nanos, 0, 0)
+        seen.append(ancestor)
+        ancestor = ancestor.parent

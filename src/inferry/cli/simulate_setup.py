@@ -9,6 +9,7 @@ from msgspec import Struct
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import HttpWorkerConfig, VllmInProcessWorkerConfig, VllmWorkerConfig, WorkerConfig
+from inferry.cli.engine_settings import engine_config
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
@@ -62,7 +63,8 @@ def simulated_workers(
     """The workers of a configuration in order, repeated up to `count`.
 
     An HTTP worker is the modelled engine, limited by the configuration. An embedded worker has the configured
-    sequences, KV and chunk at the model's speed. Without a configuration there is one HTTP worker with defaults.
+    sequences, KV and chunk at the model's speed; `kv_tokens: auto` is the KV cache of the model. Without a
+    configuration there is one HTTP worker with defaults.
     """
     kinds: Sequence[WorkerConfig] = [VllmWorkerConfig(name="default", url="")] if config is None else config.workers
     made = [_simulated_worker(one, model.flags) for one in kinds]
@@ -81,13 +83,16 @@ def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> Simul
     if isinstance(worker, VllmInProcessWorkerConfig):
         own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
         return SimulatedWorker(own, Capacity(worker.max_sequences, own.kv_tokens), worker)
+    # Results must not depend on the machine that simulates: `auto` is a CPU.
+    engine = engine_config(worker, "cpu" if worker.device == "auto" else worker.device)
+    kv_tokens = flags.kv_tokens if engine.kv_tokens == "auto" else engine.kv_tokens
     own = replace(
         flags,
-        max_num_seqs=worker.max_sequences,
-        kv_tokens=worker.kv_tokens,
-        max_num_batched_tokens=worker.max_sequences + worker.chunk_tokens,
+        max_num_seqs=engine.max_sequences,
+        kv_tokens=kv_tokens,
+        max_num_batched_tokens=engine.max_sequences + engine.chunk_tokens,
     )
-    return SimulatedWorker(own, Capacity(worker.max_sequences, worker.kv_tokens), worker)
+    return SimulatedWorker(own, Capacity(engine.max_sequences, kv_tokens), worker)
 
 
 def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from inferry.admission.queue_limiter import QueueLimiter
+from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
-from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
@@ -85,7 +85,7 @@ class Gateway:
         self._metrics = metrics
         self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
-        self._retry_spreader = RetryAfterSpreader()
+        self._retry_spreader = QuotaRetrySpreader()
         self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -207,11 +207,22 @@ class Gateway:
 
         Raises RunNotFound, unless the run is known from the ledger (`is_known`).
         """
-        return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
+        try:
+            return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
+        finally:
+            # After the cancels were sent: a stopped call keeps its KV for the run's next call until here.
+            self._release_run(tenant, run_id)
 
     def finish_run(self, tenant: str, run_id: str) -> None:
         """The agent says that the run is over. Raises RunNotFound."""
         self._admission.runs.finish(tenant, run_id, self.now())
+        self._release_run(tenant, run_id)
+
+    def _release_run(self, tenant: str, run_id: str) -> None:
+        """A run is over: workers keep nothing for its next call, and it is concurrent no longer."""
+        for sub_run_id in self._admission.runs.tree_of(tenant, run_id):
+            self._pool.end_run(tenant, sub_run_id)
+        self._admission.gate.free_run_slot(tenant, run_id)
 
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._admission.runs.has_run(tenant, run_id)

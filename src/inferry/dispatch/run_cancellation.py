@@ -18,8 +18,9 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done
 from inferry.runs.registry import RunRegistry
 
-NOTIFY_BATCH = 64
-"""Streams ended before the event loop serves other work (it yields, it waits for nothing)."""
+NOTIFY_BATCH = 8
+"""Streams ended before the event loop serves other work (it yields, it waits for nothing). Few: each also wakes the
+task of its client, and the confirmation of the workers is behind them."""
 
 
 class RunCanceller:

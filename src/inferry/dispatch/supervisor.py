@@ -91,13 +91,15 @@ class WorkerSupervisor:
         self.view = view
         if previous.phase is not view.phase:
             self.since = self._clock.wall()
-        # A new observation time or the engine's measured time alone is no change for the scheduler.
+        # A new observation time, or what the engine measures of itself, is no change for the scheduler.
         if (
             replace(
                 previous,
                 observed_at=view.observed_at,
                 load=view.load,
                 busy_s=view.busy_s,
+                step_work=view.step_work,
+                kv_blocks=view.kv_blocks,
                 last_activity_at=view.last_activity_at,
             )
             != view

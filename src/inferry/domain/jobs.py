@@ -105,7 +105,7 @@ class Payload(Value):
     to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
-    `pooled`: the inputs of a job that embeds or scores.
+    `pooled`: the inputs of a job that embeds or scores. `cache_salt`: the client's own, which is in the body too.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Payload(Value):
         echo: str = "",
         media_bytes: int = 0,
         pooled: PooledInputs | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -142,6 +143,7 @@ class Payload(Value):
         self.echo: Final = echo
         self.media_bytes: Final = media_bytes
         self.pooled: Final = pooled
+        self.cache_salt: Final = cache_salt
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -207,7 +209,7 @@ class InferenceJob(Value):
     the tenant. `output_hint`: output tokens the client expects. `resume_point`: where a later attempt continues; None
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
-    trace, while tracing is on.
+    trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     """
 
     # fmt: off
@@ -219,7 +221,7 @@ class InferenceJob(Value):
         prefix: tuple[str, ...] = (), output_hint: int | None = None, deadline: float | None = None,
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
-        repeat: RepeatPolicy | None = None, trace: JobTrace | None = None,
+        repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -252,3 +254,4 @@ class InferenceJob(Value):
         self.unreachable_attempts: Final = unreachable_attempts
         self.repeat: Final = repeat
         self.trace: Final = trace
+        self.max_kv_tokens: Final = max_kv_tokens

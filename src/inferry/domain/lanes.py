@@ -44,7 +44,8 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
     queued. `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use
     workers of other groups while no live job needs them. `long_output_tokens`: predicted output tokens from which a job
-    is long; None does not separate short and long jobs.
+    is long; None does not separate short and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs
+    share a padded pass; longer ones form the last bucket.
     """
 
     max_wait_ms: float
@@ -62,6 +63,7 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] | None = None
     borrow_groups: bool = False
     long_output_tokens: int | None = None
+    prompt_buckets: tuple[int, ...] = ()
 
     @property
     def is_live(self) -> bool:

@@ -12,7 +12,11 @@ PROGRESS_INTERVAL_TOKENS: Final = 32
 
 
 class BatchPlan(Value):
-    """Jobs sent to one worker together, in order. Never empty; one batch key if the worker pads."""
+    """Jobs sent to one worker together, in order. Never empty; one batch key if the worker pads.
+
+    Such a worker pads every prompt to `padded_tokens`. The id of a job is its cancel handle: `Worker.cancel` removes it
+    and leaves the others of the pass running.
+    """
 
     def __init__(
         self,

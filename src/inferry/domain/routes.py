@@ -43,6 +43,7 @@ class RouteKey(Struct, frozen=True, gc=False):
 class BatchKey(Struct, frozen=True, gc=False):
     """Which jobs may share one pass: a padded pass, or one request for several pooled jobs.
 
+    `bucket`: the scheduler's, where the lane separates padded passes by prompt length.
     `group`: pooled jobs with different groups never share a request. It holds the tenant where prefix caches are
     salted, and a digest of the options that apply to a whole request.
     """
@@ -52,3 +53,4 @@ class BatchKey(Struct, frozen=True, gc=False):
     streaming: bool = False
     attention: str | None = None
     group: str | None = None
+    bucket: int | None = None

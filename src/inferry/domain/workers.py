@@ -8,6 +8,13 @@ from msgspec import Struct
 from inferry.domain.routes import OutputLength
 
 KvPacking = Literal["sum", "timed"]
+EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+"""How the embedded engine batches sequences.
+
+`continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
+or decodes, and prompts are computed in groups. `static`: a padded pass runs until its last sequence has ended.
+`dynamic`: a padded pass whose free rows are refilled.
+"""
 
 
 class Phase(enum.Enum):
@@ -40,6 +47,22 @@ class Load(Struct, frozen=True, gc=False):
     kv_tokens: int = 0
 
 
+class KvBlocks(Struct, frozen=True, array_like=True, gc=False):
+    """The KV cache of an engine in blocks: all, held by sequences, cached, and the range that the held ones span.
+
+    `kept`: the cached ones that are kept for the next call of a run.
+    `prefix_queries`, `prefix_hits`: prompt tokens since its start, looked up in the prefix cache and found there.
+    """
+
+    blocks: int
+    held: int
+    cached: int
+    kept: int
+    span: int
+    prefix_queries: int
+    prefix_hits: int
+
+
 class EngineCounts(Struct, frozen=True, gc=False):
     """An engine's own counters since its start: steps, prompt tokens computed, output tokens."""
 
@@ -48,15 +71,30 @@ class EngineCounts(Struct, frozen=True, gc=False):
     output_tokens: int
 
 
+class StepWork(Struct, frozen=True, gc=False):
+    """What the steps of an engine have computed since its start.
+
+    `prompt_tokens` and `decode_rows` (single tokens), and padding: `padding_tokens` of padded prompts, `padding_rows`
+    in the place of decodes.
+    """
+
+    prompt_tokens: int
+    decode_rows: int
+    padding_tokens: int
+    padding_rows: int
+
+
 class WorkerView(Struct, frozen=True, kw_only=True):
     """A worker as observed at `observed_at`. Replaced, never mutated.
 
     `capacity` is a limit, not what is free: the scheduler counts its own jobs in flight. `foreign`: load of other
-    clients. `pads`: a plan runs as one padded pass and needs one batch key. `controlled`: `capacity` is the upper bound
-    within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
-    `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
+    clients. `pads`: a plan runs as one padded pass and needs one batch key. `refills`: jobs may join such a pass when
+    one of its jobs has ended. `controlled`: `capacity` is the upper bound within which the capacity controller computes
+    limits. `chunk_tokens`: token budget of an engine step. `counts` and `prefix_hits` (prompt tokens found in the
+    prefix cache since the start) were read at `counted_at`.
     `gpus`: GPUs that the worker uses; 0 for a hosted API, whose GPU time is not accounted for. `busy_s`: seconds of its
-    steps since its start, where it measures them.
+    steps since its start, where it measures them. `step_work`: what these steps computed. `kv_blocks`: its KV cache,
+    where it tells.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
@@ -75,6 +113,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     output_length: OutputLength | None = None
     kv_packing: KvPacking = "sum"
     pads: bool = False
+    refills: bool = False
     load: Load = Load()
     foreign: Load = Load()
     kv_capacity: int | None = None
@@ -85,5 +124,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     counted_at: float | None = None
     gpus: int = 1
     busy_s: float | None = None
+    step_work: StepWork | None = None
+    kv_blocks: KvBlocks | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False

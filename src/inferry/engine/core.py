@@ -3,34 +3,46 @@
 import random
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Ordered
-from typing import Protocol
 
-from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
+from msgspec.structs import replace
+
+from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts
+from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
+from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
-from inferry.engine.planner import Limits, Work, plan_step
+from inferry.engine.modes import planner_of
+from inferry.engine.padding import padding_work
+from inferry.engine.planner import NO_PADDING, Limits, StepPlan, Work
+from inferry.engine.prefix_keys import root_key
+from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner
 from inferry.engine.sequences import Sequence
 
+_SHORT_PHASE_COST = 3.0
+"""What the prompt tokens of a short phase may cost, in fixed costs of a step: a step of its own costs one."""
 
-class Runner(Protocol):
-    """Executes planned work on the model. Token ids must be below `vocab_size`."""
 
-    @property
-    def context_tokens(self) -> int: ...
+class _Step:
+    """A launched step. `ends`: by piece, the tokens of its sequence that are computed then. `sampled`: sequences that
+    get a token, and its place. `weights`: modelled seconds by piece. `padding` is computed beside the work, in rows of
+    `longest` tokens, for the `members` of a pass.
+    """
 
-    @property
-    def vocab_size(self) -> int: ...
+    __slots__ = ("ends", "longest", "members", "padding", "pooled", "sampled", "started", "weights", "work")
 
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-    def execute(self, work: Ordered[Work]) -> list[int]:
-        """Compute the work; return one sampled token for each item that reaches its sequence's end, in order. A pooled
-        sequence has no token: at its end its `result` is set.
-        """
+    def __init__(self, plan: StepPlan, members: list[Sequence], weights: list[float], started: float) -> None:
+        self.work = plan.work
+        self.padding = plan.padding
+        self.members = [] if plan.padding == NO_PADDING else list(members)
+        self.longest = max((len(sequence.tokens) for sequence in self.members), default=0)
+        self.weights = weights
+        self.started = started
+        self.ends: list[int] = []
+        self.sampled: list[tuple[Sequence, int]] = []
+        self.pooled: list[Sequence] = []
 
 
 class EngineCore:
@@ -50,12 +62,24 @@ class EngineCore:
         make_seed: Callable[[], int] | None = None,
     ) -> None:
         self._runner = runner
+        is_overlapping = isinstance(runner, OverlappingRunner)
+        self._steps_runner = runner if isinstance(runner, OverlappingRunner) else BlockingSteps(runner)
+        self._max_in_flight = 2 if is_overlapping else 1
+        self._in_flight: deque[_Step] = deque()
+        self._collected_at = 0.0
         self._clock = clock
         self._make_seed = make_seed or (lambda: random.SystemRandom().getrandbits(63))
-        self._limits = Limits(
-            max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
+        self._costs = WorkCosts(is_exact=True)
+        self._decode_wait_s = config.decode_wait_ms / 1000
+        self._planner = planner_of(config.mode)
+        self._limits = self._limit_phases(
+            Limits(
+                max_sequences=config.max_sequences, chunk_tokens=config.chunk_tokens, block_tokens=config.block_tokens
+            )
         )
         self.pool = BlockPool(config.blocks, config.block_tokens)
+        self._shared = self.pool if config.prefix_cache else None
+        self._kv_pause_s = config.kv_pause_s
         self.context_tokens = min(runner.context_tokens, config.context_tokens or runner.context_tokens)
         self.kv_tokens = self.pool.total * self.pool.block_tokens
         self.busy_seconds = 0.0
@@ -65,10 +89,10 @@ class EngineCore:
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
-        self._was_held_back = False
+        self._prefix_queries = self._prefix_hits = 0
         self._step_tokens = 0
         self._step_seconds = 0.0
-        self._costs = WorkCosts(is_exact=True)
+        self._prompt_tokens = self._decode_rows = self._padding_tokens = self._padding_rows = 0
 
     @property
     def has_work(self) -> bool:
@@ -92,6 +116,11 @@ class EngineCore:
             seed=self._make_seed() if sampling.seed is None else sampling.seed,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
+            # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            run=request.run if self._kv_pause_s else None,
+            kv_quota=request.kv_quota,
+            batch=request.batch,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
@@ -108,14 +137,18 @@ class EngineCore:
         return freed
 
     def step(self) -> StepDone:
-        """Run one step. Without work nothing changes."""
-        started = self._clock()
-        work = self._schedule()
-        if not work:
+        """Run one step, or wait for the oldest in flight. Without work nothing changes."""
+        while len(self._in_flight) < self._max_in_flight:
+            started = self._clock()
+            plan = self._schedule()
+            if not plan.work and plan.padding == NO_PADDING:
+                break
+            self._launch(plan, started)
+        if not self._in_flight:
             return StepDone([], [], self.stats())
-        sampled = self._runner.execute(work)
+        sampled = self._steps_runner.collect()
         self._steps += 1
-        return self._postprocess(work, sampled, started)
+        return self._postprocess(self._in_flight.popleft(), sampled)
 
     def stats(self) -> Stats:
         return Stats(
@@ -128,6 +161,19 @@ class EngineCore:
             step_tokens=self._step_tokens,
             step_seconds=self._step_seconds,
             busy_seconds=self.busy_seconds,
+            kv_blocks=KvBlocks(
+                self.pool.total,
+                self.pool.held,
+                self.pool.cached,
+                self.pool.kept,
+                self.pool.span,
+                self._prefix_queries,
+                self._prefix_hits,
+            ),
+            prompt_tokens=self._prompt_tokens,
+            decode_rows=self._decode_rows,
+            padding_tokens=self._padding_tokens,
+            padding_rows=self._padding_rows,
         )
 
     def _rejection(self, request: Request) -> Rejected | None:
@@ -164,48 +210,105 @@ class EngineCore:
             return None
         return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
 
-    def _schedule(self) -> tuple[Work, ...]:
-        plan = plan_step(self._running, self._waiting, self.pool.free, self._limits, may_hold=not self._was_held_back)
-        self._was_held_back = plan.held_back
+    def _schedule(self) -> StepPlan:
+        if self.pool.kept:
+            self.pool.expire(self._clock())
+        plan, self._planner = self._planner.plan(
+            self._running, self._waiting, self.pool.free, self._limits, self._shared
+        )
         for sequence in plan.preempted:
-            self._running.remove(sequence)
+            if sequence in self._running:  # else it waits, and was prepared
+                self._running.remove(sequence)
+                insort(self._waiting, sequence, key=_rank)
             self.pool.release(sequence.key)
             sequence.blocks = []
-            sequence.computed = 0
+            sequence.computed = sequence.named_blocks = 0
             sequence.preemptions += 1
             self._preemptions += 1
-            insort(self._waiting, sequence, key=_rank)
         for sequence in plan.admitted:
             self._waiting.remove(sequence)
             insort(self._running, sequence, key=_rank)
         for work in plan.work:
+            if work.sequence.root_key is not None and not work.sequence.blocks:
+                self._claim_prefix(work.sequence)
+        for work in plan.work:
             sequence = work.sequence
             sequence.blocks = self.pool.extend(sequence.key, len(sequence.tokens))
-        return plan.work
+        return plan
 
-    def _postprocess(self, work: tuple[Work, ...], sampled: list[int], started: float) -> StepDone:
+    def _claim_prefix(self, sequence: Sequence) -> None:
+        """Start the sequence after the blocks that are there already: of others, or its own before a preemption."""
+        found = self.pool.find(sequence.prefix_keys(self.pool.block_tokens))
+        self.pool.claim(sequence.key, found)
+        sequence.named_blocks = len(found)
+        sequence.computed = len(found) * self.pool.block_tokens
+        if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
+            self._prefix_queries += sequence.prompt_tokens
+            self._prefix_hits += sequence.computed
+
+    def _name_blocks(self, step: _Step) -> None:
+        """Put the blocks that the step filled into the prefix cache. Their tokens are known by now.
+
+        A sequence that was preempted after the launch has given up its blocks; it has less computed than at the launch.
+        """
+        size = self.pool.block_tokens
+        for piece, end in zip(step.work, step.ends, strict=True):
+            sequence, full = piece.sequence, end // size
+            if sequence.root_key is None or full <= sequence.named_blocks or end > sequence.computed:
+                continue
+            if sequence.key in self._sequences:
+                keys = sequence.block_keys(sequence.named_blocks, full, size)
+                self.pool.name(sequence.key, sequence.named_blocks, keys)
+                sequence.named_blocks = full
+
+    def _launch(self, plan: StepPlan, started: float) -> None:
+        """Start the step and take its sequences as computed. Its tokens are unknown; stop tokens are found later."""
+        step = _Step(plan, self._running, self._weights(plan.work), started)
+        if step.members:
+            # The runner has one block more than the pool (`EngineConfig.cache_blocks`).
+            padding = padding_work(plan.padding, step.longest, self.pool.total, self.pool.block_tokens)
+            self._steps_runner.launch((*plan.work, *padding))
+        else:
+            self._steps_runner.launch(plan.work)
+        for piece in plan.work:
+            sequence = piece.sequence
+            sequence.computed += piece.tokens
+            step.ends.append(sequence.computed)
+            if sequence.pending:
+                continue
+            if sequence.is_pooled:
+                step.pooled.append(sequence)
+                self._running.remove(sequence)
+                continue
+            step.sampled.append((sequence, len(sequence.tokens)))
+            sequence.tokens.append(UNKNOWN)
+            if len(sequence.tokens) >= sequence.limit:
+                self._running.remove(sequence)
+        self._in_flight.append(step)
+
+    def _postprocess(self, step: _Step, sampled: list[int]) -> StepDone:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, bytes]] = []
         ended: list[tuple[Sequence, bool]] = []
-        fresh = iter(sampled)
-        weights = self._weights(work)
-        for piece in work:
-            sequence = piece.sequence
-            sequence.computed += piece.tokens
-            if sequence.computed < len(sequence.tokens):
-                continue
-            if sequence.is_pooled:
+        self._name_blocks(step)
+        for sequence in step.pooled:
+            if sequence.key in self._sequences:
                 pooled.append((sequence.key, sequence.result))
                 ended.append((sequence, True))
-                continue
-            token = next(fresh)
-            sequence.tokens.append(token)
+        # Tokens of padding come last and are dropped.
+        for (sequence, place), token in zip(step.sampled, sampled, strict=step.padding == NO_PADDING):
+            if sequence.key not in self._sequences:
+                continue  # it ended or was aborted after this step was launched
+            sequence.tokens[place] = token
             tokens.append((sequence.key, token))
             if token in sequence.stop_ids:
                 ended.append((sequence, True))
-            elif len(sequence.tokens) >= sequence.limit:
+            elif place + 1 >= sequence.limit:
                 ended.append((sequence, False))
-        self._charge(work, weights, self._clock() - started)
+        now = self._clock()
+        self._charge(step, now - max(step.started, self._collected_at))
+        self._collected_at = now
         for sequence, _ in ended:
             self._remove(sequence)
         ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
@@ -213,39 +316,73 @@ class EngineCore:
 
     def _weights(self, work: tuple[Work, ...]) -> list[float]:
         """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""
-        costs, base_s = self._costs, self._costs.base_s / len(work)
+        costs, base_s = self._costs, self._costs.base_s / max(1, len(work))
         return [
-            base_s + costs.decode_s(1, piece.sequence.computed)
+            base_s + decode_s(costs, 1, piece.sequence.computed)
             if piece.tokens == 1  # a prompt of one token costs as much
-            else base_s + costs.prefill_s(piece.tokens, piece.sequence.computed + piece.tokens)
+            else base_s + prefill_s(costs, piece.tokens, piece.sequence.computed + piece.tokens)
             for piece in work
         ]
 
-    def _charge(self, work: tuple[Work, ...], weights: list[float], seconds: float) -> None:
-        """Divide the time of the step by the weights of its pieces, and learn the costs from it."""
+    def _charge(self, step: _Step, seconds: float) -> None:
+        """Divide the time of the step by the weights of its pieces, and learn the costs from it.
+
+        The time of padding is that of the pieces beside it; a step of padding alone is divided evenly.
+        """
         self.busy_seconds += seconds
-        self._step_tokens, self._step_seconds = sum(piece.tokens for piece in work), seconds
-        scale = seconds / sum(weights)
+        scale = seconds / sum(step.weights) if step.weights else 0.0
         decoded = prompt_tokens = 0
         kv_tokens = 0.0
-        for piece, weight in zip(work, weights, strict=True):
-            sequence = piece.sequence
-            sequence.gpu_seconds += scale * weight
+        for piece, end, weight in zip(step.work, step.ends, step.weights, strict=True):
+            piece.sequence.gpu_seconds += scale * weight
             if piece.tokens == 1:
                 decoded += 1
-                kv_tokens += sequence.computed
+                kv_tokens += end
             else:
                 prompt_tokens += piece.tokens
-                kv_tokens += prefill_kv_tokens(piece.tokens, sequence.computed)
+                kv_tokens += prefill_kv_tokens(piece.tokens, end)
+        self._step_tokens, self._step_seconds = decoded + prompt_tokens, seconds
+        self._decode_rows += decoded
+        self._prompt_tokens += prompt_tokens
+        if step.members:
+            padding, padding_tokens = step.padding, sum(step.padding.prompts)
+            self._padding_rows += padding.rows
+            self._padding_tokens += padding_tokens
+            decoded += padding.rows
+            prompt_tokens += padding_tokens
+            kv_tokens += padding.rows * step.longest + sum(prefill_kv_tokens(n, n) for n in padding.prompts)
+            if not step.work:
+                for sequence in step.members:
+                    sequence.gpu_seconds += seconds / len(step.members)
         self._costs.add(seconds, seconds, 1, decoded, prompt_tokens, kv_tokens)
         if self._steps % SOLVE_INTERVAL_STEPS == 0:
             self._costs.solve()
+            self._limits = self._limit_phases(self._limits)
+
+    def _limit_phases(self, limits: Limits) -> Limits:
+        """Phases by their modelled time: a long one within the time that decodes may wait, but at least a chunk; a
+        short one within `_SHORT_PHASE_COST`, but at least a block.
+        """
+        costs, chunk_tokens = self._costs, limits.chunk_tokens
+        phase_tokens = self._decode_wait_s / (costs.prompt_s + costs.base_s / chunk_tokens)
+        short_phase_tokens = _SHORT_PHASE_COST * costs.base_s / costs.prompt_s
+        return replace(
+            limits,
+            phase_tokens=max(chunk_tokens, int(phase_tokens)),
+            short_phase_tokens=max(limits.block_tokens, min(chunk_tokens, int(short_phase_tokens))),
+        )
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
-        self.pool.release(sequence.key)
-        place = self._running if sequence in self._running else self._waiting
-        place.remove(sequence)
+        if sequence.run is None:
+            self.pool.release(sequence.key)
+        else:
+            self.pool.release(sequence.key, sequence.run, self._clock() + self._kv_pause_s)
+        for place in (self._running, self._waiting):
+            if sequence in place:
+                place.remove(sequence)
+        while sequence.tokens[-1] == UNKNOWN:
+            sequence.tokens.pop()
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -253,4 +390,6 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 def _account(sequence: Sequence) -> Account:
-    return Account(sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds)
+    return Account(
+        sequence.key, sequence.prompt_tokens, sequence.output_tokens, sequence.gpu_seconds, sequence.cached_tokens
+    )

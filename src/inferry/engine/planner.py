@@ -1,21 +1,30 @@
-"""Plans the next step. Pure: no sequence and no pool is changed."""
+"""What a plan of a step is, and the planner of the mode `continuous`. Pure: no sequence and no pool is changed."""
 
 from collections.abc import Sequence as Ordered
 from heapq import merge
+from itertools import islice
+from typing import Protocol
 
 from msgspec import Struct
 
 from inferry.domain.lanes import Lane
+from inferry.engine.blocks import BlockPool
 from inferry.engine.sequences import Sequence
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of a step. Batch-lane work is held back only if it has at least `min_held_tokens` tokens."""
+    """Limits of a step. Batch-lane work is held back only if it has at least `min_held_tokens` tokens.
+
+    Where prompts and decodes are planned apart, `phase_tokens` limits the prompt tokens between two decode steps, and
+    `short_phase_tokens` where such phases are frequent.
+    """
 
     max_sequences: int
     chunk_tokens: int
     block_tokens: int
     min_held_tokens: int = 8
+    phase_tokens: int = 8_192
+    short_phase_tokens: int = 512
 
 
 class Work(Struct, frozen=True, gc=False):
@@ -25,30 +34,80 @@ class Work(Struct, frozen=True, gc=False):
     tokens: int
 
 
+class Padding(Struct, frozen=True):
+    """Rows that a padded step computes beside its work: `rows` decode rows, and prompts of these `prompts` lengths."""
+
+    rows: int = 0
+    prompts: tuple[int, ...] = ()
+
+
+NO_PADDING = Padding()
+
+
 class StepPlan(Struct, frozen=True):
     """One step, applied in the order of its fields.
 
     `preempted` sequences free their blocks and wait again. `admitted` ones start to run. Every running sequence then
-    has blocks for all its tokens. `work` is computed, single tokens first. `held_back`: batch-lane work was left out.
+    has blocks for all its tokens. `work` is computed, single tokens first; work of a sequence that waits prepares it,
+    and it holds its blocks while it waits. `held_back`: batch-lane work was left out.
     """
 
     preempted: tuple[Sequence, ...] = ()
     admitted: tuple[Sequence, ...] = ()
     work: tuple[Work, ...] = ()
     held_back: bool = False
+    padding: Padding = NO_PADDING
+
+
+class Planner(Protocol):
+    """Plans the steps of one mode. Never changed: each plan comes with the planner of the step after it.
+
+    Rule of every mode: while any sequence runs or waits, the step computes something. Prompt tokens, with their
+    padding, stay within `chunk_tokens`. When blocks run out, the last in rank is preempted, so that the first in rank
+    always progresses and every sequence finishes.
+    """
+
+    def plan(
+        self,
+        running: Ordered[Sequence],
+        waiting: Ordered[Sequence],
+        free_blocks: int,
+        limits: Limits,
+        shared: BlockPool | None = None,
+    ) -> "tuple[StepPlan, Planner]":
+        """Decide one step for sequences given in rank order. `shared`: the pool, where sequences share blocks."""
+
+
+class ContinuousPlanner(Struct, frozen=True):
+    """Sequences join and leave in every step. `may_hold`: batch-lane work was not held back in the step before."""
+
+    may_hold: bool = True
+
+    def plan(
+        self,
+        running: Ordered[Sequence],
+        waiting: Ordered[Sequence],
+        free_blocks: int,
+        limits: Limits,
+        shared: BlockPool | None = None,
+    ) -> "tuple[StepPlan, ContinuousPlanner]":
+        plan = plan_step(running, waiting, free_blocks, limits, may_hold=self.may_hold, shared=shared)
+        return plan, ContinuousPlanner(not plan.held_back)
 
 
 def plan_step(
-    running: Ordered[Sequence], waiting: Ordered[Sequence], free_blocks: int, limits: Limits, *, may_hold: bool = True
+    running: Ordered[Sequence],
+    waiting: Ordered[Sequence],
+    free_blocks: int,
+    limits: Limits,
+    *,
+    may_hold: bool = True,
+    shared: BlockPool | None = None,
 ) -> StepPlan:
-    """Decide one step for sequences given in rank order.
-
-    Rule: while any sequence runs or waits, the step computes something. Prompt tokens stay within `chunk_tokens`. When
-    blocks run out, the last in rank is preempted, so the first in rank always progresses and every sequence finishes.
-    """
-    still_running, preempted, free = _allocate_running(running, free_blocks, limits.block_tokens)
+    """Decide one step: every decode, and prompts within `chunk_tokens`."""
+    still_running, preempted, free = allocate_running(running, free_blocks, limits.block_tokens, shared)
     # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
-    admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits)
+    admitted, chunks = _fill_chunk(still_running, () if preempted else waiting, free, limits, shared)
     singles = [sequence for sequence in still_running if sequence.pending == 1]
     held_back = False
     if may_hold and any(chunk.sequence.lane < Lane.P2 for chunk in chunks):
@@ -65,12 +124,13 @@ def plan_step(
     return StepPlan(tuple(preempted), tuple(admitted), work, held_back)
 
 
-def _allocate_running(
-    running: Ordered[Sequence], free: int, block_tokens: int
+def allocate_running(
+    running: Ordered[Sequence], free: int, block_tokens: int, shared: BlockPool | None
 ) -> tuple[list[Sequence], list[Sequence], int]:
     """Blocks for every running token, by rank; the last in rank are preempted when there are too few."""
     still_running = list(running)
     preempted: list[Sequence] = []
+    released: dict[int, int] = {}
     served = 0
     while served < len(still_running):
         sequence = still_running[served]
@@ -81,12 +141,16 @@ def _allocate_running(
         else:
             victim = still_running.pop()
             preempted.append(victim)
-            free += len(victim.blocks)
+            free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)
     return still_running, preempted, free
 
 
 def _fill_chunk(
-    still_running: list[Sequence], waiting: Ordered[Sequence], free: int, limits: Limits
+    still_running: list[Sequence],
+    waiting: Ordered[Sequence],
+    free: int,
+    limits: Limits,
+    shared: BlockPool | None,
 ) -> tuple[list[Sequence], list[Work]]:
     """Prompt tokens by rank until the chunk is full. A waiting sequence is admitted in its order, if it fits."""
     admitted: list[Sequence] = []
@@ -95,21 +159,50 @@ def _fill_chunk(
     free_slots = limits.max_sequences - len(still_running)
     can_admit = True
     unfinished = [sequence for sequence in still_running if sequence.pending > 1]
-    candidates = set(map(id, waiting[: max(0, free_slots)]))
-    for sequence in merge(unfinished, waiting[: max(0, free_slots)], key=lambda s: s.rank):
+    # A sequence that its tenant's own limit holds back takes no place among those that may be admitted.
+    eligible = (s for s in waiting if s.kv_quota is None or not exceeds_quota(s, still_running))
+    next_waiting = list(islice(eligible, max(0, free_slots)))
+    candidates = set(map(id, next_waiting))
+    for sequence in merge(unfinished, next_waiting, key=lambda s: s.rank):
         if budget == 0:
             break
+        pending = sequence.pending
         if id(sequence) in candidates:
-            need = -(-len(sequence.tokens) // limits.block_tokens)
+            if sequence.kv_quota is not None and exceeds_quota(sequence, (*still_running, *admitted)):
+                continue
+            if not can_admit:
+                continue
+            need, pending = to_start(sequence, limits.block_tokens, shared)
             # One spare block per running sequence: without it the new one would be preempted at the next block
             # boundary.
             running_count = len(still_running) + len(admitted)
-            can_admit = can_admit and need + running_count <= free
+            can_admit = need + running_count <= free
             if not can_admit:
                 continue  # strict order: no overtaking of a larger one
             free -= need
             admitted.append(sequence)
-        tokens = min(budget, sequence.pending)
+        tokens = min(budget, pending)
         budget -= tokens
         chunks.append(Work(sequence, tokens))
     return admitted, chunks
+
+
+def to_start(sequence: Sequence, block_tokens: int, shared: BlockPool | None) -> tuple[int, int]:
+    """What a waiting sequence without blocks needs to run: free blocks, and tokens to compute.
+
+    A cached block counts as free, so the sequence needs a free block for each block that no sequence holds.
+    """
+    need, pending = -(-len(sequence.tokens) // block_tokens), sequence.pending
+    if shared is not None:
+        found = shared.find(sequence.prefix_keys(block_tokens))
+        need -= shared.count_held(found)
+        pending -= len(found) * block_tokens
+    return need, pending
+
+
+def exceeds_quota(sequence: Sequence, running: Ordered[Sequence]) -> bool:
+    """Whether the tenant's running sequences have too many tokens for one more. The first one always runs."""
+    assert sequence.kv_quota is not None
+    tenant, most = sequence.kv_quota
+    held = sum(len(one.tokens) for one in running if one.kv_quota is not None and one.kv_quota[0] == tenant)
+    return held > 0 and held + len(sequence.tokens) > most

@@ -60,6 +60,13 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "is as long as the longest.",
         ("worker",),
     ),
+    MetricSpec(
+        "inferry_worker_step_tokens_total",
+        "counter",
+        "Tokens that the steps of an embedded engine computed: `prompt`, `decode` (one per sequence and step), and in "
+        "padded passes `prompt_padding` and `decode_padding` (rows of sequences that had ended).",
+        ("worker", "kind"),
+    ),
     MetricSpec("inferry_tick_seconds", "histogram", "Time that the scheduler takes for one tick.", (), _TICK_BUCKETS),
     MetricSpec("inferry_tick_jobs", "histogram", "Jobs planned by one tick.", (), (0, *_BATCH_SIZE_BUCKETS)),
     MetricSpec(
@@ -262,6 +269,31 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         ("worker",),
     ),
     MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
+    MetricSpec(
+        "inferry_engine_kv_blocks",
+        "gauge",
+        "KV cache blocks of an embedded engine by state: held by sequences, kept for the next call of a run, cached, "
+        "empty. All but held ones count as free.",
+        ("worker", "state"),
+    ),
+    MetricSpec(
+        "inferry_engine_kv_fragmentation_ratio",
+        "gauge",
+        "Part of the range from the first to the last held KV block of an embedded engine that is not held.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_engine_prefix_cache_queries_total",
+        "counter",
+        "Prompt tokens that an embedded engine looked up in its prefix cache, since the engine's start.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_engine_prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that an embedded engine found in its prefix cache, since the engine's start.",
+        ("worker",),
+    ),
     MetricSpec(
         "inferry_gpu_seconds_total",
         "counter",

@@ -1,5 +1,6 @@
 """The lane table: what the policy of a lane means for the scheduler, in its own units."""
 
+from bisect import bisect_left
 from typing import Final
 
 from inferry.domain.lanes import Lane, LanePolicy
@@ -11,6 +12,7 @@ class LaneRules:
     `number` orders lanes: a smaller one goes first. `fill` is the part of a worker's capacity that the lane may use.
     `credit_per_token` is what it earns for every prompt token of a higher lane. `ttft_s` is its target for the first
     token; None in a batch lane. `groups` are the worker groups it may use, best first; None allows all of them.
+    `prompt_buckets` are the bounds of padded passes, in prompt tokens.
     """
 
     def __init__(self, lane: Lane, policy: LanePolicy) -> None:
@@ -32,3 +34,8 @@ class LaneRules:
         self.ttft_s: Final[float | None] = None if policy.ttft_ms is None else policy.ttft_ms / 1000
         self.groups: Final = policy.groups
         self.borrow_groups: Final = policy.borrow_groups
+        self.prompt_buckets: Final = policy.prompt_buckets
+
+    def prompt_bucket(self, prompt_tokens: int) -> int | None:
+        """The bucket of prompts that share a padded pass; None where the lane has no buckets."""
+        return bisect_left(self.prompt_buckets, prompt_tokens) if self.prompt_buckets else None

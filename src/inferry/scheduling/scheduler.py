@@ -197,7 +197,7 @@ class Scheduler:
                 entry.sibling_window.ended(entry.job, entry.charged_tokens)
             entry.run.ended()
             del self._entries[job_id]
-            if not worker.sequences or (entry.is_pooled and not worker.pooled_sequences):
+            if not worker.sequences or worker.refills or (entry.is_pooled and not worker.pooled_sequences):
                 self._hold_check_needed = True
                 if worker.view is None and not worker.sequences:
                     del self._workers[worker.name]

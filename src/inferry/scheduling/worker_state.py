@@ -81,6 +81,7 @@ class WorkerState:
         "prefill_bucket",
         "prefill_limit",
         "prefill_tokens",
+        "refills",
         "sequence_limit",
         "sequences",
         "used_fraction",
@@ -104,7 +105,7 @@ class WorkerState:
         self.view: WorkerView | None = None
         self.group: str | None = None
         self.output_length: OutputLength | None = None
-        self.pads = self.has_no_capacity = False
+        self.pads = self.refills = self.has_no_capacity = False
         self.sequences = self.kv_tokens = self.prefill_tokens = 0
         self.sequence_limit = self.kv_limit = self.prefill_limit = self.batch_limit = inf
         self.prefill_ahead = [0] * len(Lane)
@@ -122,7 +123,7 @@ class WorkerState:
         self.sequences, self.kv_tokens, self.prefill_tokens = own.sequences, own.kv_tokens, own.prefill_tokens
         if view is not None:
             self.group = view.group
-            self.pads = view.pads
+            self.pads, self.refills = view.pads, view.refills
             self.output_length = view.output_length
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
@@ -252,10 +253,10 @@ class WorkerState:
         )
 
     def can_join_pass(self, entry: QueuedJob) -> bool:
-        """A running padded pass cannot be joined, so jobs wait for its end. Jobs of a lane without a batching window go
-        at once and queue up in the worker.
+        """A running padded pass cannot be joined, so jobs wait for its end, unless the worker refills it. Jobs of a
+        lane without a batching window go at once and queue up in the worker.
         """
-        return not self.sequences or entry.rules.window == "off" or self.has_draft_for(entry)
+        return self.refills or not self.sequences or entry.rules.window == "off" or self.has_draft_for(entry)
 
     def has_draft_for(self, entry: QueuedJob) -> bool:
         return any(draft.accepts(entry) for draft in self.drafts)

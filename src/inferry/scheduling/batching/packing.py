@@ -14,13 +14,14 @@ _MAX_WAIT: Final = ReleaseReason.MAX_WAIT
 class Draft:
     """A plan while a tick forms it."""
 
-    __slots__ = ("jobs", "max_batch", "pads", "reason", "worker")
+    __slots__ = ("bucket", "jobs", "max_batch", "pads", "reason", "worker")
 
     def __init__(self, worker: str, pads: bool, first: QueuedJob) -> None:
         self.worker = worker
         self.pads = pads
         self.reason = first.reason
         self.max_batch = first.rules.max_batch
+        self.bucket = first.rules.prompt_bucket(first.job.footprint.prompt.expected) if pads else None
         self.jobs: list[InferenceJob] = [first.job]
 
     def accepts(self, entry: QueuedJob) -> bool:
@@ -28,7 +29,11 @@ class Draft:
         if self.reason is _MAX_WAIT or entry.reason is _MAX_WAIT:
             return False
         if self.pads:
-            return len(self.jobs) < self.max_batch and self.jobs[0].batch_key == entry.job.batch_key
+            return (
+                len(self.jobs) < self.max_batch
+                and self.jobs[0].batch_key == entry.job.batch_key
+                and self.bucket == entry.rules.prompt_bucket(entry.job.footprint.prompt.expected)
+            )
         return self.reason is entry.reason
 
     def plan(self, plan_id: int, now: float) -> BatchPlan:

@@ -17,8 +17,8 @@ _UNAVAILABLE = (decisions.WORKER_GROUP, decisions.BREAKER, decisions.WORKER_DOWN
 def changes_routes(old: WorkerView | None, new: WorkerView) -> bool:
     """Whether the new view changes which routes the worker serves or how."""
     return old is None or (
-        (old.phase, old.pads, old.isolation, old.precision, old.group, old.output_length)
-        != (new.phase, new.pads, new.isolation, new.precision, new.group, new.output_length)
+        (old.phase, old.pads, old.refills, old.isolation, old.precision, old.group, old.output_length)
+        != (new.phase, new.pads, new.refills, new.isolation, new.precision, new.group, new.output_length)
         or old.models != new.models
         or old.adapters != new.adapters
     )
@@ -147,10 +147,10 @@ class RouteFilter:
 
     def has_free_pass(self) -> bool:
         """Whether one of its workers runs no pass, or there is none. A worker that batches continuously runs a pass
-        while it has pooled jobs, a worker that pads while it has any.
+        while it has pooled jobs, a worker that pads while it has any. A pass that is refilled counts while it has rows.
         """
         if not self.is_pooled or self.any_pads:
-            return self.has_idle()
+            return self.has_idle() or any(w.refills and w.sequences < w.sequence_limit for w in self.workers)
         return not self.workers or any(not worker.pooled_sequences for worker in self.workers)
 
     def is_closed(self, walk: int) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final
 
+from msgspec.structs import replace
+
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import QueuedAhead
@@ -276,13 +278,17 @@ class LaneQueue:
             route = self.routes[job.route] = RouteFilter(
                 job.route, self.rules, filters, workers.values(), worker_groups
             )
-        key = job.batch_key if route.any_pads else job.route
+        key = self._batch_key(job) if route.any_pads else job.route
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = RouteQueue(key, self, route)
         if not route.any_pads:
             self.queue_by_route[job.route] = queue
         return queue
+
+    def _batch_key(self, job: InferenceJob) -> BatchKey:
+        bucket = self.rules.prompt_bucket(job.footprint.prompt.expected)
+        return job.batch_key if bucket is None else replace(job.batch_key, bucket=bucket)
 
     def first(self) -> RouteQueue | None:
         """The queue whose head goes first, among those with workers."""

@@ -13,13 +13,17 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
 class EmbeddedWorker(EngineWorker):
     """Inferry's own engine.
 
     `prefill_tokens` limits the prompt tokens in flight, by default to four chunks. The engine orders prompts by lane:
-    a live prompt waits for the current chunk only, and the other chunks keep the engine busy until more are sent.
+    a live prompt waits for the current chunk only, and the other chunks keep the engine busy until more are sent. The
+    other modes compute prompts in groups, so they have no such default. `hybrid` prepares a second group while the
+    first one decodes, so it is sent twice as many jobs. The limits of padded passes are fixed: they are not
+    `controlled`.
     """
 
     def __init__(
@@ -49,20 +53,23 @@ class EmbeddedWorker(EngineWorker):
             name,
             program=_program(model_dir, config),
             limits=EngineLimits(
-                sequences=config.max_sequences,
-                kv_tokens=config.blocks * config.block_tokens,
-                prefill_tokens=prefill_tokens or 4 * config.chunk_tokens,
+                sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
+                kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
+                prefill_tokens=prefill_tokens or (4 * config.chunk_tokens if config.mode == "continuous" else None),
                 chunk_tokens=config.chunk_tokens,
+                pads=config.pads,
+                refills=config.mode == "dynamic",
             ),
             models=models,
             make_assembler=make_assembler,
-            controlled=controlled,
+            controlled=controlled and not config.pads,
             group=group,
             pool=pool,
             precision=precision,
             output_length=output_length,
             kv_packing=kv_packing,
             gpus=gpus,
+            salt_for=CacheSalts(os.urandom(32)).salt,
             context_tokens=config.context_tokens,
             clock=clock,
             default_output_tokens=default_output_tokens,

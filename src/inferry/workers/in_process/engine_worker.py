@@ -14,10 +14,10 @@ from inferry.domain.errors import GatewayError, InvalidRequest, UpstreamRefused,
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
-from inferry.domain.routes import GENERATES, OutputLength, Task
+from inferry.domain.routes import GENERATES, BatchKey, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
-from inferry.domain.workers import Capacity, KvPacking, Load, WorkerView
-from inferry.engine.messages import Aborted, Add, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.domain.workers import Capacity, KvPacking, Load, StepWork, WorkerView
+from inferry.engine.messages import Aborted, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
@@ -30,12 +30,17 @@ _FEATURES = frozenset({"echo", "prefill"})
 
 
 class EngineLimits(Struct, frozen=True, kw_only=True):
-    """The engine's capacity. `kv_tokens` is None until the engine has reported it."""
+    """The engine's capacity. `kv_tokens` is None until the engine has reported it; no `prefill_tokens` are no limit.
+
+    `pads` and `refills`: see `WorkerView`.
+    """
 
     sequences: int
     kv_tokens: int | None
-    prefill_tokens: int
+    prefill_tokens: int | None
     chunk_tokens: int
+    pads: bool = False
+    refills: bool = False
 
 
 class EngineWorker:
@@ -87,6 +92,7 @@ class EngineWorker:
         clock = clock or SystemClock()
         self._created = int(clock.wall())
         self._keys = count(1)
+        self._batch_numbers: dict[BatchKey, int] = {}
         self._jobs = LiveJobs(make_assembler, self._send)
         self._pooled = PooledJobs(self._keys, self._jobs.abort)
         self._engine = EngineSupervisor(
@@ -126,6 +132,7 @@ class EngineWorker:
         engine, limits = self._engine, self._limits
         stats = engine.stats
         kv_tokens = limits.kv_tokens if engine.ready is None else engine.ready.kv_tokens
+        kv_blocks = None if stats is None else stats.kv_blocks
         return WorkerView(
             worker=self._name,
             models=frozenset(self._models),
@@ -137,12 +144,17 @@ class EngineWorker:
             precision=self._precision,
             output_length=self._output_length,
             kv_packing=self._kv_packing,
+            pads=limits.pads,
+            refills=limits.refills,
             load=Load() if stats is None else Load(stats.running, stats.waiting, stats.kv_tokens),
             kv_capacity=kv_tokens,
             chunk_tokens=limits.chunk_tokens,
             controlled=self._controlled,
             gpus=self._gpus,
             busy_s=0.0 if stats is None else stats.busy_seconds,
+            step_work=_step_work(stats),
+            prefix_hits=None if kv_blocks is None else kv_blocks.prefix_hits,
+            kv_blocks=kv_blocks,
             last_activity_at=engine.last_message_at,
         )
 
@@ -165,6 +177,7 @@ class EngineWorker:
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
         completion = PlanCompletion(len(plan.jobs))
+        batch = self._batch_number(plan) if self._limits.pads else 0
         requests: list[Request] = []
         for job in plan.jobs:
             live = LiveJob(next(self._keys), job, emit, completion)
@@ -173,7 +186,7 @@ class EngineWorker:
                 live.end(Failed(job.job_id, refusal))
                 continue
             if job.payload.pooled is not None:
-                requests += self._pooled.add(job, emit, completion)
+                requests += self._pooled.add(job, emit, completion, batch)
                 continue
             live.assembler = self._make_assembler(job.payload.sampling.stop)
             if live.earlier_ids:
@@ -183,7 +196,7 @@ class EngineWorker:
                 self._jobs.finish_without_engine(live, finish)
                 continue
             self._jobs.add(live)
-            requests.append(self._request(live))
+            requests.append(self._request(live, batch))
         try:
             if requests:
                 self._engine.restart_stall_timer()
@@ -214,6 +227,10 @@ class EngineWorker:
             await self._jobs.abort(keys)
         return frozenset(found)
 
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over: the engine keeps no KV for its next call."""
+        self._send(EndRun(_run_name(tenant, run_id)))
+
     def _on_message(self, message: StepDone | Aborted | Rejected) -> None:
         self._pooled.on_message(message)  # before an abort is confirmed
         self._jobs.on_message(message)
@@ -240,13 +257,23 @@ class EngineWorker:
             return UpstreamRefused("the engine needs token ids, and the job has none")
         return None
 
-    def _request(self, live: LiveJob) -> Request:
+    def _batch_number(self, plan: BatchPlan) -> int:
+        """A number for the batch key of a plan. Keys of earlier plans are forgotten while no job runs."""
+        if not self._jobs.is_busy and not self._pooled.is_busy:
+            self._batch_numbers.clear()
+        return self._batch_numbers.setdefault(plan.jobs[0].batch_key, next(self._keys))
+
+    def _request(self, live: LiveJob, batch: int) -> Request:
         job = live.job
         sampling = job.payload.sampling
         prompt = [*live.prompt_ids, *live.earlier_ids]
         salt = self._salt_for(job.tenant) if job.salted and self._salt_for is not None else None
         remaining = sampling.max_tokens - len(live.earlier_ids)
-        return Request(live.key, prompt, engine_sampling(sampling, remaining), job.lane, salt)
+        # A call without a run id is a run of its own, which no later call joins.
+        run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
+        kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
+        sampling = engine_sampling(sampling, remaining)
+        return Request(live.key, prompt, sampling, job.lane, salt, run=run, kv_quota=kv_quota, batch=batch)
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:
         """Bring the assembler of a resumed job to its resume point, and emit text that was not delivered before."""
@@ -271,3 +298,14 @@ class EngineWorker:
         if live.earlier_ids[-1] in stops:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(live.earlier_ids) >= sampling.max_tokens else None
+
+
+def _step_work(stats: Stats | None) -> StepWork | None:
+    """What the engine's steps computed; None where the engine does not report it."""
+    if stats is None or not (stats.prompt_tokens or stats.decode_rows):
+        return None
+    return StepWork(stats.prompt_tokens, stats.decode_rows, stats.padding_tokens, stats.padding_rows)
+
+
+def _run_name(tenant: str, run_id: str) -> str:
+    return f"{tenant}\n{run_id}"

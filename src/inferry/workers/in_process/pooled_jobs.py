@@ -59,8 +59,8 @@ class PooledJobs:
     def is_busy(self) -> bool:
         return bool(self._by_job)
 
-    def add(self, job: InferenceJob, emit: Emit, completion: PlanCompletion) -> list[Request]:
-        """The engine's requests for a job whose inputs are token ids."""
+    def add(self, job: InferenceJob, emit: Emit, completion: PlanCompletion, batch: int = 0) -> list[Request]:
+        """The engine's requests for a job whose inputs are token ids, with the number of its batch key."""
         inputs = job.payload.pooled
         assert inputs is not None
         assert inputs.ids is not None
@@ -70,7 +70,7 @@ class PooledJobs:
             key = next(self._keys)
             live.open_keys[key] = index
             self._by_key[key] = live
-            requests.append(Request(key, list(ids), job.payload.sampling, job.lane, pooled=True))
+            requests.append(Request(key, list(ids), job.payload.sampling, job.lane, pooled=True, batch=batch))
         return requests
 
     def keys_of(self, job_id: str) -> list[int]:

@@ -1,0 +1,30 @@
+"""The benchmark of the engine's modes, with a runner of the test."""
+
+from benchmarks.modes import ARMS, Workload, measure, report
+from support.engine_fixtures import FakeRunner
+
+SMALL = Workload(
+    batch=4,
+    concurrency=8,
+    jobs=16,
+    prompt_tokens=(2, 20),
+    mean_output_tokens=6,
+    max_output_tokens=20,
+    buckets=(5,),
+    chunk_tokens=64,
+    kv_tokens=1_024,
+    block_tokens=4,
+    vocabulary=97,
+)
+
+
+def test_all_modes_are_measured_with_any_runner() -> None:
+    measured = measure(1, SMALL, FakeRunner)
+    modes = measured["modes"]
+    assert isinstance(modes, dict)
+    assert list(modes) == [name for name, _ in ARMS]
+    assert modes["static"]["padding_of_decodes"] > modes["dynamic"]["padding_of_decodes"] > 0
+    assert modes["static"]["padding_of_prompts"] > modes["static, prompts in buckets"]["padding_of_prompts"]
+    for name in ("continuous", "hybrid"):
+        assert modes[name]["padding_of_prompts"] == modes[name]["padding_of_decodes"] == 0
+    assert report(measured).row_count == len(ARMS)
