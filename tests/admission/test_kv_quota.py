@@ -128,7 +128,7 @@ def test_a_run_keeps_its_place_while_it_waits_for_a_tool() -> None:
 def test_a_run_that_is_over_gives_up_its_place_once_no_call_is_in_flight() -> None:
     gate, caller = QuotaGate({}), a_caller(max_concurrent_runs=1, key=Limits(max_concurrent_runs=1))
     permit = admit(gate, caller, None, "a")
-    gate.free_run_slot("tenant of nobody", "a")
+    gate.free_run_slot("unknown tenant", "a")
     gate.free_run_slot(caller.tenant.name, "a")
     refusal(gate, caller, None, "b")
     gate.settle(permit, used(), 0.0, NOON)

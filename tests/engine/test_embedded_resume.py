@@ -126,12 +126,16 @@ def test_a_job_interrupted_at_random_places_has_undisturbed_output(env: EngineHo
     async def scenario() -> None:
         alone = await env.run(job)
         cuts = [rng.randint(1, 12) for _ in range(rng.randint(1, 6))]
-        pieces, attempts = await env.run_in_pieces(job, cuts)
+        attempts = 0
+        for _ in range(50):  # the engine may finish before the first cut where this process has to wait for a core
+            pieces, attempts = await env.run_in_pieces(job, cuts)
+            assert pieces.ids == alone.ids
+            assert pieces.text == alone.text == env.tokenizer.decode(alone.ids)
+            assert isinstance(pieces.end, Done)
+            assert pieces.end.finish is FinishReason.LENGTH
+            if attempts > 1:
+                break
         assert attempts > 1
-        assert pieces.ids == alone.ids
-        assert pieces.text == alone.text == env.tokenizer.decode(alone.ids)
-        assert isinstance(pieces.end, Done)
-        assert pieces.end.finish is FinishReason.LENGTH
 
     env.runner.run(scenario())
 

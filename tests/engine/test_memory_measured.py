@@ -1,6 +1,5 @@
 """The memory estimate against processes that run an engine at its limits."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
 from inferry.engine.memory import MemoryModel
 from support.checkpoints import make_checkpoint
-
-TESTS = Path(__file__).parents[1]
+from support.children import TESTS, environment
 
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mostly-weights": (
@@ -43,8 +41,7 @@ def test_the_estimate_is_within_a_tenth_of_what_a_process_uses(name: str, tmp_pa
     make_checkpoint(tmp_path, family, shape={"max_position_embeddings": 1_024, "initializer_range": 0.02, **shape})
     config = EngineConfig(**options)
     command = [sys.executable, "-m", "support.memory_probe", str(tmp_path), msgspec.json.encode(config).decode()]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=600, check=True)
+    done = subprocess.run(command, cwd=TESTS, env=environment(), capture_output=True, timeout=600, check=True)
     found: dict[str, int] = msgspec.json.decode(done.stdout)
     estimate = MemoryModel(read_config(tmp_path), "float32").estimate(config)
     assert (estimate.weights, estimate.kv_cache) == (found["weights"], found["kv_cache"])

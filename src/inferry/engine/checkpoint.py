@@ -193,3 +193,18 @@ def _eos_ids(directory: Path, raw: dict[str, Any]) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of safetensors that hold the weights."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    elif (directory / "model.safetensors").is_file():
+        names = ["model.safetensors"]
+    else:
+        raise UnsupportedModel(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+    for name in names:
+        if not (directory / name).is_file():
+            raise UnsupportedModel(f"{directory} has no {name}, which model.safetensors.index.json names")
+    return [directory / name for name in names]

@@ -4,7 +4,6 @@ Tensors are read in slices, and each slice is written to its place in the final 
 little memory beside the weights.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inferry.domain.routes import Task
-from inferry.engine.checkpoint import UnsupportedModel, read_config
+from inferry.engine.checkpoint import UnsupportedModel, read_config, weight_files
 from inferry.engine.model import LayerWeights, ModelConfig, Weights
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -45,19 +44,10 @@ class StoredTensors:
     """
 
     def __init__(self, directory: Path) -> None:
-        index = directory / "model.safetensors.index.json"
-        if index.is_file():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        elif (directory / "model.safetensors").is_file():
-            files = ["model.safetensors"]
-        else:
-            raise UnsupportedModel(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
         self._files: dict[str, Path] = {}
-        for name in files:
-            if not (directory / name).is_file():
-                raise UnsupportedModel(f"{directory} has no {name}, which model.safetensors.index.json names")
-            with safe_open(str(directory / name), framework="pt") as stored:
-                self._files |= dict.fromkeys(stored.keys(), directory / name)
+        for path in weight_files(directory):
+            with safe_open(str(path), framework="pt") as stored:
+                self._files |= dict.fromkeys(stored.keys(), path)
         self._unread = set(self._files)
 
     def __contains__(self, name: str) -> bool:

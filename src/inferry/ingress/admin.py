@@ -109,15 +109,12 @@ class Admin:
             await endpoint.close()
 
     def authorize(self, request: Request, peer: str) -> None:
-        """Raise AdminOnly unless a request from this address may use the admin endpoints.
-
-        Raises RateLimited after too many wrong keys from it.
-        """
+        """Raise AdminOnly unless a request from this address may use the admin endpoints."""
         headers = request.headers
         session: Session | None = None
         if self._key_check is not None:
             has_key = bool(headers.get(b"authorization"))
-            if has_key and self._key_check.accepts(request, peer):
+            if has_key and self._key_check.accepts(request):
                 return
             session = None if has_key else self.sessions.find(request)
             if session is None:

@@ -309,16 +309,16 @@ def test_signing_out_ends_the_session_and_its_streams(gateway: TenantGateway) ->
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/admin/workers"), ("POST", "/admin/keys")])
-def test_wrong_keys_of_tools_are_limited(tmp_path: Path, method: str, path: str) -> None:
+def test_wrong_keys_of_tools_lock_nobody_out(tmp_path: Path, method: str, path: str) -> None:
     with TenantGateway(tmp_path, lambda: ([ScriptedWorker()], {})) as gateway:
         cookie = sign_in(gateway)[0].split(";")[0]
         for _ in range(10):
             assert gateway.call("GET", "/admin/workers").status == 403, "a request without a key guesses nothing"
         body = {"tenant": "x"} if method == "POST" else None
         found = [gateway.call(method, path, body, bearer("wrong")).status for _ in range(MAX_FAILURES + 1)]
-        assert found == [403] * MAX_FAILURES + [429]
-        assert gateway.as_admin("GET", "/admin/workers").status == 429, "the right key is refused unchecked"
-        assert gateway.call("POST", "/admin/session", headers=bearer(ADMIN_KEY)).status == 429
+        assert found == [403] * (MAX_FAILURES + 1)
+        assert gateway.as_admin("GET", "/admin/workers").status == 200
+        assert gateway.call("POST", "/admin/session", headers=bearer(ADMIN_KEY)).status == 200
         assert gateway.call("GET", "/admin/overview", headers={"cookie": cookie}).status == 200
 
 

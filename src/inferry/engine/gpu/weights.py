@@ -4,7 +4,6 @@ Only projections of one input are joined. Norms and scales stay apart: multiplie
 be rounded, and outputs would differ from transformers.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inferry.domain.routes import Task
-from inferry.engine.checkpoint import UnsupportedModel
+from inferry.engine.checkpoint import UnsupportedModel, weight_files
 from inferry.engine.gpu.kernels.rotary import HeadNorms
 from inferry.engine.model import ModelConfig
 
@@ -84,15 +83,8 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 
 def _tensors(directory: Path, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    elif (directory / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    else:
-        raise UnsupportedModel(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
-    for name in files:
-        with safe_open(str(directory / name), framework="pt", device=str(device)) as stored:
+    for path in weight_files(directory):
+        with safe_open(str(path), framework="pt", device=str(device)) as stored:
             for key in stored.keys():  # noqa: SIM118 (not a dict)
                 yield key, stored.get_tensor(key)
 

@@ -60,7 +60,7 @@ class SessionEndpoint:
         """Exchange the admin key, sent as a bearer token, for a cookie."""
         if self._key_check is None:
             raise AdminOnly("this gateway has no admin key to sign in with; set server.admin_key")
-        if not self._key_check.accepts(request, reply.peer):
+        if not self._key_check.accepts_sign_in(request, reply.peer):
             raise AdminOnly("wrong admin key")
         value, session = self._sessions.create()
         # A proxy that ends TLS says so; over plain HTTP a Secure cookie would not be sent back.

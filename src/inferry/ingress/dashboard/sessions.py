@@ -24,7 +24,7 @@ from inferry.ingress.http.request import Request
 LIFETIME_S = 12 * 3600
 CSRF_HEADER = b"x-inferry-csrf"
 MAX_FAILURES = 5
-"""Wrong admin keys of one address within `FAILURE_WINDOW_S`; further keys are refused unchecked."""
+"""Failed sign-ins of one address within `FAILURE_WINDOW_S`; further ones are refused unchecked."""
 FAILURE_WINDOW_S = 60.0
 MAX_ADDRESSES = 4096
 
@@ -115,19 +115,26 @@ def is_same_origin(request: Request) -> bool:
 
 
 class AdminKeyCheck:
-    """Compares bearer tokens with the admin key, and limits the wrong ones of an address."""
+    """Compares bearer tokens with the admin key, and limits failed sign-ins of an address.
+
+    Tools are not limited: one with a wrong key could lock out others behind the same address.
+    """
 
     def __init__(self, key: bytes, now: Callable[[], float]) -> None:
         self._key = key
         self._now = now
         self._limiter = FailureLimiter()
 
-    def accepts(self, request: Request, address: str) -> bool:
-        """Whether the bearer token is the admin key. Raises RateLimited after too many wrong ones, without a look."""
+    def accepts(self, request: Request) -> bool:
+        """Whether the bearer token is the admin key."""
+        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key)
+
+    def accepts_sign_in(self, request: Request, address: str) -> bool:
+        """The same for a sign-in. Raises RateLimited after too many wrong ones, without a look."""
         now = self._now()
         self._limiter.check(address, now)
-        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        is_right = scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key)
+        is_right = self.accepts(request)
         if not is_right:
             self._limiter.failed(address, now)
         return is_right
