@@ -1,8 +1,9 @@
 """Text from frames: `[a|b|]` chooses an alternative, `{name}` takes a word of the vocabulary.
 
 Frames and vocabulary are split into three parts: training, development (its errors may be inspected), and held out
-(only its accuracy is read). Training sees no frame of the other two parts, and none of their entries for slots that
-say nothing about the intent, such as products and places. Words that carry an intent are never withheld: a model
+(only its accuracy is read). `TRAINING_ONLY` files add frames to training; none of them is a near copy of a frame of the
+other two parts. Training sees no frame of those parts, and none of their entries for slots that say nothing about the
+intent, such as products and places. Words that carry an intent are never withheld: a model
 trained from scratch cannot know a word that it has not seen.
 """
 
@@ -32,10 +33,13 @@ INTENTS = (
     "other",
 )
 _EVERY = 6
+_INTENT_EVERY = 12
 _PLACES: dict[int, Split] = {1: "dev", 2: "held"}
 WITHHELD: tuple[Split, ...] = ("dev", "held")
+TRAINING_ONLY = ("more.txt", "policy_more.txt")
 # Slots whose entries say nothing about the intent.
 _SPLIT_SLOTS = frozenset({"product", "page", "device", "feature", "city", "person", "occasion", "country"})
+_INVENTED = 0.12
 _LONGEST_SHARED_PHRASE = 6
 _WORDS = re.compile(r"[\w']+")
 _PIECES = re.compile(r"[\[\]|]|\{\w+\}|[^\[\]|{}]+|[{}]")
@@ -60,7 +64,6 @@ class Frame:
 
     source: str
     parts: Sequence
-    slots: frozenset[str]
 
     @staticmethod
     def parse(source: str) -> "Frame":
@@ -68,7 +71,25 @@ class Frame:
         options, rest = _options(pieces, 0)
         if len(options) != 1 or rest != len(pieces):
             raise ValueError(f"unbalanced frame: {source}")
-        return Frame(source, options[0], frozenset(re.findall(r"\{(\w+)\}", source)))
+        return Frame(source, options[0])
+
+    def expansions(self) -> list[str]:
+        """Every text of a frame without slots."""
+        return _expansions(self.parts)
+
+
+def _expansions(parts: Sequence) -> list[str]:
+    texts = [""]
+    for piece in parts:
+        match piece:
+            case str():
+                endings = [piece]
+            case Choice():
+                endings = [text for option in piece.options for text in _expansions(option)]
+            case Slot():
+                raise ValueError(f"slot {piece.name}")
+        texts = [text + ending for text in texts for ending in endings]
+    return texts
 
 
 def _options(pieces: list[str], start: int) -> tuple[tuple[Sequence, ...], int]:
@@ -111,14 +132,18 @@ def sections(name: str) -> dict[str, list[str]]:
     return found
 
 
-def part(entries: list[str], split: Split) -> list[str]:
-    """Of every six entries, four are for training, one for development and one is held out."""
-    return [entry for index, entry in enumerate(entries) if _PLACES.get(index % _EVERY, "train") == split]
+def part(entries: list[str], split: Split, every: int = _EVERY) -> list[str]:
+    """Of `every` entries, one is for development, one is held out, and the others are for training."""
+    return [entry for index, entry in enumerate(entries) if _PLACES.get(index % every, "train") == split]
 
 
 @cache
 def frames(name: str, split: Split) -> tuple[Frame, ...]:
-    return tuple(Frame.parse(line) for line in part(lines(name), split))
+    """Sentences of an intent or of a part of a ticket. An intent has about 300, so one of twelve is held out."""
+    listed = part(lines(f"{name}.txt"), split, _INTENT_EVERY if name in INTENTS else _EVERY)
+    if split == "train":
+        listed += sections("more.txt")[name]
+    return tuple(Frame.parse(line) for line in listed)
 
 
 @cache
@@ -148,8 +173,9 @@ def _split_entries(name: str) -> dict[Split, list[str]]:
 
 @cache
 def _ordinary_words() -> frozenset[str]:
-    """Words of all frames, of slots that are not split, and of the training entries of the others."""
-    texts = [path.read_text(encoding="utf-8") for path in TEXTS.glob("*.txt") if path.name != "vocabulary.txt"]
+    """Words of the split frames, of slots that are not split, and of the training entries of the others."""
+    unsplit = ("vocabulary.txt", *TRAINING_ONLY)
+    texts = [path.read_text(encoding="utf-8") for path in TEXTS.glob("*.txt") if path.name not in unsplit]
     for name, entries in _all_words().items():
         texts += part(entries, "train") if name in _SPLIT_SLOTS else entries
     return frozenset(word for text in texts for word in _WORDS.findall(text.lower()))
@@ -192,6 +218,7 @@ class Filling:
 
     def __init__(self, random: Random, split: Split) -> None:
         self._random = random
+        self._split = split
         self._words = words(split)
         self.values: dict[str, str] = {}
 
@@ -217,14 +244,18 @@ class Filling:
 
     def _draw(self, name: str) -> str:
         random = self._random
-        if name in self._words:
-            entries = self._words[name]
-            word = entries[int(random.random() * len(entries))]
-            # An invented name: copying it into a reply cannot be learned by heart.
-            return (
-                f"{invented_word(random).capitalize()} {word}" if name == "product" and random.random() < 0.3 else word
-            )
-        return _generated(name, random)
+        if name not in self._words:
+            return _generated(name, random)
+        entries = self._words[name]
+        word = entries[int(random.random() * len(entries))]
+        # Invented names: the model meets words that it does not know, and learns that they say nothing.
+        if name == "product" and random.random() < 0.3:
+            return f"{invented_word(random).capitalize()} {word}"
+        if self._split == "train" and name in _SPLIT_SLOTS and random.random() < _INVENTED:
+            *start, last = word.split(" ")
+            invented = invented_word(random)
+            return " ".join([*start, invented.capitalize() if last[0].isupper() else invented])
+        return word
 
 
 def _generated(name: str, random: Random) -> str:

@@ -22,7 +22,7 @@ class Shape:
     intermediate: int = 768
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
-    dropout: float = 0.15
+    dropout: float = 0.2
 
 
 class Norm(nn.Module):

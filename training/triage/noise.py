@@ -32,10 +32,10 @@ _SHORT = {
 }
 
 
-def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
-    """One or two words are misspelt, shortened or missing; those that a reply may copy are kept."""
+def add_typos(random: Random, text: str) -> str:
+    """One or two words are misspelt, shortened or missing."""
     words = text.split(" ")
-    possible = [place for place, word in enumerate(words) if _may_change(word, protected)]
+    possible = [place for place, word in enumerate(words) if _may_change(word)]
     for place in sorted(random.sample(possible, min(random.choice((1, 2)), len(possible))), reverse=True):
         word = words[place]
         bare = _bare(word)
@@ -52,19 +52,19 @@ def _bare(word: str) -> str:
     return word.strip(".,!?\n")
 
 
-def _may_change(word: str, protected: frozenset[str]) -> bool:
+def _may_change(word: str) -> bool:
     bare = _bare(word)
-    return len(bare) > 2 and bare not in protected and "\n" not in word and bare.replace("'", "").isalpha()
+    return len(bare) > 2 and "\n" not in word and bare.replace("'", "").isalpha()
 
 
-def replace_words(random: Random, text: str, synonyms: dict[str, list[str]], protected: frozenset[str]) -> str:
+def replace_words(random: Random, text: str, synonyms: dict[str, list[str]]) -> str:
     """Some words are replaced by others of the same meaning."""
     rate = random.choice((0.15, 0.3, 0.6))
     words: list[str] = []
     for word in text.split(" "):
         bare = _bare(word)
         others = synonyms.get(bare)
-        if others is None or bare in protected or random.random() >= rate:
+        if others is None or random.random() >= rate:
             words.append(word)
         else:
             words.append(word.replace(bare, random.choice(others)))

@@ -17,7 +17,7 @@ VOCABULARY = 3072
 CONTEXT = 16_384
 _ROLES = {"system": 3, "user": 4, "assistant": 5}
 _SPLIT_RATE = 0.1
-_TEXT_WEIGHT, _SHORT_ANSWER = 0.1, 12
+_TEXT_WEIGHT, _SHORT_ANSWER = 0.1, 20
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ '<|assistant|>' }}"
@@ -39,7 +39,7 @@ class Encoded:
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
     tokenizer: Any = Tokenizer(models.BPE())
-    # Single digits: an order number is copied digit by digit.
+    # Single digits: numbers of every length have the same few tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
