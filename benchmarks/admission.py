@@ -16,10 +16,11 @@ from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.callers import Caller
 from inferry.domain.jobs import Estimate, Footprint, InferenceJob, Payload
 from inferry.domain.lanes import Lane
+from inferry.domain.prices import Price
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 REPETITIONS = 400
 JOBS = 50

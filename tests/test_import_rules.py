@@ -44,6 +44,7 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 TORCH_MODULES = {
     "engine/model",
     "engine/loader",
+    "engine/rope",
     "engine/pooling",
     "engine/sampling",
     "engine/runner",

@@ -7,7 +7,7 @@ import pytest
 from admission.builders import DAY, NOON, a_call, a_caller, used
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
-from inferry.admission.retry_after import RetryAfterSpreader
+from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.domain.callers import Caller
 from inferry.domain.errors import (
     GatewayError,
@@ -18,8 +18,9 @@ from inferry.domain.errors import (
 )
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.spending import Spending
-from inferry.domain.tenants import NANOS_PER_UNIT, ApiKey, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 PRICES = {"m": Price(input=1.0, output=1.0)}
 CEILINGS: list[tuple[str, float]] = [
@@ -144,7 +145,7 @@ def test_restored_spending_counts_for_its_key() -> None:
 
 
 def test_retry_times_are_spaced_per_key_at_the_refill_rate_of_the_tighter_limit() -> None:
-    spreader = RetryAfterSpreader()
+    spreader = QuotaRetrySpreader()
     limits = Limits(requests_per_minute=6)
     callers = [a_caller(requests_per_minute=60, key=limits, key_id=name) for name in "xyx"]
     told = []

@@ -13,11 +13,11 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.streams import Usage
-from inferry.domain.tenants import NANOS_PER_UNIT, Limits, Price
+from inferry.domain.prices import NANOS_PER_UNIT, Price
+from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
 
-PRICES = {"m": Price(input=1.0, output=10.0), "gpu": Price(gpu_hour=3.6)}
+PRICES = {"m": Price(input=1.0, output=10.0)}
 """A thousand billionths for a token of a prompt, ten thousand for one of an answer."""
 
 
@@ -315,24 +315,11 @@ def test_prompts_are_leased_at_the_higher_price_and_charged_at_the_actual_one() 
     assert admit(gate, caller, a_call(100, 10, model="odd")).leased_nanos == 400_001
 
 
-def test_a_model_without_a_price_costs_nothing_and_is_reported() -> None:
+def test_a_model_without_a_price_costs_nothing() -> None:
     gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.000001)
     permit = admit(gate, caller, a_call(1_000, 1_000, model="other"))
     assert permit.granted_tokens == 256
     assert gate.settle(permit, used(1_000, 1_000), 0.0, NOON) is None
-    assert gate.unpriced_models(["m", "other", "gpu"], [Limits(), caller.tenant.limits]) == ["other", "gpu"]
-    assert gate.unpriced_models(["m", "other"], [Limits(day_token_ceiling=5)]) == []
-
-
-def test_gpu_time_is_charged_at_the_end_until_the_budget_is_exhausted() -> None:
-    gate, caller = QuotaGate(PRICES), a_caller(day_money_ceiling=0.002)
-    permit = admit(gate, caller, a_call(model="gpu"))
-    assert gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON) == 1_500_000
-    permit = admit(gate, caller, a_call(model="gpu"))
-    gate.settle(permit, Usage(10, 0, 20, gpu_seconds=1.5), 0.0, NOON)
-    assert gate.overrun_nanos == 1_000_000
-    assert isinstance(refusal(gate, caller, a_call(model="gpu")), TenantBudgetExhausted)
-    admit(gate, caller, a_call(model="other"))
 
 
 def test_callers_without_limits_share_a_permit_and_get_the_cost() -> None:

@@ -8,8 +8,9 @@ from inferry.admission.quota_gate import RUN_IDLE_TIMEOUT_S, QuotaGate
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import Footprint, InferenceJob
+from inferry.domain.prices import Price
 from inferry.domain.spending import Spending
-from inferry.domain.tenants import Limits, Price
+from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
 
 

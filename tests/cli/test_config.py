@@ -54,8 +54,8 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path, text: str) -> None:
 
 
 def test_a_lane_keeps_its_defaults_for_missing_keys() -> None:
-    policies = parse({"lanes": {"P2": {"share": 0.2, "ttft_ms": 60_000}}}).lane_policies()
-    assert policies[Lane.P2] == msgspec.structs.replace(DEFAULT_LANES[Lane.P2], share=0.2, ttft_ms=60_000)
+    policies = parse({"lanes": {"P2": {"share": 0.2, "ttft_ms": 60_000, "itl_ms": 500}}}).lane_policies()
+    assert policies[Lane.P2] == msgspec.structs.replace(DEFAULT_LANES[Lane.P2], share=0.2, ttft_ms=60_000, itl_ms=500)
     assert policies[Lane.P0] == DEFAULT_LANES[Lane.P0]
 
 
@@ -271,7 +271,7 @@ def test_an_api_key_is_in_no_message() -> None:
         ("INFERRY_SERVER__HOST", "0.0.0.0", "server.host", "0.0.0.0"),
         ("INFERRY_SERVER__HEARTBEAT_INTERVAL_S", "2.5", "server.heartbeat_interval_s", 2.5),
         ("INFERRY_LANES__P2__SHARE", "0.2", "lanes.P2.share", 0.2),
-        ("INFERRY_LANES__P0__TTFT_MS", "null", "lanes.P0.ttft_ms", None),
+        ("INFERRY_LANES__P0__GROUPS", "null", "lanes.P0.groups", None),
         ("INFERRY_LANES__P1__WINDOW", "fixed", "lanes.P1.window", "fixed"),
         ("INFERRY_LEDGER", "sqlite:///elsewhere.db", "ledger", "sqlite:///elsewhere.db"),
     ],
@@ -349,7 +349,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     [
         {},
         {"workers": [VLLM, {"kind": "embedded", "threads": 2, "models": ["a", "b"]}]},
-        {"lanes": {"P0": {"ttft_ms": None}, "P2": {"window": "off", "share": 0.3}}, "server": {"port": 0}},
+        {
+            "lanes": {"P0": {"ttft_ms": None, "itl_ms": None}, "P2": {"window": "off", "share": 0.3}},
+            "server": {"port": 0},
+        },
     ],
 )
 def test_the_printed_configuration_reads_back_equal(raw: Any) -> None:

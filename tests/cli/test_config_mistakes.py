@@ -170,6 +170,12 @@ def test_an_invalid_value_is_reported_with_its_path(raw: dict[str, Any], where: 
     assert where in error_of(raw)
 
 
+@pytest.mark.parametrize("lanes", [{"P2": {"ttft_ms": 60_000}}, {"P2": {"itl_ms": 500}}])
+def test_a_lane_has_both_targets_or_neither(lanes: dict[str, Any]) -> None:
+    assert "lanes.P2.ttft_ms and lanes.P2.itl_ms must be set together" in error_of({"lanes": lanes})
+    assert "lanes.P0.ttft_ms" in error_of({"lanes": {"P0": {"ttft_ms": None}}})
+
+
 def test_an_error_repeats_nothing_of_a_secret() -> None:
     assert "hush" not in error_of({"workers": [{**VLLM, "api_key": "hush\n"}]})
     assert "hush" not in error_of({"workers": [{**VLLM, "api_key": "hush\u20ac"}]})

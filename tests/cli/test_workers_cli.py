@@ -1,7 +1,5 @@
 """Workers from the command line and from a watched file."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,6 +11,7 @@ from inferry.cli.config.schema import ConfigError
 from inferry.cli.main import app
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get
+from support.waiting import until
 
 KEY = "correct-horse-battery-staple"
 
@@ -20,13 +19,6 @@ KEY = "correct-horse-battery-staple"
 def inferry(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", **(env or {})})
     return result.exit_code, result.output
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.02)
 
 
 def test_a_worker_is_listed_drained_and_readmitted(tmp_path: Path) -> None:
@@ -136,11 +128,11 @@ def test_a_gateway_follows_its_workers_file(
 
             assert phases() == {"first": "ready"}
             workers.write_text(entry.replace("NAME", "first") + entry.replace("NAME", "second"))
-            until(lambda: phases() == {"first": "ready", "second": "ready"}, "the second comes")
+            until(lambda: phases() == {"first": "ready", "second": "ready"}, problem=lambda: "the second comes")
             assert 'inferry_worker_up{worker="second"} 1.0' in get(front.url, "/metrics")[2]
             workers.write_text("- nonsense")
-            until(lambda: "workers are unchanged" in caplog.text, "it is said that the file is no use")
+            until(lambda: "workers are unchanged" in caplog.text, problem=lambda: "it is said that the file is no use")
             assert set(phases()) == {"first", "second"}
             workers.write_text(entry.replace("NAME", "second"))
-            until(lambda: phases() == {"second": "ready"}, "the first goes")
+            until(lambda: phases() == {"second": "ready"}, problem=lambda: "the first goes")
             assert 'worker="first"' not in get(front.url, "/metrics")[2]

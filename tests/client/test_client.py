@@ -23,6 +23,7 @@ from inferry.client import (
     RunCancelled,
     Usage,
 )
+from inferry.client.sync_client import LoopThread
 from support.http_gateway import HttpGateway
 from support.scripted_model import ScriptedModel, ScriptedModelGateway
 from support.serving import Serving
@@ -303,6 +304,24 @@ def test_an_interrupt_closes_the_connection_and_cancels_the_run(
         assert run.status()["status"] == "cancelled"
 
 
+def test_an_interrupted_thread_cancels_its_work() -> None:
+    thread, main, events = LoopThread(), threading.get_ident(), []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(signal.pthread_kill, main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work())
+    thread.run(asyncio.sleep(0))  # runs on the same loop, after the cancellation
+    assert events == ["cancelled"]
+    thread.close()
+
+
 def test_a_stream_that_is_left_ends_at_the_worker(client: Client, upstream: Upstream) -> None:
     endless = Endless()
     upstream.script = endless.script
@@ -326,6 +345,16 @@ def test_budgets_are_checked_before_each_call(client: Client, upstream: Upstream
             assert isinstance(result, BudgetExhausted)
             assert refused.value.code == "run_budget_exhausted"
             assert len(upstream.bodies) == sent
+
+
+def test_prompts_count_against_a_budget_of_tokens(client: Client, upstream: Upstream) -> None:
+    prompt = "word " * 100
+    with client.run(token_budget=200) as run:
+        used = [run.complete(prompt, model="m").usage for _ in range(2)]
+        assert sum(one.output_tokens for one in used) < 200 <= sum(one.prompt_tokens for one in used)
+        assert used[1].cached_tokens, "cached prompt tokens count too"
+        with pytest.raises(BudgetExhausted):
+            run.complete(prompt, model="m")
 
 
 def test_tools_are_timed(client: Client) -> None:

@@ -10,6 +10,7 @@ from inferry.client import AsyncClient, ConnectionFailed, Overloaded
 from inferry.client.http import HttpClient
 from support.serving import closed_port_url
 
+OBJECT = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -239,5 +240,15 @@ def test_a_stream_without_its_end_was_cut() -> None:
                 await anext(stream)
             with pytest.raises(RuntimeError, match="not ended"):
                 _ = stream.completion
+
+    run(scenario())
+
+
+def test_the_scope_of_a_cancelled_run_sends_no_finish() -> None:
+    async def scenario() -> None:
+        async with RawServer(OBJECT, OBJECT) as server, AsyncClient(server.url) as client:
+            async with client.run("r") as run:
+                await run.cancel()
+            assert [request.split(b" ")[:2] for request in server.requests] == [[b"DELETE", b"/v1/runs/r?wait_ms=1000"]]
 
     run(scenario())

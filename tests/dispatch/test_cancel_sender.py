@@ -23,6 +23,7 @@ from inferry.observe.metrics import Metrics
 from support.builders import a_job
 from support.loop_helpers import ListLedger, read, run
 from support.scripted_worker import ScriptedWorker
+from support.waiting import async_until
 
 
 class SlowToConfirm(ScriptedWorker):
@@ -66,9 +67,7 @@ class Gatewayed:
         return a_job(at=self.clock.now(), run_id=run_id)
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                await asyncio.sleep(0)
+        await async_until(condition, every_s=0)
 
 
 @asynccontextmanager

@@ -1,19 +1,24 @@
 """GPU time of attempts and workers in the gateway, in virtual time: measured, estimated, wasted, idle."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
+from inferry.admission.quota_gate import QuotaGate
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.dispatch.gpu_accounting import ROW_INTERVAL_S
 from inferry.dispatch.pool import Pool
+from inferry.domain.callers import Caller
+from inferry.domain.errors import TenantBudgetExhausted
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ledger import GpuTimeKind, LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
-from inferry.domain.streams import Delta, Item, Usage
+from inferry.domain.prices import Price
+from inferry.domain.streams import Delta, Done, FinishReason, Item, Usage
+from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
 from inferry.ledger.recorder import Recorder
@@ -51,7 +56,7 @@ class Engine(ScriptedWorker):
 
 
 class Served:
-    def __init__(self, worker: Engine) -> None:
+    def __init__(self, worker: Engine, prices: Mapping[str, Price]) -> None:
         self.worker = worker
         self.clock = LoopClock()
         self.ledger = ListLedger()
@@ -59,7 +64,12 @@ class Served:
         self.metrics = Metrics(["m"], ["w"])
         self.pool = Pool([worker], self.clock)
         self.gateway = make_gateway(
-            lanes=DEFAULT_LANES, pool=self.pool, recorder=self.recorder, metrics=self.metrics, clock=self.clock
+            lanes=DEFAULT_LANES,
+            pool=self.pool,
+            recorder=self.recorder,
+            metrics=self.metrics,
+            clock=self.clock,
+            gate=QuotaGate(prices),
         )
 
     async def call(self, job_id: str) -> None:
@@ -77,8 +87,8 @@ class Served:
 
 
 @asynccontextmanager
-async def served(worker: Engine) -> AsyncIterator[Served]:
-    env = Served(worker)
+async def served(worker: Engine, prices: Mapping[str, Price] | None = None) -> AsyncIterator[Served]:
+    env = Served(worker, prices or {})
     env.gateway.start()
     while env.pool.view("w").phase is not Phase.READY:
         await asyncio.sleep(0.01)
@@ -110,6 +120,30 @@ def test_calls_that_run_together_share_the_time_and_the_rest_is_idle() -> None:
     run(play())
     assert kinds["work"] == pytest.approx(8.0, rel=0.05)
     assert sum(kinds.values()) - kinds["wall"] == pytest.approx(kinds["wall"], rel=0.02)
+
+
+def test_a_call_is_stopped_when_its_gpu_time_reaches_a_money_ceiling() -> None:
+    kinds = dict[str, float]()
+    limited = Caller(tenant=Tenant(name="t", limits=Limits(day_money_ceiling=0.001)))  # one GPU-second
+
+    async def play() -> None:
+        async with served(Engine(), prices={"m": Price(gpu_hour=3.6)}) as env:
+            job = a_job("stopped", tenant="t", at=env.clock.now(), output=30, stream=True)
+            deltas, end = await read(env.gateway.submit(job, limited))
+            assert isinstance(end, Done)
+            assert (end.finish, type(end.stopped)) == (FinishReason.LENGTH, TenantBudgetExhausted)
+            assert 10 <= sum(delta.tokens for delta in deltas) <= 13, "a token every 0.1 s"
+            entry = env.entry("stopped")
+            assert entry.gpu_seconds == pytest.approx(1.15, rel=0.15)
+            with pytest.raises(TenantBudgetExhausted):
+                env.gateway.submit(replace(job, job_id="late"), limited)
+            _, end = await read(env.gateway.submit(a_job("free", at=env.clock.now(), output=30, stream=True)))
+            assert isinstance(end, Done)
+            assert end.stopped is None, "a tenant without a ceiling is not stopped"
+        kinds.update(env.by_kind())
+
+    run(play())
+    assert kinds["work"] == pytest.approx(3.15, rel=0.1)
 
 
 def test_the_time_of_a_cancelled_call_is_waste() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from inferry.scheduling.scheduler import Scheduler
 from support.builders import a_job, a_policy
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock, run_virtual
+from support.waiting import async_until
 
 POLICY = HealthPolicy(initial_backoff_s=1.0, max_backoff_s=16.0, jitter=0.0)
 LOST = WorkerLost("gone")
@@ -57,15 +58,9 @@ async def a_pool(*workers: ScriptedWorker) -> AsyncIterator[Pool]:
     pool = Pool(workers, LoopClock(), health=POLICY, kinds={worker.name: "scripted" for worker in workers})
     pool.start()
     if workers:
-        await until(lambda: all(view.phase is Phase.READY for view in pool.views()))
+        await async_until(lambda: all(view.phase is Phase.READY for view in pool.views()))
     yield pool
     await pool.close()
-
-
-async def until(condition: Callable[[], bool], at_most_s: float = 1000.0) -> None:
-    async with asyncio.timeout(at_most_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def lose(pool: Pool, worker: str, job_id: str, error: GatewayError) -> None:
@@ -127,10 +122,10 @@ def test_a_worker_that_passes_its_probe_regains_capacity_step_by_step() -> None:
             pool.on_view = lambda name: capacities.append(
                 (round(now() - fell_at, 1), pool.view(name).capacity.sequences)
             )
-            await until(lambda: pool.view("w").phase is Phase.READY)
+            await async_until(lambda: pool.view("w").phase is Phase.READY)
             assert worker.probed_at[-1] - fell_at == pytest.approx(1.0, abs=0.02)
             assert len(worker.probed_at) == 2
-            await until(lambda: pool.view("w").capacity.sequences == 100)
+            await async_until(lambda: pool.view("w").capacity.sequences == 100)
             assert [sequences for _, sequences in capacities] == [10, 20, 40, 80, 100]
             assert 4.9 <= capacities[-1][0] <= 5.5
 
@@ -150,7 +145,7 @@ def test_a_failing_worker_is_probed_with_growing_backoff() -> None:
             assert gaps == pytest.approx([2.0, 4.0, 8.0, 16.0, 16.0], abs=0.05)
             assert pool.view("w").phase is Phase.DOWN
             worker.is_well = True
-            await until(lambda: pool.view("w").phase is Phase.READY)
+            await async_until(lambda: pool.view("w").phase is Phase.READY)
 
     run_virtual(scenario())
 
@@ -160,11 +155,11 @@ def test_a_worker_is_probed_as_soon_as_it_reports_up() -> None:
         worker = Moody()
         async with a_pool(worker) as pool:
             worker.is_well, worker.phase = False, Phase.DOWN
-            await until(lambda: pool.view("w").phase is Phase.DOWN)
+            await async_until(lambda: pool.view("w").phase is Phase.DOWN)
             await asyncio.sleep(20.0)  # by now it is asked every sixteen seconds
             worker.is_well, worker.phase = True, Phase.READY
             came_at = now()
-            await until(lambda: pool.view("w").phase is Phase.READY)
+            await async_until(lambda: pool.view("w").phase is Phase.READY)
             assert now() - came_at < 0.5
             assert pool.health()[0].opens == 1
 
@@ -176,7 +171,7 @@ def test_a_starting_worker_is_not_probed() -> None:
         worker = Moody()
         async with a_pool(worker) as pool:
             worker.phase = Phase.STARTING
-            await until(lambda: not pool.is_ready)
+            await async_until(lambda: not pool.is_ready)
             await asyncio.sleep(60.0)
             assert len(worker.probed_at) == 1
             worker.phase = Phase.READY
@@ -260,7 +255,7 @@ def test_a_worker_added_at_runtime_serves_after_it_has_generated() -> None:
             pool.add(new, "scripted")
             assert not pool.serves("other")
             assert pool.worker_count("other") == 1
-            await until(lambda: pool.serves("other"))
+            await async_until(lambda: pool.serves("other"))
             assert set(pool.cards()) == {"m", "other"}
             assert len(new.probed_at) == 1
 
@@ -311,14 +306,14 @@ def test_the_scheduler_keeps_no_state_of_removed_workers() -> None:
             scheduler.offer(job, now())
             for number in range(50):
                 pool.add(Moody(f"w-{number}"))
-                await until(lambda: pool.is_ready)
+                await async_until(lambda: pool.is_ready)
                 pool.drain(f"w-{number}")
                 assert scheduler.tick(now()).plans == ()
                 await pool.remove(f"w-{number}")
             assert scheduler._workers == {}
             assert (pool.names(), pool.worker_count("m"), pool.cards()) == ([], 0, {})
             pool.add(Moody("last"))
-            await until(lambda: pool.is_ready)
+            await async_until(lambda: pool.is_ready)
             (plan,) = scheduler.tick(now()).plans
             assert (plan.worker, plan.jobs) == ("last", (job,))
 

@@ -21,9 +21,9 @@ from inferry.domain.errors import ClientClosed, GatewayError, RunBudgetExhausted
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry, Outcome
+from inferry.domain.prices import Price
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.streams import Done, Failed, FinishReason, Usage
-from inferry.domain.tenants import Price
 from inferry.domain.values import replace
 from inferry.ledger.recorder import Recorder
 from inferry.observe.metrics import Metrics
@@ -44,6 +44,12 @@ class Purse:
         self.most = most
         self.probe_count: list[int] = []
         self.paid: list[Usage] = []
+
+    def charges_gpu_time(self) -> bool:
+        return False
+
+    def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
+        return True
 
     def renew_grant(self, job_id: str, written: int) -> int:
         self.probe_count.append(written)

@@ -22,6 +22,7 @@ from support.builders import a_job
 from support.loop_helpers import ListLedger, read, run
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock
+from support.waiting import async_until
 
 
 class DeafWorker(ScriptedWorker):
@@ -55,9 +56,7 @@ class House:
         return replace(a_job(at=self.clock.now(), run_id=run_id), parent_run=parent)
 
     async def until_running(self, count: int) -> None:
-        async with asyncio.timeout(120):
-            while self.worker.running < count:
-                await asyncio.sleep(0.001)
+        await async_until(lambda: self.worker.running >= count, every_s=0.001)
 
     def entries(self) -> dict[str, LedgerEntry]:
         self.recorder.flush(120)

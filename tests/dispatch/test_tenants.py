@@ -18,6 +18,7 @@ from inferry.domain.errors import Conflict, GatewayError, InvalidApiKey, Invalid
 from inferry.domain.keys import NewKey
 from inferry.domain.tenants import Limits, Tenant
 from inferry.ledger.stores.tenants import TenantStore
+from support.waiting import async_until
 
 CONFIGURED = {"acme": Tenant(name="acme", limits=Limits(max_concurrent=3))}
 
@@ -63,12 +64,6 @@ async def create(watch: TenantWatcher, tenant: str = "acme", **more: float) -> N
     return await watch.change(lambda manager, now: manager.create_key(tenant, now=now, **more))  # type: ignore[arg-type]
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 def test_a_change_through_the_gateway_applies_at_once(tmp_path: Path) -> None:
     async def body(watch: TenantWatcher) -> None:
         made = await create(watch)
@@ -97,13 +92,13 @@ def test_a_change_by_another_process_applies_within_two_seconds(tmp_path: Path) 
         assert caller(watch).tenant.name == "default"
         key = await asyncio.to_thread(cli, "create", "--tenant", "globex", "--quiet")
         written = store.looks
-        await until(lambda: watch.is_auth_required)
+        await async_until(lambda: watch.is_auth_required)
         # One look may have begun before it was written; the one after it must see it.
         assert store.looks - written <= 2
         assert 2 * module.POLL_INTERVAL_S < 2
         assert caller(watch, key).tenant.name == "globex"
         await asyncio.to_thread(cli, "revoke", key.split("_")[1])
-        await until(lambda: not _opens(watch, key))
+        await async_until(lambda: not _opens(watch, key))
 
     store = Counted(ledger)
     run(tmp_path, body, store=store)
@@ -223,14 +218,14 @@ def test_an_unreadable_database_keeps_the_current_directory(
         made = await create(watch)
         store.is_broken = True
         watch.start()
-        await until(lambda: "the disk is gone" in caplog.text)
+        await async_until(lambda: "the disk is gone" in caplog.text)
         assert caller(watch, made.text).tenant.name == "acme"
         looks = store.looks
-        await until(lambda: store.looks >= looks + 3)
+        await async_until(lambda: store.looks >= looks + 3)
         assert caplog.text.count("the disk is gone") == 1, "said once, not at every look"
         assert not watch.is_ledger_up
         store.is_broken = False
-        await until(lambda: watch.is_ledger_up)
+        await async_until(lambda: watch.is_ledger_up)
         assert "the ledger is available again" in caplog.text
         await watch.close()
 
@@ -249,9 +244,9 @@ def test_a_database_that_does_not_answer_is_reported_as_down(tmp_path: Path, mon
             return found
 
     async def body(watch: TenantWatcher) -> None:
-        await until(lambda: not watch.is_ledger_up)
+        await async_until(lambda: not watch.is_ledger_up)
         assert caller(watch).tenant.name == "default"
         answers.set()
-        await until(lambda: watch.is_ledger_up)
+        await async_until(lambda: watch.is_ledger_up)
 
     run(tmp_path, body, store=Hanging(f"sqlite:///{tmp_path / 'ledger.db'}"))

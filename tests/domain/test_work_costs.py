@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferry.domain.work_costs import PRIOR_COSTS, WorkCosts
+from inferry.domain.work_prices import decode_s
 
 TRUE = (0.006, 3e-5, 4e-5, 5e-8)
 
@@ -32,7 +33,7 @@ def test_work_that_is_always_alike_reveals_only_its_sum_and_the_prior_splits_it(
     for _ in range(100):
         costs.add(1.0, 1.0, 100.0, 1000.0, 5000.0, 1e6)
     costs.solve()
-    assert 100 * costs.base_s + costs.decode_s(1000, 1000) + 5000 * costs.prompt_s == pytest.approx(1.0, rel=0.01)
+    assert 100 * costs.base_s + decode_s(costs, 1000, 1000) + 5000 * costs.prompt_s == pytest.approx(1.0, rel=0.01)
     assert costs.base_s / costs.prompt_s == pytest.approx(PRIOR_COSTS[0], rel=0.05)
 
 

@@ -16,6 +16,7 @@ from inferry.ledger.stores.async_jobs import AsyncJobStore
 from inferry.ledger.stores.callback_secrets import CallbackSecretStore
 from inferry.ledger.stores.database import LedgerDatabase
 from support.virtual_time import LoopClock
+from support.waiting import async_until
 
 URL = "https://hooks.example/in"
 OK = CallAnswer(status=200, body=b'{"ok":true}', request_id="req")
@@ -112,6 +113,4 @@ def a_runner(
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 20_000.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(5.0)
+    await async_until(condition, limit_s, every_s=5.0)

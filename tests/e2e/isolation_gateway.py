@@ -1,12 +1,12 @@
 """A gateway with two tenants, one of which has secrets, for tests of isolation."""
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, Answer, TenantGateway, bearer
+from support.waiting import until
 
 WORD = "zanzibar"
 """In every secret of globex: prompts, run and step ids, labels, models."""
@@ -65,18 +65,11 @@ class House(TenantGateway):
         """Returns once the gateway has the call."""
         before = self.metric("inferry_jobs_in_flight")
         asked = self.clients.submit(self.ask, key, body, **headers)
-        wait_until(lambda: self.metric("inferry_jobs_in_flight") > before)
+        until(lambda: self.metric("inferry_jobs_in_flight") > before)
         return asked
 
     def as_seen_by(self, key: str, method: str, path: str) -> Answer:
         return self.call(method, path, headers=bearer(key))
-
-
-def wait_until(is_so: Any) -> None:
-    until = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def told(answer: Answer) -> tuple[int, bytes, dict[str, str]]:

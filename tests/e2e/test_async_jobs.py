@@ -2,8 +2,7 @@
 
 import base64
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from inferry.durable.callback_signature import sign
 from support.callback_receiver import CallbackReceiver, Received
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, Answer, TenantGateway, bearer
+from support.waiting import until
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "the question"}]}
 CALLBACKS = {"allow_http": True, "allowed_networks": ["127.0.0.0/8"], "initial_backoff_s": 0.05, "max_backoff_s": 0.2}
@@ -51,13 +51,6 @@ class Jobs(TenantGateway):
         answer = self.as_admin("POST", f"/admin/tenants/{tenant}/callback-secrets", more)
         assert answer.status == 201, answer.body
         return base64.b64decode(answer.json["secret"].removeprefix("whsec_"))
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,7 @@
 
 import http.client
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from openai.types import Batch
 
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get, post
+from support.waiting import until
 
 CHAT: Final = "/v1/chat/completions"
 
@@ -47,13 +47,6 @@ def upload(api: OpenAI, lines: list[dict[str, Any]]) -> str:
 
 def create(api: OpenAI, lines: list[dict[str, Any]], **more: Any) -> Batch:
     return api.batches.create(input_file_id=upload(api, lines), endpoint=CHAT, completion_window="24h", **more)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def finished(api: OpenAI, id: str) -> Batch:

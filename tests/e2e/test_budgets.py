@@ -17,6 +17,7 @@ from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.serving import Serving
 from support.upstream import DONE, Upstream, begin, chunk, role, usage
+from support.waiting import async_until
 
 CEILING = 1000
 
@@ -147,9 +148,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
         statuses = asyncio.run(fleet())
 
         async def until_over() -> Any:
-            async with asyncio.timeout(120):
-                while gateway.service.gateway.in_flight:
-                    await asyncio.sleep(0.02)
+            await async_until(lambda: not gateway.service.gateway.in_flight)
             return gate.run_report("acme", "root")
 
         spent = gateway.run(until_over())

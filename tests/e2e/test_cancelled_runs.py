@@ -1,13 +1,13 @@
 """One DELETE ends a tree of runs, at the engine too, and nothing beside it."""
 
 import http.client
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from support.serving import Serving, get, post
+from support.waiting import until
 
 RUNS = [("tree", None), ("tree.a", "tree"), ("tree.a.b", "tree.a")]
 CALLS = 90
@@ -27,13 +27,6 @@ def delete(gateway: Serving, path: str) -> Any:
         return msgspec.json.decode(connection.getresponse().read())
     finally:
         connection.close()
-
-
-def until(condition: Any, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def running(gateway: Serving) -> float:

@@ -4,12 +4,12 @@ import random
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from support.serving import Serving, get, post
+from support.waiting import until
 
 
 def a_stream(gateway: Serving, *, tokens: int, prompt: int = 8, read: int) -> bytes:
@@ -47,11 +47,8 @@ def gauges(gateway: Serving) -> dict[str, float]:
     return found
 
 
-def wait_until_nothing_is_held(gateway: Serving, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while (held := gauges(gateway)) and any(held.values()):
-        assert time.monotonic() < until, held
-        time.sleep(0.02)
+def wait_until_nothing_is_held(gateway: Serving) -> None:
+    until(lambda: not any(gauges(gateway).values()), every_s=0.02, problem=lambda: gauges(gateway))
 
 
 def written(gateway: Serving) -> float:

@@ -19,6 +19,7 @@ from inferry.ingress.openapi.operation import error_kinds
 from support import byte_fuzz
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import ADMIN_KEY, CHAT, TenantGateway, bearer
+from support.waiting import async_until
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
 SEED = os.environ.get("FUZZ_SEED", "7")
@@ -137,12 +138,7 @@ def test_malformed_bytes_affect_no_other_client(tmp_path: Path, caplog: pytest.L
         # It went deeper than the parser: some were served, and refused for reasons of many kinds.
         assert {200, 400, 401, 403, 404, 405, 413} <= set(statuses), statuses
 
-        async def until_over() -> None:
-            async with asyncio.timeout(120):
-                while gateway.service.gateway.in_flight:
-                    await asyncio.sleep(0.01)
-
-        gateway.run(until_over())
+        gateway.run(async_until(lambda: not gateway.service.gateway.in_flight))
         for name in ("inferry_open_streams", "inferry_jobs_in_flight", "inferry_queue_depth"):
             assert gateway.metric(name) == 0, name
         assert all(line.leased_tokens == 0 for line in gateway.service.gate.report("acme"))

@@ -3,8 +3,6 @@
 import base64
 import hashlib
 import hmac
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from support.callback_receiver import CallbackReceiver
 from support.promtool import promtool
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, TenantGateway, bearer
+from support.waiting import until
 
 CANARY = "canary-93be84"
 KEY = b"0123456789abcdef"
@@ -21,13 +20,6 @@ RULES = {
     "InferryEventLoopLag": {"threshold": -1, "for_s": 0},
     "InferryRunBudgetNearlySpent": {"threshold": 0},
 }
-
-
-def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
 
 
 def a_gateway(directory: Path, url: str, **webhook: object) -> TenantGateway:

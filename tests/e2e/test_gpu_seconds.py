@@ -16,9 +16,9 @@ from inferry.dispatch.pool import Pool
 from inferry.domain.jobs import InferenceJob, Payload
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.ledger import GpuTimeKind
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done
-from inferry.domain.tenants import NANOS_PER_UNIT, Price
 from inferry.domain.values import replace
 from inferry.ledger.recorder import Recorder
 from inferry.observe.history import INTERVAL_S

@@ -7,12 +7,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from support.serving import free_port, get
+from support.waiting import until
 
 CEILING = 9_000
 PROMPT = [7] * 12
@@ -43,11 +43,8 @@ class Gateway:
         except OSError:
             return False
 
-    def until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.log.read_text()
-            time.sleep(0.01)
+    def until(self, condition: Callable[[], bool]) -> None:
+        until(condition, problem=self.log.read_text)
 
     def stop(self, number: int) -> None:
         self.popen.send_signal(number)

@@ -1,7 +1,6 @@
 """The database is deleted, moved or replaced at runtime: the gateway notices and never turns authentication off."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,10 @@ from inferry.ledger.stores.opening import open_queries
 from inferry.ledger.stores.tenants import TenantStore
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def status_of(gateway: ScriptedGateway, key: str | None = None) -> tuple[int, str | None]:

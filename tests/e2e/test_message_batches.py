@@ -1,7 +1,6 @@
 """Message batches with the official Anthropic client."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from anthropic.types.messages import MessageBatch
 
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get
+from support.waiting import until
 
 
 @pytest.fixture
@@ -35,13 +35,6 @@ def client(gateway: Serving, tenant: str = "default") -> Anthropic:
 def a_request(number: int, **more: Any) -> Any:
     params = {"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": f"q{number}"}], **more}
     return {"custom_id": f"r{number}", "params": params}
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def ended(api: Anthropic, id: str) -> MessageBatch:

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from inferry.domain.workers import Phase
 from support.pooling_models import embedding_model, scoring_model
 from support.serving import Serving, get, post
+from support.waiting import async_until
 
 TEXTS = ["the scheduler", "a queue of jobs", "the scheduler plans jobs", "é 日"]
 
@@ -102,9 +103,7 @@ def test_scores_of_a_model_without_a_head_are_cosines(real: Serving) -> None:
 
 
 async def until_both_are_ready(gateway: Serving) -> None:
-    async with asyncio.timeout(100):
-        while not all(view.phase is Phase.READY for view in gateway.service.gateway.views()):
-            await asyncio.sleep(0.05)
+    await async_until(lambda: all(view.phase is Phase.READY for view in gateway.service.gateway.views()))
 
 
 def test_pooling_models_of_the_embedded_engine(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from inferry.domain.workers import Capacity
 from support.scripted_gateway import ScriptedGateway
 from support.serving import get, post
+from support.waiting import async_until
 
 CALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
@@ -185,12 +186,7 @@ def test_no_admitted_call_is_lost(tmp_path: Path) -> None:
 
 
 def until(gateway: ScriptedGateway, *, in_flight: int) -> None:
-    async def wait() -> None:
-        async with asyncio.timeout(120):
-            while gateway.service.gateway.in_flight < in_flight:
-                await asyncio.sleep(0.005)
-
-    gateway.run(wait())
+    gateway.run(async_until(lambda: gateway.service.gateway.in_flight >= in_flight))
 
 
 async def open_gate(gateway: ScriptedGateway) -> None:

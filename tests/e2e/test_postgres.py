@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from support.postgres import PostgresServer
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
 from support.serving import get, post
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 CALL = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
@@ -31,13 +31,6 @@ def own_server() -> Iterator[PostgresServer]:
     """A server that the test may stop."""
     with PostgresServer() as server:
         yield server
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def call(gateway: ScriptedGateway, **headers: str) -> tuple[int, str | None]:

@@ -15,6 +15,7 @@ from openai.types import Batch
 
 from support.killed_batches import Gateway
 from support.scripted_provider import ScriptedProvider
+from support.waiting import until
 
 CHAT: Final = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -111,13 +112,6 @@ def site(tmp_path: Path, provider: ScriptedProvider) -> Iterator[Callable[..., S
     yield start
     for one in sites:
         one.kill()
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_openai_items_are_one_provider_batch_at_the_batch_price(

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from inferry.ledger.stores.opening import open_queries
 from inferry.ledger.stores.tenants import TenantStore
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import CHAT, Answer, TenantGateway
+from support.waiting import until
 
 
 class Talking(TenantGateway):
@@ -56,13 +57,6 @@ class Client(threading.Thread):
 def gateway(tmp_path: Path) -> Iterator[Talking]:
     with Talking(tmp_path, server={"drain_timeout_s": 0.0}) as gateway:
         yield gateway
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def error_of(answer: Answer) -> tuple[int, Any]:

@@ -3,8 +3,6 @@
 import asyncio
 import http.client
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,13 @@ from support.http_gateway import HttpGateway
 from support.serving import Serving, post
 from support.tenant_gateway import TenantGateway
 from support.upstream import DONE, Upstream, begin, event, usage
+from support.waiting import until
 
 PROMPTS = ["The first", "a second one", "and the third"]
 
 
 def client(gateway: Serving, key: str = "unused", **headers: str) -> OpenAI:
     return OpenAI(base_url=gateway.url + "/v1", api_key=key, max_retries=0, default_headers=headers)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.01)
 
 
 # -- the embedded engine ---------------------------------------------------------------------------------------------

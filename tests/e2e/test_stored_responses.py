@@ -1,7 +1,6 @@
 """Stored and background responses with OpenAI's client."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from support.http_gateway import HttpGateway
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get, post
 from support.upstream import Upstream, chunk
+from support.waiting import until
 
 HELLO = "Classify this ticket: I was charged twice."
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": None}
@@ -37,13 +37,6 @@ def api(gateway: ScriptedGateway) -> Iterator[OpenAI]:
 def client(gateway: Serving, tenant: str = "default") -> OpenAI:
     headers = {"x-inferry-tenant": tenant}
     return OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, default_headers=headers)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def ended(api: OpenAI, id: str) -> Response:

@@ -19,6 +19,7 @@ from support.gateway_process import Request as Call
 from support.serving import Serving, get
 from support.token_server import TokenServer, text_of, written
 from support.upstream import Upstream, engine_id_of
+from support.waiting import async_until
 
 SEQUENCES = 2
 TOKENS = 6
@@ -109,11 +110,6 @@ class Scene:
             assert answer.finish == "length"
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def a_scene(directory: Path, *, borrow: bool) -> AsyncIterator[Scene]:
     lane_of: dict[tuple[int, ...], str] = {}
@@ -151,7 +147,7 @@ def run(directory: Path, act: Callable[[Scene], Coroutine[Any, Any, None]], *, b
 def test_a_batch_flood_leaves_interactive_workers_untouched(tmp_path: Path, lane: str) -> None:
     async def act(scene: Scene) -> None:
         calls = scene.flood(20)
-        await until(lambda: scene.batch.held == SEQUENCES)
+        await async_until(lambda: scene.batch.held == SEQUENCES)
         await scene.until_queued(20 - SEQUENCES)
         for number in range(20, 24):  # each is answered while every batch worker is full
             calls.append(scene.call(number, lane))
@@ -170,14 +166,14 @@ def test_a_batch_flood_leaves_interactive_workers_untouched(tmp_path: Path, lane
 def test_borrowed_workers_are_yielded_to_the_first_live_call(tmp_path: Path, lane: str) -> None:
     async def act(scene: Scene) -> None:
         calls = scene.flood(8)
-        await until(lambda: scene.interactive.held == scene.batch.held == SEQUENCES)
+        await async_until(lambda: scene.interactive.held == scene.batch.held == SEQUENCES)
         await scene.until_queued(8 - 2 * SEQUENCES)
         live = scene.call(8, lane)
         await live
         # The worker was asked to abort a borrower before the live call came, and all borrowers are aborted.
         (requests,) = scene.interactive.abort_requests
         assert requests >= 1
-        await until(lambda: scene.interactive.count("P2", "aborted") == SEQUENCES)
+        await async_until(lambda: scene.interactive.count("P2", "aborted") == SEQUENCES)
         # The live call has waited for no batch call's end, and those of the batch workers are left alone.
         assert scene.batch.events == [("P2", "began")] * SEQUENCES
         assert scene.interactive.count("P2", "ended") == 0

@@ -208,9 +208,7 @@ def test_the_usage_of_a_later_attempt_is_its_own(env: EngineHost) -> None:
 def test_a_job_that_had_written_all_it_may_ends_without_the_engine(env: EngineHost) -> None:
     ids = tuple(env.tokenizer.encode("漢"))[:-1]  # half a character is held back, and comes at the end
     full = replace(a_plain_job("full", [9, 8], greedy(len(ids))), resume_point=ResumePoint((9, 8), ids))
-    too_long = replace(
-        a_plain_job("long", [9, 8], greedy(20_000)), resume_point=ResumePoint((9, 8), (5,) * CONFIG.kv_tokens)
-    )
+    too_long = replace(a_plain_job("long", [9, 8], greedy(20_000)), resume_point=ResumePoint((9, 8), (5,) * 8_192))
 
     async def scenario() -> None:
         for job in (full, too_long):

@@ -26,6 +26,7 @@ from inferry.streams.detokenizer import Assembler
 from inferry.workers.in_process.embedded import EmbeddedWorker
 from inferry.workers.in_process.engine_supervisor import EngineFailed
 from support.engine_fixtures import TIE, Teacher, a_job, a_plan, generate_alone, greedy, shortfall
+from support.waiting import async_until
 
 CONFIG = EngineConfig(max_sequences=64, kv_tokens=16_384, chunk_tokens=256)
 
@@ -290,9 +291,7 @@ def test_a_thousand_random_cancels_leak_nothing(env: EngineHost) -> None:
 
 
 async def until_ready(worker: EmbeddedWorker) -> None:
-    async with asyncio.timeout(120):
-        while worker.view().phase is not Phase.READY:
-            await asyncio.sleep(0.01)
+    await async_until(lambda: worker.view().phase is Phase.READY)
 
 
 def test_a_killed_engine_fails_its_jobs_and_restarts(tiny_dir: Path, tokenizer: HfTokenizer) -> None:
@@ -366,3 +365,14 @@ def test_a_failed_start_reports_why_and_may_be_retried(tmp_path: Path, tiny_dir:
         await worker.close()
 
     asyncio.run(scenario())
+
+
+def test_automatic_kv_tokens_are_unknown_before_the_engine_is_ready(tiny_dir: Path, tokenizer: HfTokenizer) -> None:
+    worker = EmbeddedWorker(
+        "embedded",
+        model_dir=tiny_dir,
+        models=["tiny"],
+        make_assembler=lambda stop: Assembler(tokenizer, stop),
+        engine=EngineConfig(kv_tokens="auto"),
+    )
+    assert worker.view().capacity.kv_tokens is None

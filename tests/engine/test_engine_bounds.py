@@ -9,6 +9,7 @@ import torch
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.work_costs import WorkCosts
+from inferry.domain.work_prices import prefill_s
 from inferry.engine import sampling as drawing
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
@@ -61,7 +62,7 @@ def test_the_time_of_a_step_is_shared_by_what_it_did_for_each_sequence() -> None
     core.add(Request(1, [5] * 6, greedy(1), Lane.P1))
     core.add(Request(2, [5] * 2, greedy(1), Lane.P1))
     costs = WorkCosts()
-    long_s, short_s = (costs.base_s / 2 + costs.prefill_s(tokens, tokens) for tokens in (6, 2))
+    long_s, short_s = (costs.base_s / 2 + prefill_s(costs, tokens, tokens) for tokens in (6, 2))
     seconds = {end.account.key: end.account.gpu_seconds for end in core.step().ends}
     assert seconds[1] == pytest.approx(long_s / (long_s + short_s))
     assert seconds[1] + seconds[2] == pytest.approx(1.0)

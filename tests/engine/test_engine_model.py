@@ -3,7 +3,6 @@
 import random
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
+from support.checkpoints import reference_model
 from support.engine_fixtures import TIE, Teacher, drain, generate, generate_alone, greedy, note, shortfall
 
 VOCABULARY = 4096
@@ -104,17 +104,9 @@ def test_running_out_of_kv_cache_changes_no_token(tiny_dir: Path) -> None:
         assert_same_up_to_ties(teacher, prompt, token_account[key], plenty[key])
 
 
-def transformers_logits(model_dir: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-
-
 def assert_agrees_with_transformers(model_dir: Path, prompts: dict[int, list[int]], tokens: int = 24) -> None:
     """Same greedy tokens; where two are tied either is right, and what follows is judged by what it follows."""
-    model = transformers_logits(model_dir)
+    model = reference_model(model_dir)
     ours = generate(model_dir, requests_of(prompts, tokens), EngineConfig(chunk_tokens=48))
     for key, prompt in prompts.items():
         with torch.inference_mode():
@@ -126,70 +118,9 @@ def assert_agrees_with_transformers(model_dir: Path, prompts: dict[int, list[int
 def test_the_tiny_model_agrees_with_transformers(tiny_dir: Path) -> None:
     prompts = prompts_of([1, 3, 40, 130])
     assert_agrees_with_transformers(tiny_dir, prompts)
-    model = transformers_logits(tiny_dir)
+    model = reference_model(tiny_dir)
     ours = generate(tiny_dir, requests_of(prompts, 24))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = model.generate(torch.tensor([prompts[2]]), max_new_tokens=24, do_sample=False, eos_token_id=None)
     assert ours[2] == theirs[0, 40:].tolist()
-
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 200,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
-    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
-    "llama3-rope": ("Llama", {"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 500_000.0}}),
-    "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}}),
-    "attention-bias": ("Llama", {"attention_bias": True, "num_key_value_heads": 4}),
-    "one-kv-head": ("Llama", {"num_key_value_heads": 1}),
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_supported_family_agrees_with_transformers(family: str, tmp_path: Path) -> None:
-    kind, extra = FAMILIES[family]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(7)
-        config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **extra})
-        model = getattr(transformers, f"{kind}ForCausalLM")(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name or "bias" in name:
-                    parameter.add_(0.3 * torch.randn_like(parameter))
-        model.save_pretrained(tmp_path)
-    assert_agrees_with_transformers(tmp_path, prompts_of([1, 9, 50, 120], SHAPE["vocab_size"]), tokens=16)
-
-
-def test_sharded_and_half_precision_checkpoints_load_as_float32(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        torch.manual_seed(3)
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).to(torch.bfloat16)
-        model.save_pretrained(tmp_path, max_shard_size="100KB")
-    assert (tmp_path / "model.safetensors.index.json").is_file()
-    assert_agrees_with_transformers(tmp_path, prompts_of([5, 30], SHAPE["vocab_size"]), tokens=8)

@@ -14,9 +14,9 @@ import torch
 from inferry.domain.lanes import Lane
 from inferry.domain.routes import Task
 from inferry.domain.sampling import Sampling
+from inferry.engine.checkpoint import UnsupportedModel, read_config
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
-from inferry.engine.loader import UnsupportedModel, read_config
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
 from support.engine_fixtures import drain, generate, greedy

@@ -1,6 +1,7 @@
 """The engine's loop and its process: messages, idling and ends."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -210,6 +211,33 @@ def test_a_model_that_cannot_be_loaded_is_fatal_with_a_reason(tmp_path: Path) ->
         assert "config.json" in fatal.message
         with pytest.raises(EOFError):
             peer.hear()
+
+
+def test_a_kv_cache_that_does_not_fit_into_memory_is_fatal_with_the_difference(tiny_dir: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = spawn(theirs)
+    with process, ours:
+        peer = Peer(ours)
+        peer.say(setup(tiny_dir, EngineConfig(kv_tokens=1 << 40)))
+        fatal = peer.hear()
+        assert isinstance(fatal, Fatal)
+        assert re.search(
+            r"OutOfMemory: kv_tokens 1,099,511,627,776 need .* GiB more than the .* available", fatal.message
+        )
+
+
+def test_automatic_kv_tokens_are_reported_when_the_engine_is_ready(tiny_dir: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = spawn(theirs)
+    with process, ours:
+        peer = Peer(ours)
+        peer.say(setup(tiny_dir, EngineConfig(kv_tokens="auto", max_sequences=2, context_tokens=512, threads=1)))
+        ready = peer.hear()
+        assert isinstance(ready, Ready)
+        assert ready.kv_tokens == 2 * 512
+        peer.say(Shutdown())
 
 
 PARENT = """

@@ -77,3 +77,14 @@ def test_a_token_without_weight_is_never_drawn_even_at_the_edge() -> None:
     logits = torch.tensor([[0.0, float("-inf"), float("-inf")]])
     batch = [a_sequence(seed) for seed in range(500)]
     assert set(sample(logits.expand(500, -1), batch)) == {0}
+
+
+def test_rows_drawn_in_groups_are_drawn_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(1))
+    sampling = [Sampling(temperature=0.0 if row == 3 else 1.0, top_p=0.9 if row % 2 else 1.0) for row in range(7)]
+    sequences = [
+        Sequence(row, [1], sampling=one, lane=0, arrival=0, limit=9, seed=row) for row, one in enumerate(sampling)
+    ]
+    together = sample(logits, sequences)
+    monkeypatch.setattr("inferry.engine.sampling.MAX_DRAWN_LOGITS", 100)
+    assert sample(logits, sequences) == together

@@ -1,18 +1,16 @@
 """Operators delete what is stored for a tenant."""
 
-import asyncio
 from pathlib import Path
 
 from openai import OpenAI
 
 from support.scripted_worker import ScriptedWorker
 from support.tenant_gateway import TenantGateway, bearer
+from support.waiting import async_until
 
 
 async def until_idle(gateway: TenantGateway) -> None:
-    async with asyncio.timeout(60):
-        while gateway.service.gateway.in_flight:
-            await asyncio.sleep(0.01)
+    await async_until(lambda: not gateway.service.gateway.in_flight)
 
 
 def test_the_stored_content_of_a_tenant_is_deleted_and_its_batches_stop(tmp_path: Path) -> None:

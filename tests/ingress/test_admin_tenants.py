@@ -41,9 +41,8 @@ class _Gateway:
 
 
 class _Reply:
-    peer = "10.1.2.3"
-
-    def __init__(self) -> None:
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
         self.answer: asyncio.Future[tuple[int, bytes, bytes]] = asyncio.get_running_loop().create_future()
 
     def respond(self, status: int, headers: bytes, body: bytes) -> None:
@@ -59,10 +58,12 @@ class QueueLimiter:
         gateway = cast(Gateway, _Gateway())
         self._admin = Admin(gateway, ADMIN_KEY, AdminTenants(self.watch, gateway, self._refuse))
 
-    async def ask(self, method: str, path: str, body: Any = None, key: str = ADMIN_KEY) -> tuple[int, Any]:
+    async def ask(
+        self, method: str, path: str, body: Any = None, key: str = ADMIN_KEY, peer: str = "10.1.2.3"
+    ) -> tuple[int, Any]:
         request = Request(method.encode(), path.encode(), {b"authorization": f"Bearer {key}".encode()})
         request.body = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-        reply = _Reply()
+        reply = _Reply(peer)
         try:
             self._admin.serve(path.partition("?")[0], request, cast(Reply, reply))
         except GatewayError as error:
@@ -234,10 +235,11 @@ def test_invalid_changes_are_refused(
 
 def test_nothing_is_shown_or_changed_without_the_admin_key(tmp_path: Path) -> None:
     async def body(door: QueueLimiter) -> None:
-        for path in PATHS:
+        for number, path in enumerate(PATHS):
             method, _, target = path.partition(" ")
             for key in ("", "wrong", ADMIN_KEY[:-1]):
-                status, told = await door.ask(method, target, {"tenant": "acme"}, key=key)
+                # Wrong keys are limited per address.
+                status, told = await door.ask(method, target, {"tenant": "acme"}, key=key, peer=f"10.1.2.{number}")
                 assert (status, told["error"]["code"]) == (403, "admin_only")
         assert door.store.version() == 0
 

@@ -12,6 +12,7 @@ from inferry.domain.errors import (
     InvalidRequest,
     QueueFull,
     RateLimited,
+    ReportTimeout,
     RequestTimeout,
 )
 from inferry.ingress.errors import error_body, error_headers
@@ -76,16 +77,28 @@ def test_every_error_says_whether_and_when_to_retry(kind: type[GatewayError]) ->
     plain = lines(kind("no"))
     assert told["content-type"] == plain["content-type"] == "application/json"
     assert (told["retry-after"], told["retry-after-ms"]) == ("3", "2500")
-    if kind.status in (429, 503):
+    if kind.status in (429, 503) and kind.retryable:
         assert told["x-should-retry"] == "true"
         assert told["x-inferry-drop-reason"] == kind.code
         assert ("retry-after" in plain) == ("retry-after-ms" in plain) == (kind is not RateLimited)
-    elif kind.status in (402, 403, 408, 409) or kind in (DeadlineExceeded, RequestTimeout):
+    elif kind.status in (402, 403, 408, 409) or kind in (DeadlineExceeded, ReportTimeout, RequestTimeout):
         assert told["x-should-retry"] == plain["x-should-retry"] == "false"
         assert "retry-after" not in plain
         assert ("x-inferry-drop-reason" in plain) == (kind.status not in (403, 504))
     else:
         assert plain.keys() == {"content-type"}
+
+
+@pytest.mark.parametrize("kind", list(every_error()), ids=lambda kind: kind.__name__)
+def test_the_advice_to_retry_never_contradicts_the_documented_contract(kind: type[GatewayError]) -> None:
+    advice = lines(kind("no", retry_after_s=2.5)).get("x-should-retry")
+    assert advice != ("false" if kind.retryable else "true")
+
+
+def test_a_report_that_takes_too_long_is_not_repeated_by_clients() -> None:
+    told = lines(ReportTimeout("too long"))
+    assert told["x-should-retry"] == "false"
+    assert "retry-after" not in told
 
 
 def test_a_full_queue_reports_retry_after_and_the_predicted_wait() -> None:

@@ -50,7 +50,8 @@ def test_codex_threads_belong_to_the_thread_that_started_them_or_to_their_sessio
     older = identity({b"session_id": b"s"}, "job")
     other = identity({b"session-id": b"s", b"thread-id": b"t"}, "job")
     child = identity({b"session-id": b"s", b"thread-id": b"u", b"x-codex-parent-thread-id": b"t"}, "job")
-    assert first[:3] == older[:3] == ("codex:s", "job", None)
+    assert first == RunIdentity("codex:s", "job", None, first.session)
+    assert older == RunIdentity("codex:s", "job", None, older.session)
     assert (other.run_id, other.parent_run) == ("codex:t", "codex:s")
     assert (child.run_id, child.parent_run, child.session) == ("codex:u", "codex:t", "codex:s")
 
@@ -91,7 +92,7 @@ _values = st.one_of(st.sampled_from([b"a", b"b", b"s"]), st.binary(max_size=120)
 def test_no_harness_header_makes_an_error_or_a_run_that_is_its_own_parent(headers: dict[bytes, bytes]) -> None:
     found = identity(headers, "job")
     assert found.parent_run != found.run_id
-    for one in found:
+    for one in (found.run_id, found.step_id, found.parent_run, found.session):
         assert one is None or (len(one) <= 256 and one.isascii() and one.isprintable() and " " not in one)
     job = replace(a_job("job", run_id=found.run_id), parent_run=found.parent_run)
     RunRegistry().admit(job, 0.0)

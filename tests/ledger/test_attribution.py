@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Usage
+from inferry.domain.work_prices import prefill_s
 from inferry.domain.workers import EngineCounts, Load
 from inferry.ledger.attribution import GpuTimeEstimator
 from support.builders import a_job
@@ -135,7 +136,7 @@ def test_the_reported_usage_corrects_the_estimated_prompt() -> None:
     other, wrong = engine.send(tokens=2000), engine.send(tokens=2000, cached=1900)
     engine.step(100)
     right = engine.end(wrong, prompt_tokens=2000, cached_tokens=16, output_tokens=99)
-    assert right > engine.estimator.costs.prefill_s(1900, 2000)
+    assert right > prefill_s(engine.estimator.costs, 1900, 2000)
     engine.end(other)
 
 

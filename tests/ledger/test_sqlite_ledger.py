@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from inferry.domain.ledger import LedgerEntry, LedgerMissing, LedgerUnusable
 from inferry.ledger.recorder import Recorder
@@ -46,6 +47,23 @@ def test_the_file_is_in_wal_mode_with_its_version_and_indexes(ledger: AttemptSto
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         indexes = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
     assert {"attempts_by_run", "attempts_by_end"} <= indexes
+
+
+@pytest.mark.parametrize(("rows", "statements"), [(1, 1), (256, 1), (300, 4), (1000, 7)])
+def test_a_batch_takes_few_statements(ledger: AttemptStore, url: str, rows: int, statements: int) -> None:
+    inserted: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        inserted.append(statement)
+
+    batch = [an_entry(f"job-{number}") for number in range(rows)]
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        ledger.append(batch)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert len(inserted) == statements
+    assert [entry.job_id for entry in everything_in(url)] == sorted(entry.job_id for entry in batch)
 
 
 def test_a_newer_schema_is_refused_by_writer_and_reader(path: Path, url: str) -> None:

@@ -46,6 +46,7 @@ def test_the_time_of_a_call_is_split_into_its_stages(ledger: AttemptStore, queri
     assert one.tool_ms == pytest.approx(2000.0)
     assert one.tool_calls == 4
     assert one.worker_s == pytest.approx(6 * 1.2)
+    assert (one.top_tenant, one.top_tenant_share) == ("acme", 1.0)
     assert (one.cached_ratio, one.templated_ratio, one.prompt_tokens_sd) == (0.25, 1.0, 0.0)
     assert (by_lane["P0"].cancelled, by_lane["P0"].queue_ms, by_lane["P0"].tool_calls) == (1, None, 0)
     (worker,) = found.workers
@@ -53,3 +54,14 @@ def test_the_time_of_a_call_is_split_into_its_stages(ledger: AttemptStore, queri
     assert (worker.prefill_ms, worker.itl_ms) == (200.0, 100.0)
     (tenant,) = found.tenants
     assert (tenant.tenant, tenant.tokens, tenant.cost) == ("acme", 666, None)
+
+
+def test_a_lane_names_the_tenant_with_most_of_its_time_on_workers(ledger: AttemptStore, queries: LedgerQueries) -> None:
+    for number, (tenant, lane, total_ms) in enumerate(
+        [("a", "P2", 1100.0), ("b", "P2", 2100.0), ("b", "P2", 1100.0), ("a", "P1", 9100.0)]
+    ):
+        ledger.append(
+            [an_entry(number, tenant=tenant, lane=lane, worker="w", queue_ms=100.0, total_ms=total_ms, ended_at=10.0)]
+        )
+    found = {lane.lane: (lane.top_tenant, lane.top_tenant_share) for lane in queries.traffic(0.0, 20.0).lanes}
+    assert found == {"P1": ("a", 1.0), "P2": ("b", pytest.approx(0.75))}

@@ -183,6 +183,8 @@ def test_an_engine_that_answers_nothing_is_an_error(inferry: Invoke) -> None:
         (["--url", "http://h", "--poisson", "1", "--ttft-ms", "P9=3"], "--ttft-ms"),
         (["--url", "http://h", "--poisson", "1", "--itl-ms", "-3"], "--itl-ms"),
         (["--url", "http://h", "--poisson", "1", "--header", "x"], "NAME=VALUE"),
+        (["--url", "http://h", "--poisson", "1", "--api-key", "ключ"], "--api-key has characters"),
+        (["--url", "http://h", "--poisson", "1", "--api-key", "k\r\nx: y"], "--api-key has characters"),
         (["--url", "http://h", "--poisson", "1", "--lane-by", "x"], "--lane-by"),
         (["--url", "http://h", "--poisson", "1", "--prompts", "x"], "--prompts"),
         (["--url", "http://h", "--poisson", "1", "--out", "no/where.json"], "no such directory"),

@@ -7,6 +7,7 @@ _KEYS = ("tests/admission/test_key_limits.py",)
 GROUP = MutantGroup(
     tests=(
         "tests/admission/test_quotas.py",
+        "tests/admission/test_gpu_leases.py",
         "tests/admission/test_leases.py",
         "tests/admission/test_quota_gate.py",
         "tests/properties/test_quota_gate_machine.py",
@@ -228,15 +229,29 @@ GROUP = MutantGroup(
             _KEYS,
         ),
         Mutant(
+            "GPU time is leased beyond a ceiling",
+            "admission/gpu_leases.py",
+            "        if left < granted:\n",
+            "        if False:\n",
+            ("tests/admission/test_gpu_leases.py",),
+        ),
+        Mutant(
+            "the lease of GPU time grows by all of it each time",
+            "admission/gpu_leases.py",
+            ".nanos(0, 0, 0, gpu_seconds) - permit.leased_nanos",
+            ".nanos(0, 0, 0, gpu_seconds)",
+            ("tests/admission/test_gpu_leases.py",),
+        ),
+        Mutant(
             "retry times of all keys of a tenant are spaced together",
-            "admission/retry_after.py",
+            "admission/quota_retry_spread.py",
             "caller.tenant.name if caller.key is None else caller.key.key_id",
             "caller.tenant.name",
             _KEYS,
         ),
         Mutant(
             "a key's limit does not space retry times",
-            "admission/retry_after.py",
+            "admission/quota_retry_spread.py",
             "[caller.tenant.limits] if caller.key is None else [caller.tenant.limits, caller.key.limits]",
             "[caller.tenant.limits]",
             _KEYS,
@@ -250,7 +265,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "cached tokens that cost nothing cost as much as others",
-            "domain/tenants.py",
+            "domain/prices.py",
             "self.input if self.cached_input is None else self.cached_input",
             "self.cached_input or self.input",
             _KEYS,

@@ -62,22 +62,22 @@ GROUP = MutantGroup(
         Mutant(
             "step costs have no prior",
             "scheduling/capacity/step_costs.py",
-            "PRIOR_WEIGHT = 0.05",
-            "PRIOR_WEIGHT = 0.0",
+            "PRIOR_WEIGHT: Final = 0.05",
+            "PRIOR_WEIGHT: Final = 0.0",
             ("tests/scheduling/test_step_costs.py",),
         ),
         Mutant(
             "step costs stay at their prior",
             "scheduling/capacity/step_costs.py",
-            "PRIOR_WEIGHT = 0.05",
-            "PRIOR_WEIGHT = 5.0",
+            "PRIOR_WEIGHT: Final = 0.05",
+            "PRIOR_WEIGHT: Final = 5.0",
             ("tests/scheduling/test_step_costs.py",),
         ),
         Mutant(
             "a cost may be negative",
             "scheduling/capacity/step_costs.py",
-            "costs[i] = max(best, _MIN_COST_S)",
-            "costs[i] = best",
+            "return best if best > _MIN_COST_S else _MIN_COST_S",
+            "return best",
             ("tests/scheduling/test_step_costs.py",),
         ),
         Mutant(

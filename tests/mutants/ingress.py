@@ -113,10 +113,17 @@ GROUP = MutantGroup(
             _PROBLEMS,
         ),
         Mutant(
+            "every 503 is to be retried",
+            "ingress/errors.py",
+            "if not error.retryable or (error.status == 429",
+            "if error.status < 429 or (error.status == 429",
+            _PROBLEMS,
+        ),
+        Mutant(
             "a limit of nothing has room in a second",
             "ingress/errors.py",
-            "if error.status not in (429, 503) or isinstance(error, RateLimited):",
-            "if error.status not in (429, 503):",
+            "not error.retryable or isinstance(error, RateLimited):",
+            "not error.retryable:",
             _PROBLEMS,
         ),
         Mutant(
@@ -227,8 +234,8 @@ GROUP = MutantGroup(
         Mutant(
             "a deadline of now is none",
             "ingress/openai/parse.py",
-            "deadline=None if deadline_ms is None else now + deadline_ms / 1000",
-            "deadline=now + deadline_ms / 1000 if deadline_ms else None",
+            "deadline=None if deadline_ms is None else call.now + deadline_ms / 1000",
+            "deadline=call.now + deadline_ms / 1000 if deadline_ms else None",
             _PARSE,
         ),
         Mutant(

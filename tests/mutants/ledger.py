@@ -29,9 +29,9 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "a context costs nothing",
-            "domain/work_costs.py",
-            "return tokens * (self.token_s + self.kv_s * context_tokens)",
-            "return tokens * self.token_s",
+            "domain/work_prices.py",
+            "return tokens * (costs.token_s + costs.kv_s * context_tokens)",
+            "return tokens * costs.token_s",
             _GPU,
         ),
         Mutant(

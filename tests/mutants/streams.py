@@ -178,14 +178,14 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "the stop string that begins first counts",
-            "streams/detokenizer.py",
+            "streams/stop_strings.py",
             "found = [(at + len(stop), at)",
             "found = [(at, at)",
             _TEXT,
         ),
         Mutant(
             "a stop string that lacks one letter slips out",
-            "streams/detokenizer.py",
+            "streams/stop_strings.py",
             "min(len(text), len(stop) - 1)",
             "min(len(text), len(stop) - 2)",
             _TEXT,

@@ -41,7 +41,7 @@ GROUP = MutantGroup(
         ),
         Mutant(
             "text of which nothing was delivered is lost at a resume",
-            "workers/stop_strings.py",
+            "workers/resumed_stop_strings.py",
             "        unsent = len(text)\n",
             "        unsent = 0\n",
             _STOPS,

@@ -22,6 +22,8 @@ def a_lane(lane: str = "P1", **changed: Any) -> LaneFacts:
             "calls_per_s": 3.3,
             "depth": 0.0,
             "depth_now": 0,
+            "queued_ratio": 0.0,
+            "backlogs": 0,
             "running_now": 1,
             "wait_mean_ms": 2.0,
             "wait_p50_ms": 1.0,

@@ -140,6 +140,61 @@ def test_batch_work_that_waits_is_no_flood_while_targets_are_met() -> None:
     assert found.findings[0].setting.text == "lanes.P2.reserve: 0.25 (now 0)"
 
 
+def test_a_flood_names_the_tenant_that_holds_most_of_its_lane() -> None:
+    batch = {"ttft_ms": None, "itl_ms": None, "attainment": None, "measured": 0, "depth": 500.0, "running_now": 50}
+
+    def where(share: float) -> str:
+        traffic = a_traffic(lane="P2", worker_s=900.0, top_tenant="import", top_tenant_share=share)
+        lanes = (a_lane(**LATE), a_lane("P2", **batch, traffic=traffic))
+        (found, *_) = diagnose(some_facts(lanes=lanes, workers=(a_worker(running=200.0),)), 0.0).findings
+        assert found.cause == "p2_flood"
+        return found.where
+
+    assert (where(0.8), where(0.4)) == ("tenant import", "lane P2")
+
+
+def test_bursts_have_an_empty_queue_between_them() -> None:
+    full = a_worker(sequences=8, running=3.0)
+    late = {**LATE, "itl_p50_ms": 40.0, "itl_p95_ms": 60.0}
+    for backlogs, queued_ratio, expected in ((2, 0.4, "bursts"), (1, 0.4, "overload"), (2, 0.6, "overload")):
+        lane = a_lane(**late, backlogs=backlogs, queued_ratio=queued_ratio)
+        assert cause(some_facts(lanes=(lane,), workers=(full,))) == expected
+
+
+def test_causes_inside_the_engine_are_ordered_by_the_lateness_that_they_explain() -> None:
+    def causes(prefill_ms: float, templated_ratio: float = 0.0) -> list[tuple[str, float | None]]:
+        traffic = a_traffic(prefill_ms=prefill_ms, output_tokens=100.0, templated_ratio=templated_ratio)
+        late = a_lane(attainment=0.2, itl_p50_ms=60.0, traffic=traffic)
+        return [(one.cause, one.late_ms) for one in diagnose(some_facts(lanes=(late,)), 0.0).findings]
+
+    # A target of 2 s and 50 ms per token: 10 ms more for each of 100 tokens are one second.
+    assert causes(2500.0) == [("decode_bound", 1000.0), ("prefill_bound", 500.0)]
+    assert causes(4000.0) == [("prefill_bound", 2000.0), ("decode_bound", 1000.0)]
+    assert causes(4000.0, 1.0)[0] == ("cold_cache", 2000.0)
+
+
+@pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
+def test_calls_that_miss_their_deadline_name_the_stage_that_takes_longest(stage: str) -> None:
+    lanes = (a_lane(traffic=a_traffic(expired=100, **{f"{stage}_ms": 1500.0})),)
+    (found,) = diagnose(some_facts(lanes=lanes, errors={"deadline_exceeded": 100}), 0.0).findings
+    assert (found.cause, found.stage) == ("deadlines_missed", stage)
+
+
+def test_a_full_queue_is_that_of_the_lane_with_the_smallest_limit_for_its_traffic() -> None:
+    lanes = (a_lane("P0", calls=0, calls_per_s=0.0), a_lane(queue_limit=4))
+    (found,) = diagnose(some_facts(lanes=lanes, errors={"queue_full": 100}), 0.0).findings
+    assert (found.cause, found.where) == ("queue_full", "lane P1")
+
+
+def test_a_worker_that_is_up_again_is_not_to_be_restarted() -> None:
+    (back,) = diagnose(some_facts(workers=(a_worker(opens=1),)), 0.0).findings
+    (broken,) = diagnose(some_facts(workers=(a_worker(opens=1, breaker="open"),)), 0.0).findings
+    assert "1 of 1 workers serve" in back.summary
+    assert "0 of 1 workers serve" in broken.summary
+    assert not back.setting.text.startswith("restart")
+    assert broken.setting.text.startswith("restart")
+
+
 def test_padding_is_measured_where_it_can_be_and_estimated_elsewhere() -> None:
     measured = a_worker(pads=True, batch=8.0, padding_ratio=0.6)
     found = diagnose(some_facts(workers=(measured,)), 0.0)

@@ -256,7 +256,7 @@ def test_a_job_that_would_expire_in_the_queue_is_refused_with_the_reason_and_a_t
     prediction = model.predict(Lane.P1, 100, 100, ahead(200), 60.0)
     refusal = deadline_refusal(model.model, a_job(deadline=62.0), prediction, 60.0)
     assert isinstance(refusal, DeadlineInfeasible)
-    assert (refusal.status, refusal.code, refusal.retryable) == (408, "deadline_infeasible", True)
+    assert (refusal.status, refusal.code, refusal.retryable) == (408, "deadline_infeasible", False)
     assert refusal.retry_after_s == model.retry_after(prediction, 2.0)
     assert refusal.predicted_wait_s == prediction.p50_s
     assert "2000 ms" in refusal.message

@@ -14,8 +14,9 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, RateLimited, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.prices import Price
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 
 PRICES = {"m": Price(input=1.0, cached_input=0.25, output=3.7), "n": Price(input=0.0013, output=0.0007)}
 LINEAGES = (("r",), ("s", "r"), ("t", "s", "r"), ("u", "r"), ("v",))

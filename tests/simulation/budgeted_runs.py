@@ -11,8 +11,9 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import ClientClosed, RunBudgetExhausted, TenantBudgetExhausted
 from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import Lane
+from inferry.domain.prices import Price
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
-from inferry.domain.tenants import ApiKey, Limits, Price, Tenant
+from inferry.domain.tenants import ApiKey, Limits, Tenant
 from inferry.domain.values import replace
 from support.builders import a_job, a_policy, a_view
 from support.fault_simulation import FaultSimulation

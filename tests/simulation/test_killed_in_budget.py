@@ -11,9 +11,10 @@ from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.errors import GatewayError
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.prices import Price
 from inferry.domain.spending import Spending, Watermark, WatermarkBatch
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import Limits, Price
+from inferry.domain.tenants import Limits
 from inferry.domain.values import replace
 
 PRICES = {"m": Price(input=2.0, output=10.0)}

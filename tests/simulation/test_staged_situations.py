@@ -51,6 +51,17 @@ def test_the_quota_that_binds_is_named_with_its_tenant_and_a_higher_value(tmp_pa
     assert float(setting.value) > 200
 
 
+def test_a_flood_of_batch_work_names_its_tenant(tmp_path: Path) -> None:
+    async def play(stage: Stage) -> None:
+        stage.start(stage.arrivals(1, 90, tenant="shop", lane="P2", prompt=(1000, 3000), output=(400, 600)))
+        stage.start(stage.arrivals(7, 90, tenant="import", lane="P2", prompt=(1000, 3000), output=(400, 600)))
+        await stage.arrivals(2, 90, tenant="shop", lane="P0", prompt=(200, 400), output=(20, 40))
+
+    (flood,) = (one for one in SITUATIONS if one.cause == "p2_flood")
+    found = with_stage(tmp_path, flood.workers, play, **flood.config).findings[0]
+    assert (found.cause, found.where) == ("p2_flood", "tenant import")
+
+
 def test_the_latency_of_runs_is_split_into_its_stages(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         await stage.agents(4, 60, tool_s=2.0, prompt=1000, output=100, template=CANARY)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferry.streams.detokenizer import StopStrings
+from inferry.streams.stop_strings import StopStrings
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def a_call(
         prompt = {"prompt": [5, 6, 7]}
     body = json.encode({"model": "m", **prompt, "max_tokens": tokens, **fields})
     job = a_job(job_id, output=tokens, tenant=tenant, resume=resume, attempt=attempt, stream=stream)
-    payload = Payload(api=api, body=body, sampling=Sampling(max_tokens=tokens))
+    payload = Payload(api=api, body=body, sampling=Sampling(max_tokens=tokens), cache_salt=fields.get("cache_salt"))
     return replace(job, token_budget=tokens, payload=payload, resume_point=resume_point)
 
 
@@ -61,12 +61,6 @@ async def ran(up: Upstream, job: InferenceJob | None = None, **settings: Any) ->
     finally:
         await worker.close()
     return items
-
-
-async def until(condition: Any, timeout_s: float = 120.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -22,6 +22,7 @@ from support.builders import a_job
 from support.loop_helpers import ListLedger
 from support.scripted_worker import ScriptedWorker
 from support.virtual_time import LoopClock
+from support.waiting import async_until
 
 
 class FreezingWorker(ScriptedWorker):
@@ -87,9 +88,7 @@ class VirtualGateway:
         return float(found.rsplit(" ", 1)[1])
 
     async def until(self, condition: Any, seconds: float = 600.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
+        await async_until(condition, seconds)
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ from inferry.cli import worker_wiring
 from inferry.cli.config.loader import parse
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.workers.openai_http.advice import EngineFacts, advice
-from support.http_jobs import a_call, a_plan, a_worker, run, until
+from support.http_jobs import a_call, a_plan, a_worker, run
 from support.upstream import Upstream, metrics_page
+from support.waiting import async_until
 
 NO_PROMISE = {lane: LanePolicy(max_wait_ms=1, coalesce_ms=1) for lane in Lane}
 
@@ -98,7 +99,7 @@ def test_advice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
                 await worker.run(a_plan(a_call(f"j{number}")), lambda item: None)
                 up.metrics_page = metrics_page(1, more=f"vllm:num_preemptions_total {number + 1}.0\n")
                 await worker._poller.poll()  # type: ignore[union-attr]
-            await until(lambda: caplog.records)
+            await async_until(lambda: caplog.records)
             await worker.close()
 
     with caplog.at_level("WARNING"):

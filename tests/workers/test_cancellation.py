@@ -14,9 +14,10 @@ from inferry.workers.openai_http import cancellation
 from inferry.workers.openai_http.profiles import TRTLLM
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
-from support.http_jobs import a_call, a_plan, a_worker, failed, run, until
+from support.http_jobs import a_call, a_plan, a_worker, failed, run
 from support.token_server import TokenServer
 from support.upstream import Upstream, begin, chunk, metrics_page
+from support.waiting import async_until
 
 
 class Ends:
@@ -48,7 +49,7 @@ def test_a_closed_connection_is_confirmed_by_the_engines_metrics() -> None:
             await worker.start()
             jobs = [a_call(f"j{n}", tokens=4000) for n in range(4)]
             running = asyncio.create_task(worker.run(a_plan(*jobs), ends))
-            await until(lambda: ends.deltas > 12)
+            await async_until(lambda: ends.deltas > 12)
             assert await worker.cancel(["j0", "j1", "j2", "nobody"]) == {"j0", "j1", "j2"}
             assert len(up.running) == 1
             assert (worker.cancelled_confirmed, worker.cancelled_unconfirmed) == (3, 0)
@@ -65,7 +66,7 @@ def test_sequences_that_the_engine_still_runs_are_not_reported_as_freed() -> Non
             worker, ends = a_worker(up), Ends()
             await worker.start()
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), ends))
-            await until(lambda: ends.deltas > 2)
+            await async_until(lambda: ends.deltas > 2)
             up.foreign = 1  # one more than the gateway has: whose it is cannot be known
             began = asyncio.get_running_loop().time()
             cancelling = asyncio.create_task(worker.cancel(["j"]))
@@ -88,11 +89,11 @@ def test_without_metrics_or_aborts_nothing_is_confirmed() -> None:
                 worker, ends = a_worker(up, **profile_settings), Ends()
                 await worker.start()
                 running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), ends))
-                await until(lambda: ends.deltas > 2)  # noqa: B023
+                await async_until(lambda: ends.deltas > 2)  # noqa: B023
                 assert await worker.cancel(["j"]) == frozenset()
                 await running
                 assert worker.cancelled_unconfirmed == 1
-                await until(lambda: up.disconnects == 1)
+                await async_until(lambda: up.disconnects == 1)
                 await worker.close()
 
     run(scenario())
@@ -111,7 +112,7 @@ def test_a_call_that_has_just_been_sent_does_not_hide_one_that_is_still_there() 
             worker = OpenAIHttpWorker("up", HttpWorkerSettings(url=up.url), clock)
             await worker.start()
             old = asyncio.create_task(worker.run(a_plan(a_call("old")), ends))
-            await until(lambda: ends.deltas == 1)
+            await async_until(lambda: ends.deltas == 1)
             cancelling = asyncio.create_task(worker.cancel(["old"]))
             await asyncio.sleep(0)
             up.script = silent
@@ -120,7 +121,7 @@ def test_a_call_that_has_just_been_sent_does_not_hide_one_that_is_still_there() 
             clock.advance(1)  # by now the engine knows the new one
             up.script = stubborn
             late = asyncio.create_task(worker.run(a_plan(a_call("late")), ends))
-            await until(lambda: ends.deltas == 2)
+            await async_until(lambda: ends.deltas == 2)
             assert await worker.cancel(["late"]) == {"late"}
             await worker.close()
             await asyncio.wait([old, new, late])
@@ -139,7 +140,7 @@ def test_an_abort_is_proven_by_the_end_of_the_stream() -> None:
             assert up.abort_calls == [["inferry-probe"]]
             jobs = [a_call("chat", tokens=4000), a_call("text", api="completions", tokens=4000), a_call("stays")]
             running = asyncio.create_task(worker.run(a_plan(*jobs), ends))
-            await until(lambda: ends.deltas > 9)
+            await async_until(lambda: ends.deltas > 9)
             cancelling = asyncio.create_task(worker.cancel(["chat", "text"]))
             await asyncio.sleep(0)
             assert ends.by_job.keys() >= {"chat", "text"}  # before any abort can have been answered
@@ -169,12 +170,12 @@ def test_a_failed_abort_closes_the_connection() -> None:
             worker, items = a_worker(up), list[Item]()
             await worker.start()
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-            await until(lambda: items)
+            await async_until(lambda: items)
             freed = await worker.cancel(["j"])
             await running
             assert up.abort_calls[1:] == [["chatcmpl-j"]] * 3
             assert freed == {"j"}  # by the engine's metrics, once the connection was gone
-            await until(lambda: up.disconnects == 1)
+            await async_until(lambda: up.disconnects == 1)
             assert isinstance(failed(items).error, ClientClosed)
             await worker.close()
 
@@ -193,7 +194,7 @@ def test_a_job_whose_request_was_never_sent_holds_nothing() -> None:
             assert await worker.cancel(["j8"]) == {"j8"}
             await running
             assert sum(isinstance(end, Done) for end in ends.by_job.values()) == 8
-            await until(lambda: len(up.bodies) == 8)
+            await async_until(lambda: len(up.bodies) == 8)
             await worker.close()
 
     run(scenario())
@@ -205,7 +206,7 @@ def test_many_cancels_at_once_leave_nothing_behind() -> None:
             worker, ends = a_worker(up), Ends()
             await worker.start()
             plans = [asyncio.create_task(worker.run(a_plan(a_call(f"j{n}", tokens=4000)), ends)) for n in range(60)]
-            await until(lambda: ends.deltas > 120)
+            await async_until(lambda: ends.deltas > 120)
             freed = await asyncio.gather(*(worker.cancel([f"j{n}"]) for n in range(60)))
             await asyncio.wait(plans)
             assert frozenset().union(*freed) == {f"j{n}" for n in range(60)}
@@ -226,7 +227,7 @@ def test_mass_cancellation_yields_to_other_work(monkeypatch: pytest.MonkeyPatch)
             await worker.start()
             names = [f"j{n}" for n in range(60)]
             plans = [asyncio.create_task(worker.run(a_plan(a_call(name, tokens=4000)), ends)) for name in names]
-            await until(lambda: ends.deltas > 120)
+            await async_until(lambda: ends.deltas > 120)
             cancelling = asyncio.create_task(worker.cancel(names))
             ended = [0]
             while len(ends.by_job) < len(names):

@@ -13,9 +13,10 @@ from inferry.domain.jobs import ResumeMode, ResumePoint
 from inferry.domain.streams import Delta, FinishReason, Item
 from inferry.workers.openai_http.profiles import TGI
 from inferry.workers.openai_http.token_trace import ContinuationScanner, TokenTrace
-from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
+from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run
 from support.token_server import TokenServer, is_half, text_of, written
 from support.upstream import DONE, Upstream, begin, chunk, event, usage
+from support.waiting import async_until
 
 Api = Literal["chat", "completions"]
 APIS: tuple[Api, ...] = ("chat", "completions")
@@ -123,7 +124,7 @@ def test_a_cancelled_job_reports_its_partial_output() -> None:
             worker, items = a_worker(up), list[Item]()
             await worker.start()
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-            await until(lambda: len(items) > 3)
+            await async_until(lambda: len(items) > 3)
             assert await worker.cancel(["j"]) == {"j"}
             await running
             end = failed(items)

@@ -9,9 +9,10 @@ from inferry.domain.workers import EngineCounts, Load
 from inferry.workers.openai_http.load_estimate import FOREIGN_LOAD_SNAPSHOTS, STALE_S, LoadEstimate, excess
 from inferry.workers.openai_http.metrics_parser import MetricsSnapshot, StepCounters, read_metrics
 from inferry.workers.openai_http.profiles import SGLANG, TGI, VLLM
-from support.http_jobs import a_call, a_plan, a_worker, done, ran, run, until
+from support.http_jobs import a_call, a_plan, a_worker, done, ran, run
 from support.token_server import TokenServer
 from support.upstream import Upstream, metrics_page
+from support.waiting import async_until
 
 assert VLLM.metrics is not None
 assert SGLANG.metrics is not None
@@ -179,10 +180,10 @@ def test_a_view_shows_the_engines_metrics() -> None:
             assert worker.view().kv_capacity == 16_000
             up.foreign = 30
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-            await until(lambda: worker.view().foreign.running >= 29)
+            await async_until(lambda: worker.view().foreign.running >= 29)
             assert worker.view().load.running == 31
             up.foreign = 0
-            await until(lambda: worker.view().foreign == Load())
+            await async_until(lambda: worker.view().foreign == Load())
             await worker.close()
             await running
 
@@ -196,7 +197,7 @@ def test_a_view_shows_the_engines_counters() -> None:
             up.metrics_page = metrics_page(1, more=histogram({2048.0: 40}, 9_120) + written)
             worker = a_worker(up)
             await worker.start()
-            await until(lambda: worker.view().counts is not None)
+            await async_until(lambda: worker.view().counts is not None)
             assert worker.view().counts == EngineCounts(40, 9_000, 120)
             assert worker.view().counted_at is not None
             await worker.close()

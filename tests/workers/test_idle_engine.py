@@ -14,6 +14,7 @@ from inferry.engine.messages import setup
 from inferry.workers.in_process import engine_supervisor
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+from support.waiting import async_until
 
 IDLER = """
 import contextlib, socket, sys, time
@@ -37,12 +38,6 @@ class Silent:
         return ""
 
 
-async def until(condition: object) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
-
-
 def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_supervisor, "CHECK_INTERVAL_S", 0.2)
     source = str(Path(engine_supervisor.__file__).parents[3])
@@ -62,14 +57,14 @@ def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkey
         try:
             ready_at = worker.view().last_activity_at
             assert ready_at is not None
-            await until(lambda: (worker.view().last_activity_at or 0.0) > ready_at)  # it beats
+            await async_until(lambda: (worker.view().last_activity_at or 0.0) > ready_at)  # it beats
             first = worker.pid
             assert first is not None
             assert worker.view().phase is Phase.READY
             os.kill(first, signal.SIGSTOP)
-            await until(lambda: worker.view().phase is Phase.DOWN)
+            await async_until(lambda: worker.view().phase is Phase.DOWN)
             assert worker.pid == first, "it may be heard again"
-            await until(lambda: worker.pid not in (None, first) and worker.view().phase is Phase.READY)
+            await async_until(lambda: worker.pid not in (None, first) and worker.view().phase is Phase.READY)
         finally:
             await worker.close()
 

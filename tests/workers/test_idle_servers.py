@@ -12,9 +12,10 @@ from inferry.domain.workers import Phase
 from inferry.workers.openai_http.profiles import HOSTED, TRTLLM
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support.freezing_upstream import FreezingUpstream
-from support.http_jobs import a_call, a_plan, a_worker, done, failed, run, until
+from support.http_jobs import a_call, a_plan, a_worker, done, failed, run
 from support.token_server import TokenServer
 from support.upstream import DONE, Upstream, begin, chunk, usage
+from support.waiting import async_until
 
 SOON: dict[str, Any] = {"liveness_interval_s": 0.05, "liveness_timeout_s": 0.2}
 SELDOM: dict[str, Any] = {"liveness_interval_s": 1e6, "liveness_timeout_s": 0.2}
@@ -41,9 +42,9 @@ def test_an_idle_server_that_freezes_is_down_and_up_again_when_it_thaws() -> Non
                 await worker.start()
                 assert phase(worker) is Phase.READY
                 up.freeze()
-                await until(lambda: phase(worker) is Phase.DOWN)  # noqa: B023
+                await async_until(lambda: phase(worker) is Phase.DOWN)  # noqa: B023
                 up.thaw()
-                await until(lambda: phase(worker) is Phase.READY)  # noqa: B023
+                await async_until(lambda: phase(worker) is Phase.READY)  # noqa: B023
                 await worker.close()
 
     run(scenario())
@@ -55,9 +56,9 @@ def test_an_idle_server_that_dies_is_down_and_up_again_when_another_listens_ther
             worker = a_worker(up, **SOON)
             await worker.start()
             await up.die()
-            await until(lambda: phase(worker) is Phase.DOWN)
+            await async_until(lambda: phase(worker) is Phase.DOWN)
             await up.revive()
-            await until(lambda: phase(worker) is Phase.READY)
+            await async_until(lambda: phase(worker) is Phase.READY)
             await worker.close()
 
     run(scenario())
@@ -69,7 +70,7 @@ def test_a_server_whose_tokens_flow_is_alive_whatever_it_does_not_answer() -> No
             worker, items = a_worker(up, **SOON), list[Item]()
             await worker.start()
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-            await until(lambda: items)
+            await async_until(lambda: items)
             up.metrics_hang = up.models_hang = True
             probe_count = up.probe_count
             while up.probe_count < probe_count + 8:
@@ -119,10 +120,10 @@ def test_calls_that_another_worker_can_take_are_lost_at_once_and_others_wait_for
             stays = a_call("stays", stream=True, resume=ResumeMode.RESTART)
             whole = a_call("whole", stream=False, resume=ResumeMode.RESTART)
             running = asyncio.create_task(worker.run(a_plan(stays, whole), items.append))
-            await until(lambda: len(items) == 2)
+            await async_until(lambda: len(items) == 2)
             up.freeze()
             unseen = asyncio.create_task(worker.run(a_plan(a_call("unseen", stream=True)), items.append))
-            await until(lambda: phase(worker) is Phase.DOWN)
+            await async_until(lambda: phase(worker) is Phase.DOWN)
             ends = {item.job_id: item for item in items if isinstance(item, Done | Failed)}
             assert ends.keys() == {"whole", "unseen"}
             assert all(isinstance(end, Failed) and isinstance(end.error, WorkerLost) for end in ends.values())
@@ -142,11 +143,11 @@ def test_an_unresponsive_server_is_sent_nothing() -> None:
             worker, items = a_worker(up, **SOON), list[Item]()
             await worker.start()
             up.freeze()
-            await until(lambda: phase(worker) is Phase.DOWN)
+            await async_until(lambda: phase(worker) is Phase.DOWN)
             await worker.run(a_plan(a_call()), items.append)
             assert isinstance(failed(items).error, WorkerUnreachable)
             up.thaw()
-            await until(lambda: phase(worker) is Phase.READY)
+            await async_until(lambda: phase(worker) is Phase.READY)
             assert not up.bodies
             items.clear()
             await worker.run(a_plan(a_call(tokens=3)), items.append)
@@ -162,7 +163,7 @@ def test_a_call_that_cannot_connect_is_reported_as_unsent_and_triggers_a_livenes
             async with FreezingUpstream() as up:
                 worker, items = a_worker(up, **SELDOM, **more), list[Item]()
                 await worker.start()
-                await until(lambda: not worker.open_calls)  # noqa: B023
+                await async_until(lambda: not worker.open_calls)  # noqa: B023
                 await asyncio.sleep(1.0)  # virtual: nothing was heard at the moment it dies
                 await up.die()
                 await asyncio.sleep(1.0)  # kept connections are seen to be closed
@@ -170,7 +171,7 @@ def test_a_call_that_cannot_connect_is_reported_as_unsent_and_triggers_a_livenes
                 error = failed(items).error
                 assert isinstance(error, WorkerUnreachable)
                 assert (error.status, error.code, error.can_failover) == (503, "no_worker", True)
-                await until(lambda: phase(worker) is Phase.DOWN)  # noqa: B023
+                await async_until(lambda: phase(worker) is Phase.DOWN)  # noqa: B023
                 await worker.close()
 
     run(scenario())
@@ -184,7 +185,7 @@ def test_jobs_of_a_frozen_server_are_not_reported_as_freed() -> None:
                 worker, items = a_worker(up, **SELDOM), list[Item]()
                 await worker.start()
                 running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-                await until(lambda: items)  # noqa: B023
+                await async_until(lambda: items)  # noqa: B023
                 up.freeze()
                 assert await worker.cancel(["j"]) == frozenset()
                 await running

@@ -11,9 +11,10 @@ from inferry.domain.jobs import ResumeMode
 from inferry.domain.streams import Delta, Done, FinishReason, Item
 from inferry.workers.openai_http.calls import Call
 from inferry.workers.plan_completion import PlanCompletion
-from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run, until
+from support.http_jobs import a_call, a_plan, a_worker, done, error_of, failed, ran, raw_of, run
 from support.token_server import TokenServer, written
 from support.upstream import DONE, Upstream, begin, chunk, event, role, usage
+from support.waiting import async_until
 from workers.broken_servers import CHUNKED, GOOD, HEAD, PLAIN, Pieces, against, check_order, framed, says
 
 
@@ -221,7 +222,7 @@ def test_jobs_on_a_closed_worker_are_lost_and_not_cancelled() -> None:
             worker, items = a_worker(up), list[Item]()
             await worker.start()
             running = asyncio.create_task(worker.run(a_plan(a_call(tokens=4000)), items.append))
-            await until(lambda: bool(items))
+            await async_until(lambda: bool(items))
             await worker.close()
             await running
             assert error_of(items).code == "worker_lost"

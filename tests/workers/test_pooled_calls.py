@@ -12,9 +12,10 @@ from inferry.domain.routes import ALL_TASKS, Task
 from inferry.domain.streams import Done, Failed, Item
 from inferry.workers.openai_http.profiles import HOSTED, SGLANG, TGI
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
-from support.http_jobs import a_call, a_plan, a_worker, run, until
+from support.http_jobs import a_call, a_plan, a_worker, run
 from support.pooling import REFUSED, a_score, an_embedding, answers, pools, score_of, vector_of
 from support.upstream import Upstream
+from support.waiting import async_until
 
 
 def a_pooling_server(**more: Any) -> Upstream:
@@ -178,7 +179,7 @@ def test_a_cancelled_job_leaves_its_request_to_the_others() -> None:
             await worker.start()
             items: list[Item] = []
             plan = asyncio.create_task(worker.run(a_plan(an_embedding("a", "x"), an_embedding("b", "y")), items.append))
-            await until(lambda: up.bodies)
+            await async_until(lambda: up.bodies)
             assert await worker.cancel(["a"]) == frozenset()
             assert [type(end.error) for end in ends(items).values() if isinstance(end, Failed)] == [ClientClosed]
             up.release.set()
@@ -197,7 +198,7 @@ def test_a_request_ends_with_the_last_of_its_jobs() -> None:
             await worker.start()
             items: list[Item] = []
             plan = asyncio.create_task(worker.run(a_plan(an_embedding("a", "x"), an_embedding("b", "y")), items.append))
-            await until(lambda: up.bodies)
+            await async_until(lambda: up.bodies)
             assert await worker.cancel(["a", "b"]) == {"a", "b"}
             await up.gone.wait()
             await plan
@@ -214,7 +215,7 @@ def test_a_cancelled_plan_closes_its_requests() -> None:
             worker = a_worker(up)
             await worker.start()
             plan = asyncio.create_task(worker.run(a_plan(an_embedding("a", "x")), lambda item: None))
-            await until(lambda: up.bodies)
+            await async_until(lambda: up.bodies)
             assert worker.open_calls == 1
             plan.cancel()
             await up.gone.wait()
@@ -231,7 +232,7 @@ def test_every_input_counts_as_a_call_of_the_engine() -> None:
             await worker.start()
             jobs = [an_embedding(f"j{number}", "x", "y") for number in range(5)]
             plan = asyncio.create_task(worker.run(a_plan(*jobs), lambda item: None))
-            await until(lambda: up.bodies)
+            await async_until(lambda: up.bodies)
             assert worker.open_calls == 10
             up.release.set()
             await plan

@@ -14,7 +14,7 @@ from inferry.domain.streams import Delta, Done, Failed, Item
 from inferry.domain.values import replace
 from inferry.workers.in_process.engine_jobs import undelivered_text
 from inferry.workers.openai_http.token_trace import RECENT_EVENTS, TracingScanner
-from inferry.workers.stop_strings import StopMatcher, held_back_chars
+from inferry.workers.resumed_stop_strings import StopMatcher, held_back_chars
 from support.http_jobs import a_call, a_plan, a_worker, failed, ran, raw_of, run
 from support.stop_server import StopServer, next_id, read, texts
 from support.upstream import Upstream, event

@@ -6,7 +6,7 @@ a run tree, or to one day or month of a tenant or key. A changed ceiling applies
 """
 
 from inferry.admission.reports import AccountReport
-from inferry.domain.tenants import NANOS_PER_UNIT, Price
+from inferry.domain.prices import NANOS_PER_UNIT, Price
 
 UNBOUNDED = 2**63 - 1
 """The value of a ceiling that is not set."""

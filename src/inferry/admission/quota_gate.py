@@ -23,6 +23,7 @@ from inferry.admission.budgets import (
     lease_size,
 )
 from inferry.admission.evaluation import apply_run_ceilings, evaluate, find_accounts, has_limits
+from inferry.admission.gpu_leases import lease_gpu_time
 from inferry.admission.permits import Permit
 from inferry.admission.rate_limit_status import rate_limit_status
 from inferry.admission.refusals import Refusal
@@ -31,9 +32,9 @@ from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, LedgerUnavailable
 from inferry.domain.jobs import InferenceJob
+from inferry.domain.prices import Price
 from inferry.domain.spending import Spending, Watermark
 from inferry.domain.streams import Usage
-from inferry.domain.tenants import Limits, Price
 
 LEASE_TOKENS = 256
 MAX_OWNERS = 10_000
@@ -77,6 +78,7 @@ class QuotaGate:
         )
         self._tariffs = {model: Tariff(price) for model, price in prices.items()}
         self._default_tariff = Tariff(prices.get("*"))
+        self.charges_gpu_time = any(price.gpu_hour is not None and not price.is_per_token for price in prices.values())
         self._unlimited_permits = {model: Permit(tariff) for model, tariff in self._tariffs.items()}
         self._unlimited_default_permit = Permit(self._default_tariff)
 
@@ -173,6 +175,14 @@ class QuotaGate:
         permit.granted_tokens = granted_tokens = granted_tokens + granted
         return granted_tokens
 
+    def lease_gpu_time(self, permit: Permit, gpu_seconds: float) -> bool:
+        """Raise the money lease of a running job to the cost of its GPU time; False where its budgets leave less."""
+        is_within = lease_gpu_time(permit, gpu_seconds)
+        for account in permit.leased_accounts:
+            if account.committed_nanos > account.nano_threshold:
+                self._request_watermark(permit, account)
+        return is_within
+
     def settle(self, permit: Permit, usage: Usage | None, now: float, wall: float) -> int | None:
         """Charge an ended job and return the rest of its lease. `usage` is None for a job that never ran.
 
@@ -267,15 +277,6 @@ class QuotaGate:
             "month": highest_burn(months, elapsed_month(wall)),
             "run": highest_burn(self._runs.newest(MAX_BURN_RUNS), 1.0),
         }
-
-    def unpriced_models(self, models: Iterable[str], limits: Iterable[Limits]) -> list[str]:
-        """Models without a price per token, if any limit is in money: that limit does not count them."""
-        if all(
-            one.run_money_ceiling is None and one.day_money_ceiling is None and one.month_money_ceiling is None
-            for one in limits
-        ):
-            return []
-        return [model for model in models if not self._tariffs.get(model, self._default_tariff).is_per_token]
 
     @property
     def owner_count(self) -> int:

@@ -24,7 +24,7 @@ from inferry.cli.bench_output import (
     warn,
 )
 from inferry.cli.option_groups import grouped
-from inferry.cli.terminal import console, fail, write_file
+from inferry.cli.terminal import check_key, console, fail, write_file
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 
 if TYPE_CHECKING:
@@ -152,7 +152,10 @@ def _price(measurement: MeasurementOptions) -> "Price":
 
 
 def _api_key(server: ServerOptions) -> str | None:
-    return server.api_key or os.environ.get("INFERRY_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    found = {"--api-key": server.api_key} | {
+        name: os.environ.get(name) for name in ("INFERRY_API_KEY", "OPENAI_API_KEY")
+    }
+    return next((check_key(key, source) for source, key in found.items() if key), None)
 
 
 def _load_engine_model(path: Path | None) -> "EngineModel | None":

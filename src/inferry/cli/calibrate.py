@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from inferry.cli.option_groups import grouped
-from inferry.cli.terminal import fail, write_file
+from inferry.cli.terminal import check_key, fail, write_file
 from inferry.sim.costs import EngineModel
 from inferry.sim.fit import EVALUATED_FIGURES, Fit, fit
 from inferry.sim.observations import Conditions, Flag, Observation, ObservationFormatError, from_lines, to_lines
@@ -178,7 +178,7 @@ def _key(variable: str | None) -> str | None:
     key = os.environ.get(variable)
     if not key:
         fail(f"the environment variable {variable} is not set")
-    return key
+    return check_key(key, variable)
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.tenants import TenantWatcher
 from inferry.domain.callers import Caller
 from inferry.domain.lanes import Lane, LanePolicy
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import run_budgets
-from inferry.domain.tenants import NANOS_PER_UNIT, Tenant
+from inferry.domain.tenants import Tenant
 from inferry.domain.traffic import Traffic
 from inferry.ingress.admin_diagnosis import AdminDiagnosis
 from inferry.ingress.admin_reports import AdminReports

@@ -220,7 +220,8 @@ def errors_page() -> str:
         "src/inferry/domain/errors.py",
         "All errors have this body; `param` is the field or header concerned, or null:",
         '```json\n{"error": {"message": "…", "type": "rate_limit_error", "param": null, "code": "queue_full"}}\n```',
-        "Responses with status 429 and 503 have `Retry-After` in seconds. Retryable: the same call may succeed later. "
+        "Retryable: clients should repeat the same call. Retryable errors with status 429 and 503 have `Retry-After` "
+        "in seconds, and so has `deadline_infeasible`: after that time a call could meet the same deadline. "
         "After the first byte of a stream the same object is sent in-band, see [HTTP](http.md#streams). Messages never "
         "contain prompts or outputs.",
         table(("status", "code", "type", "retryable", "meaning"), rows),

@@ -17,6 +17,17 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+_UNITS_BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of an amount of memory such as 80GiB, 24GB or 512MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS_BYTES:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory such as 80GiB or 24GB")
+    return int(float(match[1]) * _UNITS_BYTES[match[2]])
+
+
 def safe_text(text: str) -> Text:
     # Clients choose these names: neither markup nor escape sequences in them may reach the terminal.
     return Text("".join(char if char.isprintable() else "·" for char in text))

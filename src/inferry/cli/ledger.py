@@ -24,8 +24,8 @@ from inferry.cli.ledger_reports import ReportFilter, ReportName, show_report
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console
 from inferry.domain.ledger import LedgerEntry, LedgerUnusable, Outcome
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import RunBudget
-from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.queries import LedgerQueries
 from inferry.ledger.reports import RunSummary, TenantSummary
 from inferry.ledger.stores.opening import open_queries

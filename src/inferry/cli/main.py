@@ -28,6 +28,7 @@ from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pool
 from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
+from inferry.cli.models import models_app
 from inferry.cli.plan import plan_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
@@ -63,6 +64,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(callback_secrets_app, name="callback-secrets")
 app.add_typer(alerts_app, name="alerts")
+app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
 app.command()(simulate)

@@ -23,6 +23,7 @@ from inferry.cli.batch_file import (
 from inferry.cli.batch_targets import HttpTarget, TargetError, local_target
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import ConfigError
+from inferry.cli.terminal import check_key
 from inferry.domain.clock import SystemClock
 from inferry.domain.storage import Batch, BatchDetail
 from inferry.durable.batch_run import BatchRun
@@ -144,7 +145,7 @@ async def _execute(job: _Job, url: str | None, config_file: Path | None) -> None
         return
     if config_file is not None:
         raise TargetError("--config describes workers in this process; omit it with --url")
-    target = HttpTarget(url, os.environ.get(API_KEY), job.concurrency)
+    target = HttpTarget(url, check_key(os.environ.get(API_KEY), API_KEY), job.concurrency)
     try:
         await asyncio.to_thread(target.check)
         await job.run(target)

@@ -62,7 +62,8 @@ def simulated_workers(
     """The workers of a configuration in order, repeated up to `count`.
 
     An HTTP worker is the modelled engine, limited by the configuration. An embedded worker has the configured
-    sequences, KV and chunk at the model's speed. Without a configuration there is one HTTP worker with defaults.
+    sequences, KV and chunk at the model's speed; `kv_tokens: auto` is the KV cache of the model. Without a
+    configuration there is one HTTP worker with defaults.
     """
     kinds: Sequence[WorkerConfig] = [VllmWorkerConfig(name="default", url="")] if config is None else config.workers
     made = [_simulated_worker(one, model.flags) for one in kinds]
@@ -81,13 +82,14 @@ def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> Simul
     if isinstance(worker, VllmInProcessWorkerConfig):
         own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
         return SimulatedWorker(own, Capacity(worker.max_sequences, own.kv_tokens), worker)
+    kv_tokens = flags.kv_tokens if worker.kv_tokens == "auto" else worker.kv_tokens
     own = replace(
         flags,
         max_num_seqs=worker.max_sequences,
-        kv_tokens=worker.kv_tokens,
+        kv_tokens=kv_tokens,
         max_num_batched_tokens=worker.max_sequences + worker.chunk_tokens,
     )
-    return SimulatedWorker(own, Capacity(worker.max_sequences, worker.kv_tokens), worker)
+    return SimulatedWorker(own, Capacity(worker.max_sequences, kv_tokens), worker)
 
 
 def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:

@@ -24,6 +24,13 @@ def fail(message: str, status: int = USAGE_ERROR) -> NoReturn:
     raise typer.Exit(status)
 
 
+def check_key(key: str | None, source: str) -> str | None:
+    """The key. Exits where no HTTP header may have it; the message names its source only."""
+    if key is not None and not (key.isprintable() and all(char <= "\xff" for char in key)):
+        fail(f"{source} has characters that no header may have")
+    return key
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write atomically, through a temporary file. Exits on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -132,7 +132,10 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             max_sequences=config.max_sequences,
             kv_tokens=config.kv_tokens,
             chunk_tokens=config.chunk_tokens,
+            context_tokens=config.context_tokens,
             threads=config.threads,
+            dtype=config.dtype,
+            memory_share=config.memory_share,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None

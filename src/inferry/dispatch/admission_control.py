@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from inferry.admission.permits import Permit
 from inferry.admission.quota_gate import QuotaGate
@@ -28,9 +27,12 @@ from inferry.runs.registry import Run, RunRegistry
 _EMPTY_FOOTPRINT = Footprint(Estimate.exactly(0), Estimate.exactly(0), Estimate.exactly(0))
 
 
-class AdmissionSession(NamedTuple):
-    permit: Permit
-    run: Run
+class AdmissionSession:
+    __slots__ = ("permit", "run")
+
+    def __init__(self, permit: Permit, run: Run) -> None:
+        self.permit = permit
+        self.run = run
 
 
 class AdmissionControl:
@@ -81,10 +83,10 @@ class AdmissionControl:
 
     def reject(self, job_id: str) -> None:
         """The job was refused after its admission."""
-        permit, run = self._sessions.pop(job_id)
+        session = self._sessions.pop(job_id)
         now = self.clock.now()
-        self.gate.settle(permit, None, now, self.clock.wall())
-        self.runs.reject(run, job_id, now)
+        self.gate.settle(session.permit, None, now, self.clock.wall())
+        self.runs.reject(session.run, job_id, now)
 
     # -- while it runs -----------------------------------------------------------------------------------------------
 
@@ -93,6 +95,15 @@ class AdmissionControl:
         if self.on_renewed is not None:
             self.on_renewed()
         return granted_tokens
+
+    def charges_gpu_time(self) -> bool:
+        return self.gate.charges_gpu_time
+
+    def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
+        is_within = self.gate.lease_gpu_time(self._sessions[job_id].permit, gpu_seconds)
+        if self.on_renewed is not None:
+            self.on_renewed()
+        return is_within
 
     def exhausted_error(self, job_id: str) -> GatewayError:
         return self.gate.exhausted_error(self._sessions[job_id].permit)
@@ -109,35 +120,34 @@ class AdmissionControl:
         session = self._sessions.pop(attempt.job.job_id, None)
         if session is None:
             return None
-        permit, run = session
-        cost = self.gate.settle(permit, usage if _is_billable(attempt) else None, now, self.clock.wall())
-        self.runs.job_ended(run, attempt, usage, cost, now)
+        cost = self.gate.settle(session.permit, usage if _is_billable(attempt) else None, now, self.clock.wall())
+        self.runs.job_ended(session.run, attempt, usage, cost, now)
         return cost
 
 
 class FollowerSession:
     """The session of a job that has no execution of its own."""
 
-    __slots__ = ("_admission_control", "_job_id", "_sessions")
+    __slots__ = ("_admission_control", "_job_id", "_session")
 
     def __init__(self, admission_control: AdmissionControl, session: AdmissionSession, job_id: str) -> None:
         self._admission_control = admission_control
-        self._sessions = session
+        self._session = session
         self._job_id = job_id
 
     def ended(self, attempt: Attempt) -> None:
         """The job has ended as this attempt, which used nothing."""
-        admission_control, (permit, run) = self._admission_control, self._sessions
+        admission_control, session = self._admission_control, self._session
         now = admission_control.clock.now()
-        cost = admission_control.gate.settle(permit, Usage(), now, admission_control.clock.wall())
-        admission_control.runs.job_ended(run, attempt, Usage(), cost, now)
+        cost = admission_control.gate.settle(session.permit, Usage(), now, admission_control.clock.wall())
+        admission_control.runs.job_ended(session.run, attempt, Usage(), cost, now)
 
     def withdraw(self) -> None:
         """The job gets an execution of its own, and is admitted again."""
-        admission_control, (permit, run) = self._admission_control, self._sessions
+        admission_control, session = self._admission_control, self._session
         now = admission_control.clock.now()
-        admission_control.gate.settle(permit, None, now, admission_control.clock.wall())
-        admission_control.runs.reject(run, self._job_id, now)
+        admission_control.gate.settle(session.permit, None, now, admission_control.clock.wall())
+        admission_control.runs.reject(session.run, self._job_id, now)
 
 
 def _is_billable(attempt: Attempt) -> bool:

@@ -17,6 +17,12 @@ class Budget(Protocol):
     def renew_grant(self, job_id: str, written: int) -> int:
         """Extend the grant of a job that has written `written` tokens; returns the new total."""
 
+    def charges_gpu_time(self) -> bool:
+        """Whether some model has a price per GPU-hour, so that GPU time must be leased."""
+
+    def lease_gpu_time(self, job_id: str, gpu_seconds: float) -> bool:
+        """Lease what the job's GPU time so far costs; False where its budgets leave less."""
+
     def exhausted_error(self, job_id: str) -> GatewayError:
         """The error of a job that gets no further grant."""
 

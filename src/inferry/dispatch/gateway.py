@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from inferry.admission.queue_limiter import QueueLimiter
+from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
-from inferry.admission.retry_after import RetryAfterSpreader
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
@@ -85,7 +85,7 @@ class Gateway:
         self._metrics = metrics
         self._gpu_accounting = gpu_accounting
         self._watermarks = watermarks
-        self._retry_spreader = RetryAfterSpreader()
+        self._retry_spreader = QuotaRetrySpreader()
         self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None

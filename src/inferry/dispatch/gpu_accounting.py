@@ -106,7 +106,11 @@ class _WorkerAccount:
 
 
 class GpuAccounting:
-    """`view_of` is the present view of a worker, None for one that is gone; `record` takes the rows of the ledger."""
+    """`view_of` is the present view of a worker, None for one that is gone; `record` takes the rows of the ledger.
+
+    `on_accrued` is called after each settlement with every running attempt and its GPU-seconds so far. `JobLifecycle`
+    sets it where GPU time has a price.
+    """
 
     def __init__(
         self,
@@ -119,6 +123,7 @@ class GpuAccounting:
         self._record = record
         self._accounts: dict[str, _WorkerAccount] = {}
         self._row_due_at = clock.now() + ROW_INTERVAL_S
+        self.on_accrued: Callable[[Attempt, float], None] | None = None
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -186,6 +191,12 @@ class GpuAccounting:
                 view = self._view_of(worker)
                 if view is not None:
                     account.settle(view, now)
+                    self._report_accrued(account)
+
+    def _report_accrued(self, account: _WorkerAccount) -> None:
+        if self.on_accrued is not None:
+            for attempt in list(account.started):
+                self.on_accrued(attempt, account.estimator.seconds_of(attempt) * account.book.gpus)
 
     def sample(self, now: float) -> None:
         """Close an interval of every worker; write rows where they are due."""

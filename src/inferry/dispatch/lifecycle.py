@@ -61,6 +61,8 @@ class JobLifecycle:
         self._usage_validator = usage_validator
         self._gpu_accounting = gpu_accounting
         self._budget = budget
+        if budget is not None and budget.charges_gpu_time():
+            gpu_accounting.on_accrued = self.gpu_time_accrued
         self._slo_targets = {
             lane: (policy.ttft_ms / 1000, (policy.itl_ms or 0) / 1000)
             for lane, policy in lanes.items()
@@ -153,13 +155,26 @@ class JobLifecycle:
             attempt.grant(budget.renew_grant(job.job_id, before + attempt.output_tokens))
             if attempt.output_tokens < max(attempt.granted_tokens, attempt.renew_at_tokens):
                 return True
-            self._budget_stopped.add(job.job_id)
-            self.stop(attempt, budget.exhausted_error(job.job_id))
-            attempt.renew_at_tokens = 0  # every further delta exceeds the grant
+            self._stop_at_ceiling(attempt, budget)
             if attempt.output_tokens == attempt.granted_tokens:
                 return True
         attempt.output_tokens -= item.tokens
         return False
+
+    def gpu_time_accrued(self, attempt: Attempt, gpu_seconds: float) -> None:
+        """Stop a job whose GPU time so far costs more than its budget leaves. A pooled job is short: it may end."""
+        job, budget = attempt.job, self._budget
+        if budget is None or job.payload.pooled is not None or self.is_stopping(job.job_id):
+            return
+        if not budget.lease_gpu_time(job.job_id, gpu_seconds):
+            self._stop_at_ceiling(attempt, budget)
+
+    def _stop_at_ceiling(self, attempt: Attempt, budget: Budget) -> None:
+        """The job gets no further lease: no further delta is delivered, and it ends as `Done`."""
+        job_id = attempt.job.job_id
+        self._budget_stopped.add(job_id)
+        self.stop(attempt, budget.exhausted_error(job_id))
+        attempt.renew_at_tokens = 0  # every further delta exceeds the grant
 
     # -- ends --------------------------------------------------------------------------------------------------------
 

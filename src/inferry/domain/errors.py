@@ -13,6 +13,7 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    """Whether clients should repeat the same call without being asked to."""
     can_failover: ClassVar[bool] = False
     """Whether the job may be retried on another worker, or later on the same one."""
     predicted_wait_s: float | None = None
@@ -132,13 +133,13 @@ class MethodNotAllowed(GatewayError):
 class QueueTimeout(GatewayError):
     """The deadline passed while the job was queued."""
 
-    status, code, retryable = 408, "queue_timeout", True
+    status, code = 408, "queue_timeout"
 
 
 class DeadlineInfeasible(GatewayError):
-    """The predicted completion is after the deadline; the job was not queued."""
+    """The job would almost certainly wait past its deadline (P10 of the queue wait); it was not queued."""
 
-    status, code, retryable = 408, "deadline_infeasible", True
+    status, code = 408, "deadline_infeasible"
 
 
 class DeadlineExceeded(GatewayError):

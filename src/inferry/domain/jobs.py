@@ -105,7 +105,7 @@ class Payload(Value):
     to return, if the client asked for one. `context_tokens`: the model's context, None if unknown. `non_streaming`: the
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
-    `pooled`: the inputs of a job that embeds or scores.
+    `pooled`: the inputs of a job that embeds or scores. `cache_salt`: the client's own, which is in the body too.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Payload(Value):
         echo: str = "",
         media_bytes: int = 0,
         pooled: PooledInputs | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -142,6 +143,7 @@ class Payload(Value):
         self.echo: Final = echo
         self.media_bytes: Final = media_bytes
         self.pooled: Final = pooled
+        self.cache_salt: Final = cache_salt
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

@@ -6,9 +6,12 @@ written, count as queued.
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane
+
+_LANES: Final = len(Lane)  # counting the members of an enumeration is a call in Python
 
 
 class QueueDepth:
@@ -22,8 +25,8 @@ class QueueDepth:
     __slots__ = ("_waiting", "above", "at_or_above", "body_bytes", "by_tenant", "jobs")
 
     def __init__(self) -> None:
-        self.jobs = [0] * len(Lane)
-        self.at_or_above = [0] * len(Lane)
+        self.jobs = [0] * _LANES
+        self.at_or_above = [0] * _LANES
         self.above = [[0, 0, 0] for _ in Lane]
         self.by_tenant: list[dict[str, int]] = [{} for _ in Lane]
         self.body_bytes = 0
@@ -65,7 +68,7 @@ class QueueDepth:
     def add(self, lane: Lane, prompt_tokens: int, output_tokens: int) -> None:
         """One more job waits in the lane."""
         self.jobs[lane] += 1
-        for lower in range(lane, len(Lane)):
+        for lower in range(lane, _LANES):
             self.at_or_above[lower] += 1
         for above in self.above[lane + 1 :]:
             above[0] += 1
@@ -74,7 +77,7 @@ class QueueDepth:
 
     def remove(self, lane: Lane, prompt_tokens: int, output_tokens: int) -> None:
         self.jobs[lane] -= 1
-        for lower in range(lane, len(Lane)):
+        for lower in range(lane, _LANES):
             self.at_or_above[lower] -= 1
         for above in self.above[lane + 1 :]:
             above[0] -= 1

@@ -4,9 +4,9 @@ Stream events omit null fields, so an answer assembled from events lacks them. T
 non-streaming answer of the same server.
 """
 
-from typing import Any
+from typing import Any, Final
 
-_PRESENT = ...  # no JSON value decodes to this
+_PRESENT: Final = ...  # no JSON value decodes to this
 _OPT_IN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "prompt_logprobs"})
 """Null unless requested, whatever they were in the answer the shape was taken from."""
 

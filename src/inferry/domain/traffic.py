@@ -9,7 +9,7 @@ class LaneTraffic(Struct, frozen=True, kw_only=True):
     `queue_ms` is without `batching_ms`, the part of the wait in which the job was held to share a batch. `prefill_ms`:
     from sending to the first token. `decode_ms`: from there to the end. `tool_ms`: time between the end of a run's
     calls and its next call, over the calls that have such a time (`tool_calls`). `worker_s`: seconds on workers, summed
-    over all attempts.
+    over all attempts. `top_tenant` used the largest part of them, `top_tenant_share`.
     """
 
     lane: str
@@ -30,6 +30,8 @@ class LaneTraffic(Struct, frozen=True, kw_only=True):
     output_tokens: float
     cached_ratio: float | None
     templated_ratio: float
+    top_tenant: str | None = None
+    top_tenant_share: float = 0.0
 
 
 class WorkerTraffic(Struct, frozen=True, kw_only=True):

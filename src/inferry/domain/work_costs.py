@@ -21,9 +21,6 @@ PRIOR_COSTS: Final = (200.0, 1.0, 1.0, 0.002)
 for an 8B model on an H200. Only their ratios matter: the observed time gives the scale."""
 PRIOR_WEIGHT: Final = 0.01
 """Weight of the prior, relative to the observed sum of squares of each term."""
-PAIRS_PER_KV_TOKEN: Final = 40.0
-"""Pairs of a prompt token and a context token before it that cost as much as one KV token read by a decode: prefill
-reads each KV token once for many prompt tokens."""
 _TERMS = len(PRIOR_COSTS)
 SOLVE_INTERVAL_STEPS: Final = 32
 """An engine that learns from each of its steps computes the costs anew after this many."""
@@ -46,14 +43,6 @@ class WorkCosts:
         self._smoothed = [0.0] * (_TERMS + 1)
         self._moments = [[0.0] * _TERMS for _ in range(_TERMS)]
         self._spent = [0.0] * _TERMS
-
-    def decode_s(self, tokens: float, context_tokens: float) -> float:
-        """What output tokens add to their steps. `context_tokens` is the mean number of tokens before each."""
-        return tokens * (self.token_s + self.kv_s * context_tokens)
-
-    def prefill_s(self, tokens: float, context_tokens: float) -> float:
-        """What the last `tokens` of a prompt of `context_tokens` add to their steps."""
-        return self.prompt_s * tokens + self.kv_s * prefill_kv_tokens(tokens, context_tokens)
 
     def add(
         self, elapsed_s: float, busy_s: float, steps: float, tokens: float, prompt_tokens: float, kv_tokens: float
@@ -97,8 +86,3 @@ class WorkCosts:
                 best = (rest + PRIOR_WEIGHT * weight * prior[i]) / ((1 + PRIOR_WEIGHT) * weight)
                 costs[i] = max(best, _MIN_COST_S)
         self.base_s, self.token_s, self.prompt_s, self.kv_s = costs
-
-
-def prefill_kv_tokens(tokens: float, context_tokens: float) -> float:
-    """KV tokens read by a decode that cost as much as attention over the last `tokens` of a prompt."""
-    return tokens * max(0.0, context_tokens - tokens / 2) / PAIRS_PER_KV_TOKEN

@@ -1,28 +1,38 @@
 """Limits of the embedded engine. None means that the engine decides."""
 
+from typing import Literal
+
 from msgspec import Struct
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """Limits of one engine process.
 
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
-    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch.
+    `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `dtype` is that of
+    weights and KV cache: `auto` is float32 on a CPU and the checkpoint's own on a GPU. `kv_tokens` of `auto` fill what
+    the weights leave of `memory_share` of the device's memory.
     """
 
     max_sequences: int = 64
-    kv_tokens: int = 65_536
+    kv_tokens: int | Literal["auto"] = 65_536
     chunk_tokens: int = 256
     block_tokens: int = 32
     context_tokens: int | None = None
     threads: int | None = None
+    dtype: Dtype = "auto"
+    memory_share: float = 0.8
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.kv_tokens < self.block_tokens:
+        if self.kv_tokens != "auto" and self.kv_tokens < self.block_tokens:
             raise ValueError("kv_tokens must hold at least one block of block_tokens")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError("memory_share must be above 0 and at most 1")
         for name in ("context_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -30,4 +40,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> int:
+        if self.kv_tokens == "auto":
+            raise ValueError("kv_tokens of auto have no size before the engine has measured the memory")
         return self.kv_tokens // self.block_tokens

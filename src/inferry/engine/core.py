@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
-from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts, prefill_kv_tokens
+from inferry.domain.work_costs import SOLVE_INTERVAL_STEPS, WorkCosts
+from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
@@ -215,9 +216,9 @@ class EngineCore:
         """Modelled seconds of each piece: what it adds to the step, and an even part of what the step costs at all."""
         costs, base_s = self._costs, self._costs.base_s / len(work)
         return [
-            base_s + costs.decode_s(1, piece.sequence.computed)
+            base_s + decode_s(costs, 1, piece.sequence.computed)
             if piece.tokens == 1  # a prompt of one token costs as much
-            else base_s + costs.prefill_s(piece.tokens, piece.sequence.computed + piece.tokens)
+            else base_s + prefill_s(costs, piece.tokens, piece.sequence.computed + piece.tokens)
             for piece in work
         ]
 

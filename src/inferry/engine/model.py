@@ -21,10 +21,12 @@ from inferry.domain.routes import GENERATES, Task
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The dimensions of a decoder. `rope_inverse_frequencies` include scaling.
+    """The dimensions of a decoder. `rope_inverse_frequencies` include scaling; rotated queries and keys are multiplied
+    by `rope_factor`.
 
     `pooling`: which hidden states a result is made of. `has_dimensions`: the first values of a vector are a vector of
-    their own (Matryoshka).
+    their own (Matryoshka). A token of a layer in `sliding_layers` sees itself and the `window` - 1 tokens before it.
+    `dtype` is the checkpoint's own, as its config names it.
     """
 
     vocab_size: int
@@ -41,6 +43,19 @@ class ModelConfig:
     tasks: frozenset[Task] = GENERATES
     pooling: Literal["mean", "last"] = "mean"
     has_dimensions: bool = False
+    rope_factor: float = 1.0
+    window: int | None = None
+    sliding_layers: frozenset[int] = frozenset()
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    has_qk_norm: bool = False
+    is_tied: bool = False
+    dtype: str = "float32"
+
+    @property
+    def query_scale(self) -> float:
+        """What the loader multiplies queries by. It includes the rope factor of queries and of keys."""
+        return float(self.head_dim**-0.5 * self.rope_factor**2)
 
     @property
     def tiles(self) -> int:
@@ -65,7 +80,8 @@ class LayerWeights:
 class Weights:
     """`head`: logits of tokens; `score`: one logit of the whole sequence. A model has one of them, or neither.
 
-    `final_norm` is the weight of the last norm, with the root of the width. It is part of `head` already.
+    `final_norm` is the weight of the last norm, with the root of the width. It is part of `head` already. Matrices,
+    biases and `embedding` have the dtype of the model; `final_norm`, `score` and norms of heads are float32.
     """
 
     embedding: Tensor
@@ -79,12 +95,14 @@ class Weights:
 class FewDecodes:
     """The first `rows` rows are one token each of a few sequences, padded to the longest.
 
-    `mask` is 0 for visible keys and -inf for padding.
+    `mask` is 0 for visible keys and -inf for padding. `sliding_mask` replaces it in layers with a window; None if the
+    window hides nothing, here and below.
     """
 
     rows: int
     tile_index: Tensor
     mask: Tensor
+    sliding_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,7 @@ class ManyDecodes:
     owner: Tensor
     mask: Tensor
     blocks_of_row: Tensor
+    sliding_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,7 @@ class PromptChunk:
     keys: int
     tile_index: Tensor | None
     mask: Tensor | None
+    sliding_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +147,7 @@ class PaddedPrompts:
 
     rows: Tensor
     places: Tensor
+    sliding_mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -154,8 +175,10 @@ class Decoder:
         self._block_tokens = block_tokens
         self._q_width = config.heads * config.head_dim
         self._group = config.heads // config.kv_heads
+        self.dtype = weights.embedding.dtype
+        shape = (blocks, config.tiles, block_tokens, config.head_dim)
         # Zeroed: a masked key has weight 0, and 0 times a NaN in its value would be NaN.
-        self._cache = [torch.zeros(blocks, config.tiles, block_tokens, config.head_dim) for _ in range(config.layers)]
+        self._cache = [torch.zeros(shape, dtype=self.dtype) for _ in range(config.layers)]
         self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
         self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
         self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
@@ -172,12 +195,12 @@ class Decoder:
         assert self._weights.head is not None
         if last_rows is not None:
             hidden = hidden.index_select(0, last_rows)
-        return torch.mm(self._normed(hidden), self._weights.head)
+        return torch.mm(self._normed(hidden), self._weights.head).float()
 
     @torch.inference_mode()
     def last_states(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """The last hidden states of these rows, after the final norm."""
-        return self._normed(hidden.index_select(0, rows)).mul_(self._weights.final_norm)
+        return self._normed(hidden.index_select(0, rows).float()).mul_(self._weights.final_norm)
 
     @torch.inference_mode()
     def scores(self, states: Tensor) -> Tensor | None:
@@ -200,9 +223,12 @@ class Decoder:
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
             qk = qkv[:, : rotated_heads * config.head_dim].view(rows, rotated_heads, config.head_dim)
+            precise = qk.float()  # in float32 no copy; there are no complex numbers of bfloat16
             if layer.qk_norm is not None:
-                qk.copy_(F.rms_norm(qk, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
-            torch.view_as_complex(qk.view(rows, rotated_heads, -1, 2)).mul_(rotations)
+                precise.copy_(F.rms_norm(precise, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm))
+            torch.view_as_complex(precise.view(rows, rotated_heads, -1, 2)).mul_(rotations)
+            if precise is not qk:
+                qk.copy_(precise)
             self._rows[index].index_copy_(0, batch.slots, qkv[:, self._q_width :].reshape(-1, config.head_dim))
             attended = self._attend(index, qkv, batch)
             hidden.addmm_(attended, layer.out)
@@ -214,7 +240,8 @@ class Decoder:
         return hidden
 
     def _normed(self, hidden: Tensor) -> Tensor:
-        return hidden / torch.hypot(torch.linalg.vector_norm(hidden, dim=1, keepdim=True), self._floor)
+        length = torch.linalg.vector_norm(hidden, dim=1, keepdim=True, dtype=torch.float32)
+        return (hidden / torch.hypot(length, self._floor)).to(hidden.dtype)
 
     def _attend(self, index: int, qkv: Tensor, batch: StepBatch) -> Tensor:
         pieces = [self._attend_chunk(index, qkv, chunk) for chunk in batch.chunks]
@@ -224,10 +251,14 @@ class Decoder:
             case ManyDecodes() as many:
                 pieces.insert(0, self._attend_many(index, qkv, many))
         if batch.padded is not None:
-            pieces.append(self._attend_padded(qkv, batch.padded))
+            pieces.append(self._attend_padded(index, qkv, batch.padded))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _attend_padded(self, qkv: Tensor, padded: PaddedPrompts) -> Tensor:
+    def _mask(self, index: int, mask: Tensor | None, sliding_mask: Tensor | None) -> Tensor | None:
+        """The mask of this layer."""
+        return mask if sliding_mask is None or index not in self.config.sliding_layers else sliding_mask
+
+    def _attend_padded(self, index: int, qkv: Tensor, padded: PaddedPrompts) -> Tensor:
         """Causal attention of whole prompts in one call: what follows a real token is never seen by it."""
         config = self.config
         prompts, length = padded.rows.shape
@@ -237,7 +268,8 @@ class Decoder:
         fresh = read[:, self._q_width :].view(prompts, length, 2, config.kv_heads, config.head_dim)
         shape = (prompts * config.kv_heads, 1, length, config.head_dim)
         keys, values = (one.reshape(shape).expand_as(query) for one in fresh.permute(2, 0, 3, 1, 4).unbind(0))
-        seen = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=1.0)
+        mask = self._mask(index, None, padded.sliding_mask)
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0)
         seen = seen.view(prompts, config.kv_heads, self._group, length, config.head_dim).permute(0, 3, 1, 2, 4)
         return seen.reshape(prompts * length, self._q_width).index_select(0, padded.places)
 
@@ -246,7 +278,8 @@ class Decoder:
         query = qkv[: few.rows, : self._q_width].view(few.rows, config.kv_heads, self._group, config.head_dim)
         # Query heads that share a key head take the place of query positions, so keys are not repeated.
         keys, values = self._gather(index, few.tile_index, few.rows)
-        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=few.mask, scale=1.0)
+        mask = self._mask(index, few.mask, few.sliding_mask)
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
         return seen.reshape(few.rows, self._q_width)
 
     def _attend_many(self, index: int, qkv: Tensor, many: ManyDecodes) -> Tensor:
@@ -260,18 +293,20 @@ class Decoder:
         cache = self._cache[index]
         read = cache[:blocks] if many.block_index is None else cache.index_select(0, many.block_index)
         query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
-        scores = torch.empty(heads, blocks, group, self._block_tokens)
+        products = torch.empty(heads, blocks, group, self._block_tokens, dtype=self.dtype)
         for head in range(heads):
-            torch.bmm(query[:, head], read[:, head].transpose(1, 2), out=scores[head])
-        scores.add_(many.mask)
+            torch.bmm(query[:, head], read[:, head].transpose(1, 2), out=products[head])
+        mask = self._mask(index, many.mask, many.sliding_mask)
+        assert mask is not None
+        scores = products.float().add_(mask)
         highest = scores.amax(3).index_select(1, many.blocks_of_row).view(heads, rows, -1, group).amax(2)
         weights = scores.sub_(highest.index_select(1, owner).unsqueeze(3)).exp_()
-        contributed = torch.empty(heads, blocks, group, width)
+        contributed = torch.empty(heads, blocks, group, width, dtype=self.dtype)
         for head in range(heads):
-            torch.bmm(weights[head], read[:, heads + head], out=contributed[head])
+            torch.bmm(weights[head].to(self.dtype), read[:, heads + head], out=contributed[head])
         total = torch.zeros(heads, rows, group).index_add_(1, owner, weights.sum(3))
-        seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed)
-        return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width)
+        seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed.float())
+        return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width).to(self.dtype)
 
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config
@@ -288,9 +323,8 @@ class Decoder:
         shape = (config.kv_heads, self._group, chunk.keys, config.head_dim)
         keys = keys[0, :, : chunk.keys].unsqueeze(1).expand(shape)
         values = values[0, :, : chunk.keys].unsqueeze(1).expand(shape)
-        seen = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=1.0
-        )
+        mask = self._mask(index, chunk.mask, chunk.sliding_mask)
+        seen = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0)
         return seen.permute(2, 0, 1, 3).reshape(rows, self._q_width)
 
     def _gather(self, index: int, tile_index: Tensor, sequences: int) -> tuple[Tensor, Tensor]:

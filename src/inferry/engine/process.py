@@ -135,9 +135,10 @@ def _serve(channel: Channel) -> None:
 
 def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
     # Imported here: torch takes a second, and a closed socket is noticed before that.
-    from inferry.engine.runner import TorchRunner, set_threads
+    from inferry.engine.runner import TorchRunner, fitted_to_cpu, set_threads
 
     threads = set_threads(config.threads)
+    config = fitted_to_cpu(model_dir, config)
     runner = TorchRunner.load(model_dir, config)
     runner.warm_up()
     core = EngineCore(runner, config)

@@ -8,8 +8,12 @@ import torch
 
 from inferry.domain.routes import Task
 from inferry.domain.sampling import Sampling
+from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.device_memory import cpu_memory
+from inferry.engine.dtypes import check_cpu_dtype, resolve_dtype
 from inferry.engine.loader import load_model
+from inferry.engine.memory import RUNTIME_BYTES, MemoryModel, fitted
 from inferry.engine.model import Decoder, FewDecodes, ManyDecodes, PaddedPrompts, PromptChunk, StepBatch
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
@@ -25,12 +29,13 @@ _MAX_PADDED_TOKENS = 64
 
 
 class TorchRunner:
-    """Executes steps on the CPU in float32. Owned by the engine's one thread."""
+    """Executes steps on the CPU. Owned by the engine's one thread."""
 
     def __init__(self, decoder: Decoder, block_tokens: int) -> None:
         self._decoder = decoder
         self._block_tokens = block_tokens
         self._tiles = decoder.config.tiles
+        self._window = decoder.config.window
         self.context_tokens = decoder.config.context_tokens
         self.vocab_size = decoder.config.vocab_size
         self.eos_ids = decoder.config.eos_ids
@@ -39,7 +44,8 @@ class TorchRunner:
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig) -> "TorchRunner":
-        model, weights = load_model(model_dir, context_tokens=config.context_tokens)
+        dtype: torch.dtype = getattr(torch, cpu_dtype(config))
+        model, weights = load_model(model_dir, context_tokens=config.context_tokens, dtype=dtype)
         decoder = Decoder(model, weights, blocks=config.blocks, block_tokens=config.block_tokens)
         return cls(decoder, config.block_tokens)
 
@@ -108,16 +114,16 @@ class TorchRunner:
             decodes=self._decodes(rows[:singles]),
             chunks=chunks,
             last_rows=None if len(last_rows) == len(ids) else torch.tensor(last_rows, dtype=torch.long),
-            padded=_padded(whole, len(ids)) if whole else None,
+            padded=_padded(whole, len(ids), self._window) if whole else None,
         )
 
     def _chunk(self, row: int, first: int, end: int, blocks: list[int]) -> PromptChunk:
         rows = end - first
+        sliding_mask = _causal_mask(first, end, self._window) if _hides(self._window, end) else None
         if first == 0:
-            return PromptChunk(row, row + rows, rows, None, None)
+            return PromptChunk(row, row + rows, rows, None, None, sliding_mask)
         index = self._tile_index([blocks[: -(-end // self._block_tokens)]])
-        mask = torch.ones(rows, end, dtype=torch.bool).tril_(diagonal=first)
-        return PromptChunk(row, row + rows, end, index, mask)
+        return PromptChunk(row, row + rows, end, index, _causal_mask(first, end), sliding_mask)
 
     def _decodes(self, singles: Ordered[Work]) -> FewDecodes | ManyDecodes | None:
         if not singles:
@@ -128,12 +134,16 @@ class TorchRunner:
         longest = max(map(len, blocks))
         if len(singles) == 1 or longest * len(singles) <= _MAX_FEW_BLOCKS:
             return self._few(blocks, seen, longest)
-        return _many(blocks, seen, longest, size)
+        return _many(blocks, seen, longest, size, self._window if _hides(self._window, max(seen)) else None)
 
     def _few(self, blocks: list[list[int]], seen: list[int], longest: int) -> FewDecodes:
         padded = [own_rows + own_rows[-1:] * (longest - len(own_rows)) for own_rows in blocks]
-        mask = _mask(torch.tensor(seen), longest * self._block_tokens)
-        return FewDecodes(len(blocks), self._tile_index(padded), mask.view(len(blocks), 1, 1, -1))
+        visible, keys, shape = torch.tensor(seen), longest * self._block_tokens, (len(blocks), 1, 1, -1)
+        mask = _mask(visible, keys).to(self._decoder.dtype).view(shape)
+        sliding_mask = None
+        if _hides(self._window, max(seen)):
+            sliding_mask = _mask(visible, keys, self._window).to(self._decoder.dtype).view(shape)
+        return FewDecodes(len(blocks), self._tile_index(padded), mask, sliding_mask)
 
     def _slots(self, places: list[tuple[int, int]]) -> torch.Tensor:
         """Cache rows of every tile at each (block, offset)."""
@@ -152,17 +162,18 @@ def _can_pad(piece: Work) -> bool:
     return sequence.is_pooled and 1 < piece.tokens <= _MAX_PADDED_TOKENS and piece.tokens == len(sequence.tokens)
 
 
-def _padded(whole: Ordered[Work], rows: int) -> PaddedPrompts:
+def _padded(whole: Ordered[Work], rows: int, window: int | None) -> PaddedPrompts:
     """The last prompts of a batch with `rows` rows."""
     lengths = torch.tensor([piece.tokens for piece in whole])
     firsts = rows - int(lengths.sum()) + lengths.cumsum(0) - lengths
     columns = torch.arange(int(lengths.max()))
     index = firsts.unsqueeze(1) + torch.minimum(columns, lengths.unsqueeze(1) - 1)
     places = (columns < lengths.unsqueeze(1)).view(-1).nonzero().view(-1)
-    return PaddedPrompts(index, places)
+    sliding_mask = _causal_mask(0, len(columns), window) if _hides(window, len(columns)) else None
+    return PaddedPrompts(index, places, sliding_mask)
 
 
-def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> ManyDecodes:
+def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int, window: int | None) -> ManyDecodes:
     rows = len(blocks)
     flat = torch.tensor([block for own_rows in blocks for block in own_rows])
     lengths = torch.tensor([len(own_rows) for own_rows in blocks])
@@ -172,19 +183,56 @@ def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int) -> 
     visible = torch.tensor(seen)[owner] - before
     places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
     reach = int(flat.max()) + 1
-    if len(flat) < reach * _MIN_BLOCK_DENSITY:
-        return ManyDecodes(rows, flat, owner, _mask(visible, size).unsqueeze(1), places)
-    # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed ones.
-    # A block that is not needed is masked completely, so its owner does not matter.
-    all_owners = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
-    all_visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
-    return ManyDecodes(rows, None, all_owners, _mask(all_visible, size).unsqueeze(1), flat[places])
+    index: torch.Tensor | None = flat
+    if len(flat) >= reach * _MIN_BLOCK_DENSITY:
+        # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed
+        # ones. A block that is not needed is masked completely, so its owner does not matter.
+        owner = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
+        visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
+        index, places = None, flat[places]
+    sliding_mask = None if window is None else _mask(visible, size, window).unsqueeze(1)
+    return ManyDecodes(rows, index, owner, _mask(visible, size).unsqueeze(1), places, sliding_mask)
 
 
-def _mask(visible: torch.Tensor, keys: int) -> torch.Tensor:
-    """[rows, keys]: 0 for the visible keys of each row, then -inf."""
-    hidden = torch.arange(keys) >= visible.unsqueeze(1)
+def _hides(window: int | None, tokens: int) -> bool:
+    """Whether a window hides a token from the last of `tokens`."""
+    return window is not None and tokens > window
+
+
+def _mask(visible: torch.Tensor, keys: int, window: int | None = None) -> torch.Tensor:
+    """[rows, keys]: 0 for the visible keys of each row, the last `window` of them, and -inf for others."""
+    places = torch.arange(keys)
+    hidden = places >= visible.unsqueeze(1)
+    if window is not None:
+        hidden |= places < visible.unsqueeze(1) - window
     return torch.zeros(len(visible), keys).masked_fill_(hidden, float("-inf"))
+
+
+def _causal_mask(first: int, end: int, window: int | None = None) -> torch.Tensor:
+    """[end - first, end]: whether the token of each row sees each key."""
+    mask = torch.ones(end - first, end, dtype=torch.bool).tril_(diagonal=first)
+    return mask if window is None else mask.triu_(diagonal=first - window + 1)
+
+
+def cpu_dtype(config: EngineConfig) -> str:
+    """The dtype that steps are computed in, which the CPU has been tested for."""
+    dtype = resolve_dtype(config.dtype, "float32", "cpu")
+    check_cpu_dtype(dtype)
+    return dtype
+
+
+def fitted_to_cpu(model_dir: Path, config: EngineConfig) -> EngineConfig:
+    """The configuration with a size of the KV cache that fits into the memory of this machine, or OutOfMemory."""
+    model = read_config(model_dir, context_tokens=config.context_tokens)
+    memory = MemoryModel(model, resolve_dtype(config.dtype, model.dtype, "cpu"))
+    total, available = cpu_memory()
+    # The runtime of this process is not part of what is available any more.
+    return fitted(memory, config, total, available + RUNTIME_BYTES["cpu"])
+
+
+def cuda_memory() -> int | None:
+    """Bytes of the first GPU; None without one."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def set_threads(requested: int | None) -> int:

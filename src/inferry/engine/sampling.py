@@ -12,6 +12,9 @@ from torch import Tensor
 from inferry.engine.sequences import Sequence
 
 _MASK = (1 << 64) - 1
+# Rows are drawn in groups of up to this many logits: each needs several copies in float64.
+MAX_DRAWN_LOGITS = 1 << 19
+DRAWN_LOGIT_BYTES = 58
 
 
 def uniform(seed: int, position: int) -> float:
@@ -33,9 +36,11 @@ def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     # numpy's argmax is many times as fast as torch's on the CPU.
     best: list[int] = logits.numpy().argmax(axis=-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
-    if drawn:
-        chosen = _draw(logits if len(drawn) == len(best) else logits[drawn], [sequences[row] for row in drawn])
-        for row, token in zip(drawn, chosen, strict=True):
+    at_once = max(1, MAX_DRAWN_LOGITS // logits.shape[-1])
+    for start in range(0, len(drawn), at_once):
+        rows = drawn[start : start + at_once]
+        chosen = _draw(logits if len(rows) == len(best) else logits[rows], [sequences[row] for row in rows])
+        for row, token in zip(rows, chosen, strict=True):
             best[row] = token
     return best
 

@@ -40,6 +40,10 @@ class HfTokenizer:
         self._template = None if source is None else _environment().from_string(source)
 
     @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    @property
     def vocab_size(self) -> int:
         return int(self._fast.get_vocab_size())
 

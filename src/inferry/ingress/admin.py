@@ -6,7 +6,6 @@ they serve only clients on the gateway's own machine. Browsers are refused there
 browser send a request, except for requests of the dashboard's own page (`dashboard.sessions`).
 """
 
-import hmac
 import ipaddress
 from collections.abc import Callable
 
@@ -27,7 +26,7 @@ from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
 from inferry.ingress.admin_tenants import AdminTenants
 from inferry.ingress.dashboard.endpoints import PATHS as DASHBOARD_PATHS
 from inferry.ingress.dashboard.endpoints import SESSION, SESSION_PATHS, DashboardEndpoints, SessionEndpoint
-from inferry.ingress.dashboard.sessions import Session, Sessions, check_request
+from inferry.ingress.dashboard.sessions import AdminKeyCheck, Session, Sessions, check_request
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 
@@ -61,9 +60,10 @@ class Admin:
         self.endpoints: list[AdminEndpoint] = []
         self.alerts: AdminAlerts | None = None
         self.dashboard: DashboardEndpoints | None = None
-        self._key = None if key is None else key.encode()
-        self.sessions = Sessions(self._key, gateway.wall)
-        self._sign_in = SessionEndpoint(self._key, self.sessions, gateway.now)
+        raw_key = None if key is None else key.encode()
+        self._key_check = None if raw_key is None else AdminKeyCheck(raw_key, gateway.now)
+        self.sessions = Sessions(raw_key, gateway.wall)
+        self._sign_in = SessionEndpoint(self._key_check, self.sessions)
         self._actions: dict[str, Callable[[str], None]] = {
             "drain": gateway.drain_worker,
             "readmit": gateway.readmit_worker,
@@ -109,14 +109,17 @@ class Admin:
             await endpoint.close()
 
     def authorize(self, request: Request, peer: str) -> None:
-        """Raise AdminOnly unless a request from this address may use the admin endpoints."""
+        """Raise AdminOnly unless a request from this address may use the admin endpoints.
+
+        Raises RateLimited after too many wrong keys from it.
+        """
         headers = request.headers
         session: Session | None = None
-        if self._key is not None:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key):
+        if self._key_check is not None:
+            has_key = bool(headers.get(b"authorization"))
+            if has_key and self._key_check.accepts(request, peer):
                 return
-            session = None if scheme else self.sessions.find(request)
+            session = None if has_key else self.sessions.find(request)
             if session is None:
                 raise AdminOnly("the admin endpoints need the admin key as a bearer token")
         elif not _is_loopback(peer):

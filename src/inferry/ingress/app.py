@@ -140,7 +140,7 @@ class App:
     def use_dashboard(self, data: DashboardData) -> None:
         """Serve the dashboard's data to operators."""
         self._admin.dashboard = DashboardEndpoints(
-            self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions.find
+            self._refuse, self._internal_error, data, self._gateway, self._runs, self._admin.sessions
         )
 
     def use_alerts(self, report: Callable[[], list[dict[str, object]]]) -> None:

@@ -21,9 +21,9 @@ _RETRY_JITTER = 0.25
 """Retry times are lengthened by up to this share, per call, so that clients do not return all at once."""
 _REFUSAL_STATUSES = frozenset({402, 408, 409, 429, 503})
 """Statuses of valid requests that were refused."""
-_NOT_RETRYABLE_STATUSES = frozenset({402, 403, 408, 409})
-"""Statuses for which a retry does not help. The clients of OpenAI and Anthropic retry some of them unless told not to.
-"""
+_RETRY_ADVICE_STATUSES = frozenset({402, 403, 408, 409, 429, 503, 504})
+"""Statuses of errors that say whether they are retryable. The clients of OpenAI and Anthropic retry some of them unless
+told not to."""
 
 
 def error_body(error: GatewayError) -> bytes:
@@ -75,11 +75,11 @@ def error_headers(error: GatewayError, call_id: str = "") -> bytes:
     if seconds is not None:
         # Both: the clients of OpenAI and Anthropic prefer the exact one, others know only the standard one.
         headers += b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (max(1, ceil(seconds)), ceil(1000 * seconds))
-    is_late = error.status == 504 and not error.retryable
-    if is_late or error.status in _NOT_RETRYABLE_STATUSES or (error.status == 429 and seconds is None):
-        headers += b"x-should-retry: false\r\n"
-    elif error.status in (429, 503):
-        headers += b"x-should-retry: true\r\n"
+    if error.status in _RETRY_ADVICE_STATUSES:
+        if not error.retryable or (error.status == 429 and seconds is None):
+            headers += b"x-should-retry: false\r\n"
+        elif error.status != 504:  # clients retry a server's timeout after a pause of their own
+            headers += b"x-should-retry: true\r\n"
     if error.predicted_wait_s is not None:
         headers += b"x-inferry-predicted-wait-ms: %d\r\n" % ceil(1000 * error.predicted_wait_s)
     return headers
@@ -99,8 +99,8 @@ def _retry_after_s(error: GatewayError, call_id: str) -> float | None:
     """Seconds until a retry can succeed; None where it cannot."""
     seconds = error.retry_after_s
     if seconds is None:
-        if error.status not in (429, 503) or isinstance(error, RateLimited):  # a limit of 0 never admits
-            return None
+        if error.status not in (429, 503) or not error.retryable or isinstance(error, RateLimited):
+            return None  # a quota without a time to retry is 0 and never admits
         seconds = _DEFAULT_RETRY_AFTER_S
     if error.has_own_retry_time or not call_id:
         return seconds

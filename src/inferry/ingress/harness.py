@@ -12,8 +12,9 @@ malformed `x-inferry-*` ids are refused.
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from inferry.domain.values import Value
 from inferry.ingress.headers import identifier
 
 Headers = Mapping[bytes, bytes]
@@ -22,13 +23,14 @@ Headers = Mapping[bytes, bytes]
 _HARNESS_ID = re.compile(rb"[\x21-\x2e\x30-\x7e]{1,100}")
 
 
-class RunIdentity(NamedTuple):
+class RunIdentity(Value):
     """The run, step and parent of a call. `session` is a hint for affinity: calls of one session share prefixes."""
 
-    run_id: str
-    step_id: str
-    parent_run: str | None
-    session: str | None
+    def __init__(self, run_id: str, step_id: str, parent_run: str | None, session: str | None) -> None:
+        self.run_id: Final = run_id
+        self.step_id: Final = step_id
+        self.parent_run: Final = parent_run
+        self.session: Final = session
 
 
 class _HarnessRun(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 from inferry.dispatch.gateway import Run, RunSnapshot, RunStatus, Totals
 from inferry.domain.attempts import Attempt
 from inferry.domain.ledger import LedgerEntry
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.runs import RunSummary, TreeSummary
-from inferry.domain.tenants import NANOS_PER_UNIT
 
 Used = RunSummary | TreeSummary | Totals | None
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from inferry.domain.attempts import Attempt
 from inferry.domain.decision_words import describe
 from inferry.domain.decisions import Decision, from_text, to_fields
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry
 
 _GAPS = "between calls"
@@ -35,6 +36,8 @@ class TimelineCall(NamedTuple):
     ended_at: float | None
     batching_ms: float | None
     batch_size: int | None
+    release_reason: str | None
+    attained: bool | None
     tokens: tuple[int, int, int]
     cost_nanos: int | None
     decision: Decision | None
@@ -59,15 +62,22 @@ def recorded_call(entry: LedgerEntry) -> TimelineCall:
         entry.ended_at,
         entry.batching_ms,
         entry.batch_size,
+        entry.release_reason,
+        entry.attained,
         (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
         entry.cost_nanos,
         from_text(entry.decision),
     )
 
 
-def live_call(attempt: Attempt, decision: Decision | None, epoch: float) -> TimelineCall:
-    """A call in flight. `decision` is that of now; `epoch` turns the gateway's time into Unix time."""
-    job, sent_at, first_token_at = attempt.job, attempt.sent_at, attempt.first_token_at
+def live_call(job: InferenceJob, attempt: Attempt | None, decision: Decision | None, epoch: float) -> TimelineCall:
+    """A call in flight; `attempt` is None where it shares another's execution.
+
+    `decision` is that of now; `epoch` turns the gateway's time into Unix time.
+    """
+    plan = None if attempt is None else attempt.plan
+    sent_at = None if attempt is None else attempt.sent_at
+    first_token_at = None if attempt is None else attempt.first_token_at
     return TimelineCall(
         job.run_id,
         job.parent_run,
@@ -76,16 +86,18 @@ def live_call(attempt: Attempt, decision: Decision | None, epoch: float) -> Time
         job.attempt,
         job.route.model,
         job.lane.name,
-        attempt.state.value,
+        "queued" if attempt is None else attempt.state.value,
         None,
-        None if attempt.plan is None else attempt.plan.worker,
+        None if plan is None else plan.worker,
         epoch + job.arrived_at,
         None if sent_at is None else epoch + sent_at,
         None if first_token_at is None else epoch + first_token_at,
         None,
         None if decision is None else decision.held_s * 1000,
-        attempt.batch_size,
-        (job.footprint.prompt.expected, 0, attempt.output_tokens),
+        None if attempt is None else attempt.batch_size,
+        None if plan is None else plan.reason.value,
+        None if attempt is None else attempt.slo_attained,
+        (job.footprint.prompt.expected, 0, 0 if attempt is None else attempt.output_tokens),
         None,
         decision,
     )

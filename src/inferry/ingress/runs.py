@@ -191,7 +191,9 @@ class RunEndpoints:
             if snapshot is not None:
                 pending += snapshot.children
                 attempts = [self._gateway.attempt_of(job.job_id) for job in snapshot.in_flight]
-                calls += [live_call(one, self._gateway.decision_of(one), self._epoch) for one in attempts if one]
+                calls += [
+                    live_call(one.job, one, self._gateway.decision_of(one), self._epoch) for one in attempts if one
+                ]
         return calls[:MAX_TIMELINE_CALLS]
 
     async def _cancel(self, tenant: str, run_id: str, params: dict[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 come back as chunks or bodies of that request, or as plain text, and the API's `WireFormat` writes them.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -68,18 +68,26 @@ class WireFormat:
 OPENAI = WireFormat()
 
 
-class ClientRequest(NamedTuple):
+class ClientRequest:
     """A decoded request: what is sent to workers (`wire` and its encoding `body`), and how to answer the client.
 
     `features`: (feature, parameter) for what the request uses besides the features that its fields show. `reasoning`:
     fields, each after a comma, for models whose reasoning the request may control. Other models do not get them.
     """
 
-    wire: ChatCompletionRequest | CompletionRequest
-    body: bytes
-    format: WireFormat
-    features: list[tuple[str, str]] | None = None
-    reasoning: bytes = b""
+    def __init__(
+        self,
+        wire: ChatCompletionRequest | CompletionRequest,
+        body: bytes,
+        format: WireFormat,
+        features: list[tuple[str, str]] | None = None,
+        reasoning: bytes = b"",
+    ) -> None:
+        self.wire: Final = wire
+        self.body: Final = body
+        self.format: Final = format
+        self.features: Final = features
+        self.reasoning: Final = reasoning
 
 
 class DeferredRequest:

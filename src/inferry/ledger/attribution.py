@@ -2,7 +2,7 @@
 
 Pure: time is an argument. The owner reports when a job is sent, has its first token and ends, and calls `settle`
 several times a second. A settlement divides the busy time since the last one among the jobs by their work in it, priced
-with `domain.work_costs`. Rules:
+with `domain.work_prices`. Rules:
 
 - The engine is busy while it has a job. What the jobs are charged adds up to the busy time, less the part of other
   clients.
@@ -14,7 +14,8 @@ with `domain.work_costs`. Rules:
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.streams import Usage
-from inferry.domain.work_costs import WorkCosts, prefill_kv_tokens
+from inferry.domain.work_costs import WorkCosts
+from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.domain.workers import EngineCounts, Load
 from inferry.ledger.engine_readings import EngineReadings, ObservedWork
 
@@ -106,6 +107,11 @@ class GpuTimeEstimator:
     @property
     def jobs(self) -> int:
         return len(self._shares)
+
+    def seconds_of(self, attempt: Attempt) -> float:
+        """The engine's seconds that a running attempt was charged so far."""
+        share = self._shares.get(attempt)
+        return 0.0 if share is None else share.seconds
 
     # -- what it is told -----------------------------------------------------------------------------------------------
 
@@ -255,7 +261,7 @@ class GpuTimeEstimator:
 
     def _prefill_s(self, share: JobShare) -> float:
         tokens = share.prompt_tokens
-        return self.costs.prefill_s(tokens, share.context_tokens) + self._prefill_base_s * self._prefill_steps(share)
+        return prefill_s(self.costs, tokens, share.context_tokens) + self._prefill_base_s * self._prefill_steps(share)
 
     def _prefill_due_s(self, share: JobShare) -> float:
         """Work of the prompt, once after the first token."""
@@ -284,7 +290,7 @@ class GpuTimeEstimator:
         done = self._interval.done
         done.tokens += tokens
         done.kv_tokens += tokens * context_tokens
-        return self.costs.decode_s(tokens, context_tokens) + tokens * self.costs.base_s * self._streams_part * part
+        return decode_s(self.costs, tokens, context_tokens) + tokens * self.costs.base_s * self._streams_part * part
 
     def _correct_prompt(self, share: JobShare, usage: Usage) -> float:
         """The difference that the reported usage makes to the work of the prompt."""

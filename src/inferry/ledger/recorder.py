@@ -55,6 +55,7 @@ class Recorder:
         self._discarded = 0
         self._settled = 0
         self._wake = threading.Event()
+        self._is_woken = False  # whether `_wake` is set, in a field that is read without a call in Python
         self._flush_requested = threading.Event()
         self._closing = threading.Event()
         self._give_up_at: float | None = None
@@ -95,13 +96,14 @@ class Recorder:
     def record(self, entry: Record) -> None:
         """Accept the entry. Never blocks."""
         buffered = self._accepted - self._settled
-        if buffered >= self._max_buffered or self._closing.is_set():
+        if buffered >= self._max_buffered or self._give_up_at is not None:
             self._drop()
             return
         self._buffer.append(entry)
         self._accepted += 1
         # Append before the check: the writer clears the flag before it reads the buffer, so no entry is missed.
-        if not self._wake.is_set():
+        if not self._is_woken:
+            self._is_woken = True
             self._wake.set()
         if buffered + 1 >= self._max_batch and not self._flush_requested.is_set():
             self._flush_requested.set()
@@ -149,6 +151,7 @@ class Recorder:
                 if not closing:
                     self._flush_requested.clear()
                     self._wake.clear()
+                    self._is_woken = False
                 while batch := self._take_batch():
                     self._write(batch)
                 if closing:

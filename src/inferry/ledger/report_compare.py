@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import Cell, Column, Kind, Report, ReportQuery
-from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.schema import attempts
 
 ALL_LANES = "all"

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from inferry.domain.errors import RunBudgetExhausted, TenantBudgetExhausted
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.reports import Cell, Column, Report, ReportQuery, RunBudget
-from inferry.domain.tenants import NANOS_PER_UNIT
 from inferry.ledger.report_totals import dearest, first_time, period, total_by
 from inferry.ledger.reports import RunSummary
 from inferry.ledger.schema import attempts, gpu_rollups, gpu_time

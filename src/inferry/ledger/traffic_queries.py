@@ -1,12 +1,13 @@
 """Where the time of recent calls went, summed by the database. Portable SQL."""
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Connection, and_, case, func, select
 
 from inferry.domain.ledger import Outcome
-from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.traffic import LaneTraffic, TenantTraffic, Traffic, WorkerTraffic
 from inferry.ledger.schema import attempts
 
@@ -27,12 +28,13 @@ def query_traffic(connection: Connection, since: float, until: float) -> Traffic
     recent = _recent(since, until)
     row = recent.c
     count, runs = connection.execute(select(func.count(), func.count(row.run_id.distinct()))).one()
+    top = _top_tenants(connection, row)
     return Traffic(
         since=since,
         until=until,
         attempts=count,
         runs=runs,
-        lanes=tuple(_lane(one) for one in connection.execute(_by_lane(row)).mappings()),
+        lanes=tuple(_lane(one, top) for one in connection.execute(_by_lane(row)).mappings()),
         workers=tuple(_worker(one) for one in connection.execute(_by_worker(row)).mappings()),
         tenants=tuple(_tenant(one) for one in connection.execute(_by_tenant(row)).mappings()),
     )
@@ -71,7 +73,7 @@ def _by_lane(row: Any) -> Any:
         func.avg(case((started, row.total_ms - row.first_token_ms))).label("decode_ms"),
         (1000 * func.avg(case((paused, row.pause_s)))).label("tool_ms"),
         _number(paused).label("tool_calls"),
-        (func.coalesce(func.sum(row.total_ms - row.queue_ms), 0.0) / 1000).label("worker_s"),
+        _worker_s(row).label("worker_s"),
         func.avg(row.prompt_tokens * 1.0).label("prompt_tokens"),
         func.avg(row.prompt_tokens * 1.0 * row.prompt_tokens).label("prompt_tokens_squared"),
         func.avg(row.output_tokens * 1.0).label("output_tokens"),
@@ -117,15 +119,29 @@ def _by_tenant(row: Any) -> Any:
     )
 
 
+def _worker_s(row: Any) -> Any:
+    return func.coalesce(func.sum(row.total_ms - row.queue_ms), 0.0) / 1000
+
+
+def _top_tenants(connection: Connection, row: Any) -> dict[str, tuple[str, float]]:
+    """By lane: the tenant with the most seconds on workers, and how many."""
+    used = _worker_s(row)
+    found = connection.execute(
+        select(row.lane, row.tenant, used).group_by(row.lane, row.tenant).order_by(used, row.tenant)
+    )
+    return {lane: (tenant, float(seconds)) for lane, tenant, seconds in found}
+
+
 def _number(condition: ColumnElement[bool]) -> ColumnElement[Any]:
     return func.sum(case((condition, 1), else_=0))
 
 
-def _lane(row: Any) -> LaneTraffic:
+def _lane(row: Any, top: Mapping[str, tuple[str, float]]) -> LaneTraffic:
     prompt = float(row["prompt_tokens"])
     # The database has no standard deviation in common with the other one.
     sd = sqrt(max(0.0, float(row["prompt_tokens_squared"]) - prompt * prompt))
-    batching_ms, queue_ms = row["batching_ms"], row["queue_ms"]
+    batching_ms, queue_ms, worker_s = row["batching_ms"], row["queue_ms"], float(row["worker_s"])
+    tenant, used_s = top[row["lane"]]
     return LaneTraffic(
         lane=row["lane"],
         attempts=row["attempts"],
@@ -139,12 +155,14 @@ def _lane(row: Any) -> LaneTraffic:
         decode_ms=row["decode_ms"],
         tool_ms=row["tool_ms"],
         tool_calls=row["tool_calls"],
-        worker_s=float(row["worker_s"]),
+        worker_s=worker_s,
         prompt_tokens=prompt,
         prompt_tokens_sd=sd,
         output_tokens=float(row["output_tokens"]),
         cached_ratio=None if row["cached_ratio"] is None else float(row["cached_ratio"]),
         templated_ratio=float(row["templated_ratio"]),
+        top_tenant=tenant,
+        top_tenant_share=used_s / worker_s if worker_s else 0.0,
     )
 
 

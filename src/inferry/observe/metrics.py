@@ -18,7 +18,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, ReleaseReason
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
-from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.observe.counters import FastCounter, FastHistogram, TickStatistics
 from inferry.observe.decision_metrics import DecisionMetrics
 from inferry.observe.history import SeriesReading

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from openai import OpenAI
 from inferry.ingress.batches import upload
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, get
+from support.waiting import until
 
 
 @pytest.fixture
@@ -27,13 +28,6 @@ def gateway(tmp_path: Path) -> Iterator[ScriptedGateway]:
 def client(gateway: Serving, tenant: str = "acme") -> OpenAI:
     headers = {"x-inferry-tenant": tenant}
     return OpenAI(base_url=gateway.url + "/v1", api_key="unused", max_retries=0, default_headers=headers)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def form(content: bytes, *, purpose: str = "batch", name: str = "in.jsonl", before: bytes = b"") -> bytes:

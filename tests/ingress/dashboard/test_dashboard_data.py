@@ -15,6 +15,7 @@ from inferry.ingress.dashboard import overview
 from inferry.ingress.dashboard.data import DashboardData
 from inferry.ingress.dashboard.timeline import timeline_steps
 from inferry.ingress.dashboard.values import LiveState
+from inferry.ingress.run_timeline import recorded_call
 from inferry.ledger.reports import TenantSummary
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
@@ -74,6 +75,7 @@ def test_the_ledger_is_read_off_the_loop_and_not_for_every_snapshot(scripted: Sc
         state = await until_read(data, ledger)
         for _ in range(20):
             data._live_state(data._gateway.now())
+            assert data._recorded._reading is None
         await data.close()
         return state
 
@@ -168,7 +170,7 @@ def test_a_timeline_is_ordered_by_arrival_and_has_attempts_that_were_never_sent(
         first_token_ms=800.0,
         cost_nanos=2_000_000_000,
     )
-    first, second = timeline_steps([late, early], [], lambda job_id: None, 0.0)
+    first, second = timeline_steps([recorded_call(late), recorded_call(early)])
     assert (first.step_id, first.arrived_at, first.sent_at, first.first_token_at) == ("early", 10.0, 10.5, 10.8)
     assert first.cost == 2.0
     assert (second.step_id, second.arrived_at, second.sent_at, second.worker) == ("late", 19.0, None, None)

@@ -9,8 +9,8 @@ from inferry.ingress.dashboard.sessions import (
     LIFETIME_S,
     MAX_ADDRESSES,
     MAX_FAILURES,
+    FailureLimiter,
     Sessions,
-    SignInLimiter,
     check_request,
 )
 from inferry.ingress.http.request import Request
@@ -37,6 +37,23 @@ def test_a_session_is_found_until_it_expires() -> None:
     assert made.expires_at == NOW + LIFETIME_S
     assert sessions(wall=NOW + LIFETIME_S - 1).find(with_cookie(sessions(), value)) == made
     assert sessions(wall=NOW + LIFETIME_S).find(with_cookie(sessions(), value)) is None
+
+
+def test_a_session_that_was_signed_out_is_not_found_again() -> None:
+    one = sessions()
+    (value, ended), (other_value, other) = one.create(), one.create()
+    one.end(ended)
+    assert one.find(with_cookie(one, value)) is None
+    assert one.find(with_cookie(one, other_value)) == other
+
+
+def test_ended_sessions_are_remembered_until_they_expire() -> None:
+    wall = [NOW]
+    one = Sessions(b"the-key", lambda: wall[0])
+    one.end(one.create()[1])
+    wall[0] += LIFETIME_S
+    one.end(one.create()[1])
+    assert len(one._ended) == 1
 
 
 def test_a_session_survives_a_restart_and_ends_with_its_admin_key() -> None:
@@ -126,8 +143,8 @@ def test_a_session_changes_runs_and_workers_only(target: bytes) -> None:
         check_request(session, asked)
 
 
-def test_failed_sign_ins_of_an_address_are_limited_for_a_while() -> None:
-    limiter = SignInLimiter()
+def test_wrong_keys_of_an_address_are_limited_for_a_while() -> None:
+    limiter = FailureLimiter()
     for number in range(MAX_FAILURES):
         limiter.check("10.0.0.1", float(number))
         limiter.failed("10.0.0.1", float(number))
@@ -140,8 +157,8 @@ def test_failed_sign_ins_of_an_address_are_limited_for_a_while() -> None:
     limiter.check("10.0.0.1", FAILURE_WINDOW_S + 1)
 
 
-def test_the_memory_of_failed_sign_ins_is_bounded() -> None:
-    limiter = SignInLimiter()
+def test_the_memory_of_wrong_keys_is_bounded() -> None:
+    limiter = FailureLimiter()
     for number in range(MAX_ADDRESSES + 10):
         limiter.failed(str(number), 0.0)
     assert len(limiter._failures) == MAX_ADDRESSES

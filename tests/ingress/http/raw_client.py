@@ -3,13 +3,13 @@
 import json
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
+from support.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -55,13 +55,6 @@ def ask(gateway: Serving, *requests: bytes) -> bytes:
 def texts_of(stream: bytes) -> str:
     events = re.findall(rb"data: (\{.*\})\n\n", stream)
     return "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 class Gated(ScriptedGateway):

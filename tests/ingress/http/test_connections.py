@@ -12,9 +12,10 @@ from inferry.ingress.http.connection import Connection
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
 from inferry.ingress.http.server import Server
-from ingress.http.raw_client import CHAT, HELLO, Gated, ask, connected, read_all, read_until, request, texts_of, until
+from ingress.http.raw_client import CHAT, HELLO, Gated, ask, connected, read_all, read_until, request, texts_of
 from support.scripted_gateway import ScriptedGateway
 from support.serving import post
+from support.waiting import until
 
 # -- one connection, several requests --------------------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ def test_a_disconnect_is_noticed_while_reading_is_paused(gated: Gated) -> None:
     with connected(gated) as sock:
         sock.sendall(request() * 40)
         until(lambda: gated.worker.running == 1)
-    until(lambda: len(gated.worker.cancelled) == 1, seconds=30)
+    until(lambda: len(gated.worker.cancelled) == 1)
     gated.open_gate()
     assert post(gated.url, CHAT, HELLO)[0] == 200
     assert sum(len(plan.jobs) for plan in gated.worker.plans) == 2

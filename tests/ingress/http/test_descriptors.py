@@ -8,14 +8,14 @@ import resource
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inferry.ingress.http.descriptors import REPEAT_S, DescriptorMonitor
 from support.serving import get
+from support.waiting import until
 
 LIMIT = 64
 LIMIT_S = 120.0
@@ -63,13 +63,6 @@ def gateway(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     finally:
         process.kill()
         process.wait()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_served(url: str) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from ingress.http.raw_client import CHAT, HELLO, Gated, connected, read_all, read_until, request, texts_of, until
+from ingress.http.raw_client import CHAT, HELLO, Gated, connected, read_all, read_until, request, texts_of
 from support.scripted_gateway import ScriptedGateway
 from support.scripted_worker import ScriptedWorker
 from support.serving import Serving, get, post
+from support.waiting import until
 
 # -- time ------------------------------------------------------------------------------------------------------------
 

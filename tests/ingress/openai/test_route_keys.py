@@ -37,6 +37,7 @@ def a_call(
     key_precision: str | None = None,
     max_tokens: int = 8,
     long_output_tokens: int | None = None,
+    **fields: str,
 ) -> InferenceJob:
     tenant = Tenant(name="t", limits=Limits(precision=precision))
     key = ApiKey(key_id="k", tenant="t", secret_hash=b"", limits=Limits(precision=key_precision))
@@ -51,7 +52,7 @@ def a_call(
             metrics=Metrics(["m"], ["scripted"]),
             clock=clock,
         )
-        body = msgspec.json.encode({"model": model, "prompt": [1, 2], "max_tokens": max_tokens})
+        body = msgspec.json.encode({"model": model, "prompt": [1, 2], "max_tokens": max_tokens, **fields})
         try:
             job = parse(ClientRequest(decode_completion(body), body, OPENAI), {}, gateway.models, Caller(tenant, key))
         finally:
@@ -89,3 +90,8 @@ def test_the_lane_decides_whether_a_call_is_short_or_long(
     long_output_tokens: int | None, max_tokens: int, length: OutputLength | None
 ) -> None:
     assert a_call(max_tokens=max_tokens, long_output_tokens=long_output_tokens).route.length == length
+
+
+def test_the_payload_has_the_clients_own_cache_salt() -> None:
+    assert a_call(cache_salt="mine").payload.cache_salt == "mine"
+    assert a_call().payload.cache_salt is None

@@ -98,6 +98,8 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
+        if (policy.ttft_ms is None) != (policy.itl_ms is None):
+            yield f"{where}.ttft_ms and {where}.itl_ms must be set together"
         if policy.coalesce_ms > policy.max_wait_ms:
             yield (
                 f"{where}.coalesce_ms ({policy.coalesce_ms:g}) is longer than {where}.max_wait_ms "
@@ -116,7 +118,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         if policy.borrow_groups and policy.groups is None:
             yield f"{where}.borrow_groups needs {where}.groups: without them the lane may use all workers anyway"
         if policy.borrow_groups and policy.is_live:
-            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms must be null"
+            yield f"{where}.borrow_groups is for batch lanes: {where}.ttft_ms and {where}.itl_ms must be null"
 
 
 def check_groups(policies: Mapping[Lane, LanePolicy], known: Collection[str]) -> Iterator[str]:
@@ -135,15 +137,16 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         if worker.name in seen:
             yield f"{where}.name `{worker.name}` is used by an earlier worker"
         seen.add(worker.name)
-        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens < MIN_KV_TOKENS:
-            yield f"{where}.kv_tokens must be at least {MIN_KV_TOKENS}"
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens != "auto":
+            yield from check_range(where, worker, MIN_KV_TOKENS, math.inf, "kv_tokens")
+        if isinstance(worker, HttpWorkerConfig):
+            yield from check_range(where, worker, 1, math.inf, "kv_tokens")
         if worker.pool is not None and not is_valid_tenant_name(worker.pool):
             yield f"{where}.pool must be a tenant's name"
         if not _NAME.fullmatch(worker.name):
             yield f"{where}.name must be 1 to 64 letters, digits, dots, dashes and underscores"
         counts = (
             "max_sequences",
-            "kv_tokens",
             "prefill_tokens",
             "chunk_tokens",
             "threads",
@@ -153,6 +156,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
         yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor")
+        yield from check_range(where, worker, 0.01, 1, "memory_share")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
             yield f"{where}.api_key and {where}.api_keys are mutually exclusive"

@@ -14,7 +14,8 @@ from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.tracing import TracingConfig
 from inferry.cli.config.workers import EmbeddedWorkerConfig, WorkerConfig
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
-from inferry.domain.tenants import Price, Tenant
+from inferry.domain.prices import Price
+from inferry.domain.tenants import Tenant
 
 
 class ConfigError(Exception):
@@ -97,7 +98,8 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     coalesce_ms: float | UnsetType = UNSET
     """Longest hold of a job in a batching window, from its arrival."""
     window: Literal["adaptive", "fixed", "off"] | UnsetType = UNSET
-    """`adaptive` holds only where it pays (busy workers that pad), `fixed` always holds, `off` never."""
+    """`adaptive` holds a job only where it pays: for busy workers that pad, for embeddings and scores that are cheaper
+    together, and for siblings that would recompute a long prefix. `fixed` always holds, `off` never."""
     max_batch: int | UnsetType = UNSET
     """A batching window closes when it has this many jobs."""
     queue_limit: int | UnsetType = UNSET
@@ -114,9 +116,10 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preemptible: bool | UnsetType = UNSET
     """Whether running jobs of this lane may be preempted by a lane that names it."""
     ttft_ms: float | UnsetType | None = UNSET
-    """SLO target: time to first token. Measured by `inferry_slo_attainment_total`; null sets no target."""
+    """SLO target: time to first token. Measured by `inferry_slo_attainment_total`. A lane with targets is live, one
+    without (null) is a batch lane."""
     itl_ms: float | UnsetType | None = UNSET
-    """SLO target: inter-token latency."""
+    """SLO target: inter-token latency. A lane has both targets or neither."""
     groups: tuple[str, ...] | UnsetType | None = UNSET
     """Worker groups the lane may use, best first; null allows all. Workers name theirs in `workers[].group`."""
     borrow_groups: bool | UnsetType = UNSET

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
+from inferry.domain.prices import Price
 from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
-from inferry.domain.tenants import Price
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +42,8 @@ class PriceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Per million output tokens."""
     gpu_hour: float | None = None
     """Per GPU-hour, charged if there is no price per token: by measured or
-    [estimated](../explanation/ledger.md#gpu-seconds) GPU time, when a call ends. Only prices per token stop a call at
-    a money ceiling."""
+    [estimated](../explanation/ledger.md#gpu-seconds) GPU time, when a call ends. A running call is stopped when its GPU
+    time so far reaches a money ceiling; it may exceed the ceiling by the GPU time until the engine has stopped."""
 
     def price(self) -> Price:
         return Price(**{name: getattr(self, name) for name in self.__struct_fields__})
@@ -103,7 +103,10 @@ def unpriced_models(
             if price.price().is_per_token:
                 continue
             if price.gpu_hour is not None:
-                yield f"{in_money[0]}: calls of {model} are counted when they end, because its price is per GPU-hour"
+                yield (
+                    f"{in_money[0]}: calls of {model} may exceed it by the GPU time until they are stopped, because "
+                    "its price is per GPU-hour"
+                )
             else:
                 yield f"{in_money[0]}: calls of {model} are not counted, because prices has no price per token for it"
 

@@ -36,8 +36,17 @@ class EmbeddedWorkerConfig(
     peak of all together, since calls end at different times."""
     max_sequences: int = 64
     """Maximum number of running sequences."""
-    kv_tokens: int = 65_536
-    """Size of the KV cache, in tokens."""
+    kv_tokens: int | Literal["auto"] = 65_536
+    """Size of the KV cache, in tokens. `auto` fills what the weights leave of `memory_share`. The engine does not start
+    if it does not fit into memory; `inferry models check` says what fits."""
+    memory_share: float = 0.8
+    """Share of the device's memory that an engine with `kv_tokens: auto` uses; 0.2 to 0.3 where latency matters more
+    than throughput."""
+    context_tokens: int | None = None
+    """Maximum prompt and output tokens of a call; null: the model's context."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of weights and KV cache. `auto` is float32 on a CPU and the checkpoint's own on a GPU. A CPU that cannot
+    compute in the dtype is refused at startup."""
     chunk_tokens: int = 256
     """Maximum prompt tokens per engine step: smaller values reduce the ITL of live streams, larger ones prefill
     faster."""

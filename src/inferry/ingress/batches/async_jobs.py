@@ -90,13 +90,13 @@ class AsyncJobsRouter(Router):
         _check_body(inner)
         headers = request.headers
         id = new_id("job_")
-        run_id, step_id, parent, _ = identity(headers, id)
+        run = identity(headers, id)
         for name in _COUNTS:
             int_header(headers, name)
         identifier(headers, b"x-inferry-template-id")
         kept = {name.decode(): headers[name].decode("latin-1") for name in _KEPT_HEADERS if name in headers}
-        if parent is not None:
-            kept["x-inferry-parent-run-id"] = parent
+        if run.parent_run is not None:
+            kept["x-inferry-parent-run-id"] = run.parent_run
         deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
         lane = lane_of(headers, None, caller) if _LANE in headers else Lane.P2
         return NewJob(
@@ -107,8 +107,8 @@ class AsyncJobsRouter(Router):
             lane=lane.name,
             body=inner,
             detail=AsyncJobDetail(
-                run_id=run_id,
-                step_id=step_id,
+                run_id=run.run_id,
+                step_id=run.step_id,
                 headers=kept,
                 has_deadline=deadline_ms is not None,
                 metadata=body.metadata,

@@ -16,12 +16,14 @@ import msgspec
 
 from inferry._version import __version__
 from inferry.dispatch.gateway import Gateway, Run, RunStatus
+from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.ledger import LedgerEntry
 from inferry.ingress.dashboard import overview
 from inferry.ingress.dashboard.timeline import timeline_steps
 from inferry.ingress.dashboard.values import LiveState, RunState, TenantCosts, Timeline
 from inferry.ingress.openapi.responses import AlertDetail
+from inferry.ingress.run_timeline import TimelineCall, live_call, recorded_call
 from inferry.observe.figures import FigureHistory, Figures, figures
 from inferry.observe.history import MetricHistory
 
@@ -158,9 +160,15 @@ class DashboardData:
         snapshot = self._gateway.run_snapshot(tenant, run_id)
         if snapshot is None and not rows:
             return None
-        in_flight = () if snapshot is None else snapshot.in_flight
-        steps = timeline_steps(rows, in_flight, self._gateway.attempt_of, self._epoch)
+        calls = [recorded_call(row) for row in rows]
+        calls += [self._live_call(job) for job in (() if snapshot is None else snapshot.in_flight)]
+        steps = timeline_steps(calls)
         return Timeline(id=run_id, tenant=tenant, at=self._gateway.wall(), steps=steps[-MAX_STEPS:])
+
+    def _live_call(self, job: InferenceJob) -> TimelineCall:
+        attempt = self._gateway.attempt_of(job.job_id)
+        decision = None if attempt is None else self._gateway.decision_of(attempt)
+        return live_call(job, attempt, decision, self._epoch)
 
     async def close(self) -> None:
         await self._recorded.close()

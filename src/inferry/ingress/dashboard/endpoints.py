@@ -1,6 +1,5 @@
 """The endpoints of the dashboard under `/admin/`: its data, the runs of all tenants, and the sessions of browsers."""
 
-import hmac
 import re
 from collections.abc import Callable
 from urllib.parse import parse_qsl, urlencode
@@ -12,7 +11,7 @@ from inferry.domain.errors import AdminOnly, InvalidRequest, NotFound, RunNotFou
 from inferry.ingress.admin_tenants import WrongMethod
 from inferry.ingress.dashboard.data import MAX_RUNS, DashboardData
 from inferry.ingress.dashboard.feed import OverviewFeed
-from inferry.ingress.dashboard.sessions import LIFETIME_S, Session, Sessions, SignInLimiter
+from inferry.ingress.dashboard.sessions import LIFETIME_S, AdminKeyCheck, Session, Sessions
 from inferry.ingress.dashboard.values import RunStates, SessionState, Timeline
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.http.request import Request
@@ -38,33 +37,30 @@ _TENANT = re.compile(r"[\x21-\x7e]{1,256}")
 class SessionEndpoint:
     """Sign-in and sign-out of browsers. Serves requests that nothing has authorized yet."""
 
-    def __init__(self, key: bytes | None, sessions: Sessions, now: Callable[[], float]) -> None:
-        self._key = key
+    def __init__(self, key_check: AdminKeyCheck | None, sessions: Sessions) -> None:
+        self._key_check = key_check
         self._sessions = sessions
-        self._now = now
-        self._limiter = SignInLimiter()
 
     def serve(self, request: Request, reply: Reply, is_local: Callable[[], bool]) -> None:
         """Answer the request or raise a GatewayError. `is_local`: whether a gateway without a key admits it."""
         if request.method == b"POST":
             self._sign_in(request, reply)
         elif request.method == b"DELETE":
+            session = self._sessions.find(request)
+            if session is not None:
+                self._sessions.end(session)
             self._answer(reply, None, f"{self._sessions.cookie}=; Path=/admin; Max-Age=0")
         elif request.method in _GETS:
-            is_admitted = self._key is not None or is_local()
+            is_admitted = self._key_check is not None or is_local()
             self._answer(reply, self._sessions.find(request) if is_admitted else None)
         else:
             raise WrongMethod(SESSION, "GET, HEAD, POST, DELETE")
 
     def _sign_in(self, request: Request, reply: Reply) -> None:
         """Exchange the admin key, sent as a bearer token, for a cookie."""
-        if self._key is None:
+        if self._key_check is None:
             raise AdminOnly("this gateway has no admin key to sign in with; set server.admin_key")
-        address, now = reply.peer, self._now()
-        self._limiter.check(address, now)
-        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
-            self._limiter.failed(address, now)
+        if not self._key_check.accepts(request, reply.peer):
             raise AdminOnly("wrong admin key")
         value, session = self._sessions.create()
         # A proxy that ends TLS says so; over plain HTTP a Secure cookie would not be sent back.
@@ -73,7 +69,7 @@ class SessionEndpoint:
 
     def _answer(self, reply: Reply, session: Session | None, cookie: str | None = None) -> None:
         state = SessionState(
-            needs_key=self._key is not None,
+            needs_key=self._key_check is not None,
             signed_in=session is not None,
             csrf=None if session is None else session.csrf,
             expires_at=None if session is None else session.expires_at,
@@ -95,13 +91,13 @@ class DashboardEndpoints(Router):
         data: DashboardData,
         gateway: Gateway,
         runs: RunEndpoints,
-        session_of: Callable[[Request], Session | None],
+        sessions: Sessions,
     ) -> None:
         super().__init__(refuse, fail)
         self._data = data
-        self._feed = OverviewFeed(data, gateway.wall, lambda: gateway.is_draining)
+        self._feed = OverviewFeed(data, sessions.is_current, lambda: gateway.is_draining)
         self._runs = runs
-        self._session_of = session_of
+        self._sessions = sessions
 
     def answer(self, path: str, request: Request, reply: Reply) -> bool:
         """Answer the request, at once or later, and return True; return False for other paths. Raises GatewayError."""
@@ -109,8 +105,7 @@ class DashboardEndpoints(Router):
             if request.method not in _GETS:
                 raise WrongMethod(path, "GET, HEAD")
             if path == STREAM:
-                session = None if b"authorization" in request.headers else self._session_of(request)
-                self._feed.add(reply, None if session is None else session.expires_at)
+                self._feed.add(reply, None if b"authorization" in request.headers else self._sessions.find(request))
             elif path == OVERVIEW:
                 reply.respond(200, _JSON, self._data.overview())
             else:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from inferry.domain.errors import Draining, RateLimited
 from inferry.ingress.dashboard.data import DashboardData
+from inferry.ingress.dashboard.sessions import Session
 from inferry.ingress.http.reply import Reply
 
 INTERVAL_S = 1.0
@@ -20,11 +21,13 @@ _COMMENT = b": waiting\n\n"
 class OverviewFeed:
     """The open streams of viewers."""
 
-    def __init__(self, data: DashboardData, wall: Callable[[], float], is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, data: DashboardData, is_current: Callable[[Session], bool], is_draining: Callable[[], bool]
+    ) -> None:
         self._data = data
-        self._wall = wall
+        self._is_current = is_current
         self._is_draining = is_draining
-        self._viewers: dict[Reply, float | None] = {}
+        self._viewers: dict[Reply, Session | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._sent_version = 0
 
@@ -32,8 +35,8 @@ class OverviewFeed:
     def viewers(self) -> int:
         return len(self._viewers)
 
-    def add(self, reply: Reply, until: float | None) -> None:
-        """Send snapshots from now on, until the client disconnects or the time `until` (Unix seconds).
+    def add(self, reply: Reply, session: Session | None) -> None:
+        """Send snapshots from now on, until the client disconnects or its session ends.
 
         A client that does not ask for an event stream gets one snapshot. Raises RateLimited or Draining.
         """
@@ -48,7 +51,7 @@ class OverviewFeed:
             return
         reply.heartbeat = _COMMENT
         reply.on_disconnect = lambda: self._remove(reply)
-        self._viewers[reply] = until
+        self._viewers[reply] = session
         reply.write(first)
         if self._timer is None:
             self._sent_version = self._data.points.version
@@ -63,8 +66,7 @@ class OverviewFeed:
 
     def _tick(self) -> None:
         self._timer = None
-        wall = self._wall()
-        gone = [reply for reply, until in self._viewers.items() if until is not None and wall >= until]
+        gone = [reply for reply, session in self._viewers.items() if session and not self._is_current(session)]
         self._end(list(self._viewers) if self._is_draining() else gone)
         if not self._viewers:
             return

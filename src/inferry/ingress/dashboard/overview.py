@@ -6,7 +6,7 @@ from typing import Any
 from inferry.dispatch.gateway import Run, RunStatus, Totals, WorkerReport
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
-from inferry.domain.tenants import NANOS_PER_UNIT
+from inferry.domain.prices import NANOS_PER_UNIT
 from inferry.domain.workers import WorkerView
 from inferry.ingress.dashboard.values import (
     GatewayTotals,

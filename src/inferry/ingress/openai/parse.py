@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from msgspec import UNSET, UnsetType
 
@@ -67,7 +67,7 @@ def parse(
     media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages)
     features = check_features(request, card, media)
     body = body_for(request, card)
-    call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller, models.now())
+    call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller)
     prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
     if prompt is None:
         template_id = identifier(headers, b"x-inferry-template-id")
@@ -131,20 +131,33 @@ async def run_tokenizer(encode: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_tokenizer_pool, encode)
 
 
-class _ParsedCall(NamedTuple):
+class _ParsedCall:
     """A request, validated except for the length of its prompt."""
 
-    api: Api
-    wire: ChatCompletionRequest | CompletionRequest
-    requested_tokens: int | None
-    features: list[tuple[str, str]]
-    body: bytes
-    media: Media
-    headers: Mapping[bytes, bytes]
-    card: ModelCard
-    models: ModelCatalog
-    caller: Caller
-    now: float
+    def __init__(
+        self,
+        api: Api,
+        wire: ChatCompletionRequest | CompletionRequest,
+        requested_tokens: int | None,
+        features: list[tuple[str, str]],
+        body: bytes,
+        media: Media,
+        headers: Mapping[bytes, bytes],
+        card: ModelCard,
+        models: ModelCatalog,
+        caller: Caller,
+    ) -> None:
+        self.api: Final = api
+        self.wire: Final = wire
+        self.requested_tokens: Final = requested_tokens
+        self.features: Final = features
+        self.body: Final = body
+        self.media: Final = media
+        self.headers: Final = headers
+        self.card: Final = card
+        self.models: Final = models
+        self.caller: Final = caller
+        self.now: Final = models.now()
 
 
 class LongPrompt:
@@ -174,13 +187,13 @@ def _echo(call: _ParsedCall, ids: list[int]) -> str:
 
 
 def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate, echo: str = "") -> InferenceJob:
-    api, wire, requested_tokens, features, body, media, headers, card, models, caller, now = call
+    wire, body, headers, card, models, caller = call.wire, call.body, call.headers, call.card, call.models, call.caller
     template_id = identifier(headers, b"x-inferry-template-id")
-    budget = output_budget(requested_tokens, prompt, card, api)
+    budget = output_budget(call.requested_tokens, prompt, card, call.api)
     lane = lane_of(headers, wire.service_tier, caller)
     job_id = job_id_of(headers)
-    run_id, step_id, parent_run, session = identity(headers, job_id)
-    step_named = None if step_id == job_id else step_id
+    run = identity(headers, job_id)
+    step_named = None if run.step_id == job_id else run.step_id
     hint = int_header(headers, b"x-inferry-expected-output-tokens")
     tenant = caller.tenant.name
     is_fixed = budget <= MIN_PREDICTED_TOKENS or wire.ignore_eos is True
@@ -197,10 +210,10 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         request_id=request_id(headers) or job_id,
         tenant=tenant,
         key_id=None if caller.key is None else caller.key.key_id,
-        run_id=run_id,
+        run_id=run.run_id,
         step_id=step_named or identifier(headers, IDEMPOTENCY_KEY) or job_id,
-        parent_run=parent_run,
-        session=wire.prompt_cache_key or session or wire.user,
+        parent_run=run.parent_run,
+        session=wire.prompt_cache_key or run.session or wire.user,
         salted=caller.tenant.isolation != "none",
         template_id=template_id,
         lane=lane,
@@ -211,27 +224,33 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         output_hint=hint,
         token_budget=budget,
         prompt_hash=prompt_hash(wire, len(body)),
-        arrived_at=now,
+        arrived_at=call.now,
         max_wait_s=(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms) / 1000,
-        deadline=None if deadline_ms is None else now + deadline_ms / 1000,
+        deadline=None if deadline_ms is None else call.now + deadline_ms / 1000,
         stream=stream,
-        resume=_resume(wire, features, card, lane, models),
-        repeat=parse_idempotency(headers, None if run_id == job_id else run_id, step_named),
-        payload=Payload(
-            api=api,
-            body=body,
-            sampling=_sampling(wire, budget),
-            prompt_ids=prompt_ids,
-            include_usage=_includes_usage(wire.stream_options),
-            output_limit=output_limit(requested_tokens, choice_count(wire), card),
-            stream_fields=(wire.stream is not UNSET, wire.stream_options is not UNSET),
-            choices=wire.n or 1,
-            service_tier=None if wire.service_tier is None else tier_of(lane),
-            context_tokens=card.context_tokens,
-            non_streaming=not stream and any(feature in _NON_STREAMING_FEATURES for feature, _ in features),
-            echo=echo,
-            media_bytes=media.size,
-        ),
+        resume=_resume(wire, call.features, card, lane, models),
+        repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
+        payload=_payload(call, lane, budget, prompt_ids, echo),
+    )
+
+
+def _payload(call: _ParsedCall, lane: Lane, budget: int, prompt_ids: tuple[int, ...] | None, echo: str) -> Payload:
+    wire, card, features = call.wire, call.card, call.features
+    return Payload(
+        api=call.api,
+        body=call.body,
+        sampling=_sampling(wire, budget),
+        prompt_ids=prompt_ids,
+        include_usage=_includes_usage(wire.stream_options),
+        output_limit=output_limit(call.requested_tokens, choice_count(wire), card),
+        stream_fields=(wire.stream is not UNSET, wire.stream_options is not UNSET),
+        choices=wire.n or 1,
+        service_tier=None if wire.service_tier is None else tier_of(lane),
+        context_tokens=card.context_tokens,
+        non_streaming=wire.stream is not True and any(feature in _NON_STREAMING_FEATURES for feature, _ in features),
+        echo=echo,
+        media_bytes=call.media.size,
+        cache_salt=wire.cache_salt,
     )
 
 

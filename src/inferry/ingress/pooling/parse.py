@@ -152,8 +152,8 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
     wire = request.wire
     lane = lane_of(headers, wire.service_tier, caller)
     job_id = new_job_id()
-    run_id, step_id, parent_run, session = identity(headers, job_id)
-    step_named = None if step_id == job_id else step_id
+    run = identity(headers, job_id)
+    step_named = None if run.step_id == job_id else run.step_id
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
     route = RouteKey(card.name, caller.precision, card.name if card.parent else None, caller.pool, pooled=True)
@@ -164,10 +164,10 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
         request_id=request_id(headers) or job_id,
         tenant=caller.tenant.name,
         key_id=None if caller.key is None else caller.key.key_id,
-        run_id=run_id,
+        run_id=run.run_id,
         step_id=step_named or identifier(headers, IDEMPOTENCY_KEY) or job_id,
-        parent_run=parent_run,
-        session=session or wire.user,
+        parent_run=run.parent_run,
+        session=run.session or wire.user,
         salted=is_salted,
         template_id=identifier(headers, b"x-inferry-template-id"),
         lane=lane,
@@ -179,7 +179,7 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
         arrived_at=now,
         max_wait_s=(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
-        repeat=parse_idempotency(headers, None if run_id == job_id else run_id, step_named),
+        repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
         payload=Payload(
             api="embeddings" if request.task is Task.EMBED else "score",
             body=request.body,
@@ -187,5 +187,6 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
             output_limit=0,
             non_streaming=True,
             pooled=_pooled_inputs(call, ids),
+            cache_salt=wire.cache_salt,
         ),
     )

@@ -1,7 +1,6 @@
 """Attempts in the ledger's database."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import astuple
@@ -26,7 +25,7 @@ class AttemptStore:
         if not entries:
             return
         with self._connector.appending() as connection:
-            self._connector.insert_new(connection, attempts, _rows(entries))
+            self._connector.insert_new(connection, attempts, map(_row, entries))
 
     def append_gpu_time(self, rows: Sequence[GpuTimeRow]) -> None:
         """Write all rows or, with an exception, none."""
@@ -38,17 +37,6 @@ class AttemptStore:
         self._connector.close()
 
 
-YIELD_ROWS = 64
-
-
-def _rows(entries: Sequence[LedgerEntry]) -> Iterator[tuple[Any, ...]]:
-    for number, entry in enumerate(entries):
-        if number % YIELD_ROWS == 0:
-            # Release the GIL, or the event loop waits for a whole batch to be converted.
-            time.sleep(0)
-        yield _row(entry)
-
-
 _OUTCOME = LedgerEntry.__struct_fields__.index("outcome")
 
 
@@ -57,4 +45,4 @@ def _row(entry: LedgerEntry) -> tuple[Any, ...]:
     if entry.ended_at != entry.ended_at:
         raise ValueError("the time of the end is not a number")
     values = astuple(entry)  # less time in Python than by name
-    return (*values[:_OUTCOME], entry.outcome.value, *values[_OUTCOME + 1 :])
+    return (*values[:_OUTCOME], entry.outcome._value_, *values[_OUTCOME + 1 :])

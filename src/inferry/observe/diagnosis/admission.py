@@ -3,7 +3,8 @@
 from math import ceil
 
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts, LimitedTenant
-from inferry.observe.diagnosis.findings import Evidence, Finding, Setting
+from inferry.observe.diagnosis.findings import Evidence, Finding, Setting, Stage
+from inferry.observe.diagnosis.latency import fleet_parts
 from inferry.observe.diagnosis.pressure import ratio
 
 REFUSED_RATIO = 0.05
@@ -17,6 +18,13 @@ LIMITS_OF_CODE = {
     ),
 }
 """The limits that a call may be refused for, by the code of the refusal."""
+_INSTEAD: dict[Stage, str] = {
+    "queue": "send them in a higher lane",
+    "batching": "shorten the window of their lane",
+    "prefill": "shorten their prompts",
+    "decode": "lower max_tokens of these calls",
+}
+"""What else helps calls that miss their deadline, by the stage in which they spend most of their time."""
 _EXPIRED = ("queue_timeout", "deadline_exceeded", "deadline_infeasible", "request_timeout")
 
 
@@ -55,7 +63,11 @@ def queue_full(facts: Facts) -> Finding | None:
     refused = facts.errors.get("queue_full", 0)
     if refused < MIN_REFUSED or ratio(refused, facts.calls + refused) < REFUSED_RATIO:
         return None
-    lane = max(facts.lanes, key=lambda one: ratio(max(one.depth, one.depth_now), one.queue_limit))
+    # A short queue may be empty in every sample: then the limit that is smallest for its traffic is the one.
+    lane = max(
+        facts.lanes,
+        key=lambda one: (ratio(max(one.depth, one.depth_now), one.queue_limit), one.calls_per_s / one.queue_limit),
+    )
     return Finding(
         cause="queue_full",
         stage="admission",
@@ -76,16 +88,19 @@ def expired_calls(facts: Facts) -> Finding | None:
     share = ratio(expired, max(facts.calls, expired))
     if expired < MIN_REFUSED or share < REFUSED_RATIO:
         return None
+    times = [(part.mean_ms, part.stage) for part in fleet_parts(facts) if part.stage in _INSTEAD]
+    longest_ms, stage = max(times, default=(0.0, "queue"))
     return Finding(
         cause="deadlines_missed",
-        stage="queue",
+        stage=stage,
         where="callers",
         summary="Calls end at their deadline before they are complete.",
         evidence=(
             Evidence("calls that ended at a deadline or a timeout", expired, "calls"),
             Evidence("part of all calls", share, "ratio", REFUSED_RATIO),
+            Evidence(f"mean time per call in the longest stage, {stage}", longest_ms, "ms"),
         ),
-        setting=Setting("action", "raise x-inferry-deadline-ms of these calls", "or send them in a higher lane"),
+        setting=Setting("action", "raise x-inferry-deadline-ms of these calls", f"or {_INSTEAD[stage]}"),
     )
 
 

@@ -19,8 +19,7 @@ def dead_worker(facts: Facts) -> Finding | None:
             return None
         broken = [max(failing, key=lambda one: one.traffic.failed if one.traffic else 0)]
     worker = broken[0]
-    others = [one for one in facts.workers if one.phase == "ready" and one.worker != worker.worker]
-    up = len([one for one in others if one not in broken])
+    up = sum(_serves(one) for one in facts.workers)
     return Finding(
         cause="dead_worker",
         stage="worker",
@@ -31,7 +30,9 @@ def dead_worker(facts: Facts) -> Finding | None:
             Evidence(f"times its circuit breaker opened ({worker.breaker} now)", worker.opens, "times"),
             Evidence("calls lost by workers, retried ones included", lost, "calls"),
         ),
-        setting=Setting("action", f"restart the engine of worker {worker.worker}", "or remove it from `workers`"),
+        setting=Setting("action", f"keep another worker up while {worker.worker} restarts", "and find out why it did")
+        if _is_back(worker)
+        else Setting("action", f"restart the engine of worker {worker.worker}", "or remove it from `workers`"),
     )
 
 
@@ -84,6 +85,15 @@ def gateway_busy(facts: Facts) -> Finding | None:
     )
 
 
+def _serves(worker: WorkerFacts) -> bool:
+    return worker.phase == "ready" and worker.breaker == "closed"
+
+
+def _is_back(worker: WorkerFacts) -> bool:
+    """Whether the worker was taken out after failures, and serves again."""
+    return _serves(worker) and worker.opens > 0
+
+
 def _is_broken(worker: WorkerFacts) -> bool:
     if worker.phase in ("down", "starting") or worker.breaker != "closed":
         return True
@@ -93,4 +103,6 @@ def _is_broken(worker: WorkerFacts) -> bool:
 def _state(worker: WorkerFacts) -> str:
     if worker.phase != "ready":
         return worker.phase
-    return f"up with its circuit breaker {worker.breaker}" if worker.breaker != "closed" else "losing calls"
+    if worker.breaker != "closed":
+        return f"up with its circuit breaker {worker.breaker}"
+    return "up again after it failed" if _is_back(worker) else "losing calls"

@@ -11,7 +11,15 @@ from inferry.observe.diagnosis.engine import chunk_too_large, cold_cache, decode
 from inferry.observe.diagnosis.facts import MIN_CALLS, Facts
 from inferry.observe.diagnosis.findings import Diagnosis, Finding, Verdict
 from inferry.observe.diagnosis.latency import lane_splits
-from inferry.observe.diagnosis.waiting import batch_flood, engine_queue, idle_group, kv_pressure, overload, starved_gpu
+from inferry.observe.diagnosis.waiting import (
+    batch_flood,
+    bursts,
+    engine_queue,
+    idle_group,
+    kv_pressure,
+    overload,
+    starved_gpu,
+)
 
 Rule = Callable[[Facts], Finding | None]
 
@@ -19,7 +27,7 @@ MIN_OBSERVED_S = 20.0
 
 BROKEN: Sequence[Rule] = (dead_worker, drained_workers, ledger_lost, gateway_busy)
 """Rules that need no traffic."""
-SLOW: Sequence[Rule] = (
+WAITING: Sequence[Rule] = (
     quota_too_tight,
     window_too_long,
     padding,
@@ -32,24 +40,28 @@ SLOW: Sequence[Rule] = (
     starved_gpu,
     slow_worker,
     chunk_too_large,
+    bursts,
     overload,
-    decode_bound,
-    cold_cache,
-    prefill_bound,
+)
+"""Rules about calls that are refused or wait. The more specific one is before the one that would also hold."""
+IN_ENGINE: Sequence[Rule] = (decode_bound, cold_cache, prefill_bound)
+"""Rules that divide the time inside the engine: the one that explains most of the lateness is first."""
+OTHERS: Sequence[Rule] = (
     queue_full,
     expired_calls,
     slow_reader,
     slow_tool,
     cancelled_calls,
 )
-"""Rules about traffic. The more specific one is before the one that would also hold."""
 
 
 def diagnose(facts: Facts, at: float, alerts: int | None = None) -> Diagnosis:
     """The verdict, the first cause that the facts show, and the others. `at` is Unix seconds."""
     is_enough = _has_data(facts)
-    rules = (*BROKEN, *SLOW) if is_enough else BROKEN
-    found = [finding for rule in rules if (finding := rule(facts)) is not None]
+    found = _found(BROKEN, facts)
+    if is_enough:
+        in_engine = sorted(_found(IN_ENGINE, facts), key=lambda one: one.late_ms or 0.0, reverse=True)
+        found += [*_found(WAITING, facts), *in_engine, *_found(OTHERS, facts)]
     # Too little capacity is what is left when no other cause explains the wait.
     findings = tuple(one for one in found if one is found[0] or one.cause != "overload")
     verdict: Verdict
@@ -74,6 +86,10 @@ def diagnose(facts: Facts, at: float, alerts: int | None = None) -> Diagnosis:
         tenants=facts.tenants,
         alerts=alerts,
     )
+
+
+def _found(rules: Sequence[Rule], facts: Facts) -> list[Finding]:
+    return [finding for rule in rules if (finding := rule(facts)) is not None]
 
 
 def _has_data(facts: Facts) -> bool:

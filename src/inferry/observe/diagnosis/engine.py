@@ -89,6 +89,7 @@ def decode_bound(facts: Facts) -> Finding | None:
         running = worker.running or 0.0
         fits = max(1, int(running * lane.itl_ms / lane.itl_p50_ms))
         is_crowded = running >= 8
+        output = 1.0 if lane.traffic is None else lane.traffic.output_tokens
         return Finding(
             cause="decode_bound",
             stage="decode",
@@ -102,6 +103,7 @@ def decode_bound(facts: Facts) -> Finding | None:
             setting=Setting("config", f"workers[{worker.worker}].max_sequences", str(fits), str(worker.sequences))
             if is_crowded
             else Setting("action", "serve this model in a lower precision", "or route these calls to a smaller model"),
+            late_ms=(lane.itl_p50_ms - lane.itl_ms) * output,
         )
     return None
 
@@ -123,7 +125,12 @@ def cold_cache(facts: Facts) -> Finding | None:
                 Evidence("cached prompt tokens", traffic.cached_ratio or 0.0, "ratio", COLD_CACHE),
                 Evidence("calls with a repeated template", traffic.templated_ratio, "ratio", REPEATED),
             ),
-            setting=Setting("engine flag", "--enable-prefix-caching", ""),
+            setting=Setting(
+                "action",
+                "move text that varies, such as a timestamp, to the end of the prompt",
+                "and start the engine with --enable-prefix-caching",
+            ),
+            late_ms=_late_prefill_ms(lane),
         )
     return None
 
@@ -146,6 +153,7 @@ def prefill_bound(facts: Facts) -> Finding | None:
                 Evidence("cached prompt tokens", traffic.cached_ratio or 0.0, "ratio"),
             ),
             setting=Setting("action", "add a worker to `workers`", "or shorten the prompts of this lane"),
+            late_ms=_late_prefill_ms(lane),
         )
     return None
 
@@ -160,6 +168,11 @@ def _prefill_lanes(facts: Facts) -> list[LaneFacts]:
         if traffic.prefill_ms >= PREFILL_SHARE * lane.ttft_ms:
             found.append(lane)
     return found
+
+
+def _late_prefill_ms(lane: LaneFacts) -> float:
+    prefill_ms = None if lane.traffic is None else lane.traffic.prefill_ms
+    return max(0.0, (prefill_ms or 0.0) - (lane.ttft_ms or 0.0))
 
 
 def _better_chunk(chunk_tokens: int | None, step_ms: float, target_ms: float) -> int:

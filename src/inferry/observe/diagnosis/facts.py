@@ -40,7 +40,8 @@ class LimitedTenant(Struct, frozen=True, kw_only=True):
 class LaneFacts(Struct, frozen=True, kw_only=True):
     """One lane over the window: its settings, and what was measured. `calls` were sent to a worker.
 
-    `depth` is the mean number of queued jobs. `attainment` is the fraction of the `measured` calls that met the target.
+    `depth` is the mean number of queued jobs. `queued_ratio`: fraction of the samples with queued jobs. `backlogs`:
+    number of times that a queue built up. `attainment` is the fraction of the `measured` calls that met the target.
     """
 
     lane: str
@@ -57,6 +58,8 @@ class LaneFacts(Struct, frozen=True, kw_only=True):
     calls_per_s: float
     depth: float
     depth_now: int
+    queued_ratio: float
+    backlogs: int
     running_now: int
     wait_mean_ms: float | None
     wait_p50_ms: float | None

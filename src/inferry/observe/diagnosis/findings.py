@@ -41,7 +41,10 @@ class Setting(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One cause, with its evidence. `where` names the lane, worker or tenant."""
+    """One cause, with its evidence. `where` names the lane, worker or tenant.
+
+    `late_ms`: mean time beyond the target that the cause explains per call; None where it is unknown.
+    """
 
     cause: str
     stage: Stage
@@ -49,12 +52,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     summary: str
     evidence: tuple[Evidence, ...]
     setting: Setting
+    late_ms: float | None = None
 
 
 class LatencyPart(Struct, frozen=True):
     """Mean time per call in one stage; `share` is its fraction of the whole."""
 
-    stage: str
+    stage: Stage
     mean_ms: float
     share: float
 

@@ -110,6 +110,7 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
         *("inferry_queue_wait_seconds", "inferry_time_to_first_token_seconds", "inferry_inter_token_latency_seconds"),
     )
     calls = window.observed(waits, lane=name)
+    has_queue = [depth > 0 for _, depth in window.history.values("inferry_queue_depth", window.seconds, lane=name)]
     return LaneFacts(
         lane=name,
         ttft_ms=policy.ttft_ms,
@@ -125,6 +126,8 @@ def _lane(window: _Window, lane: Lane, policy: LanePolicy, live: LiveState, traf
         calls_per_s=calls / window.observed_s if window.observed_s else 0.0,
         depth=window.mean("inferry_queue_depth", "lane", name) or 0.0,
         depth_now=int(window.history.latest("inferry_queue_depth", lane=name) or 0),
+        queued_ratio=sum(has_queue) / len(has_queue) if has_queue else 0.0,
+        backlogs=sum(now and not before for before, now in zip([False, *has_queue], has_queue, strict=False)),
         running_now=live.running.get(name, 0),
         wait_mean_ms=_ms(window.observed_mean(waits, lane=name)),
         wait_p50_ms=_ms(window.quantile(0.5, waits, lane=name)),

@@ -1,9 +1,9 @@
 """The split of latency: queue wait, batching, prefill, decode, and tool time between a run's calls."""
 
 from inferry.observe.diagnosis.facts import Facts, LaneFacts
-from inferry.observe.diagnosis.findings import LaneSplit, LatencyPart
+from inferry.observe.diagnosis.findings import LaneSplit, LatencyPart, Stage
 
-STAGES = ("queue", "batching", "prefill", "decode", "tool")
+STAGES: tuple[Stage, ...] = ("queue", "batching", "prefill", "decode", "tool")
 
 
 def lane_splits(facts: Facts) -> tuple[LaneSplit, ...]:
@@ -20,7 +20,7 @@ def lane_splits(facts: Facts) -> tuple[LaneSplit, ...]:
 
 def fleet_parts(facts: Facts) -> tuple[LatencyPart, ...]:
     """The split over all lanes, weighted by their calls."""
-    sums: dict[str, float] = {}
+    sums: dict[Stage, float] = {}
     calls = 0
     for lane in facts.lanes:
         number = lane.calls if lane.traffic is None else lane.traffic.attempts
@@ -31,7 +31,7 @@ def fleet_parts(facts: Facts) -> tuple[LatencyPart, ...]:
     return tuple(LatencyPart(stage, sums[stage] / calls, sums[stage] / total) for stage in sums) if total > 0 else ()
 
 
-def _times_ms(lane: LaneFacts) -> dict[str, float]:
+def _times_ms(lane: LaneFacts) -> dict[Stage, float]:
     """Mean time per call by stage, without the stages that are unknown."""
     traffic = lane.traffic
     if traffic is None:

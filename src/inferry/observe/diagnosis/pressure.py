@@ -16,6 +16,8 @@ HIGH_UTILISATION = 0.7
 SLACK_ITL = 0.5
 """Part of the ITL target below which the median leaves an engine room for more sequences."""
 DEFAULT_ITL_MS = 50.0
+TOP_TENANT = 0.5
+"""Part of a lane's time on workers from which one tenant is named."""
 
 
 def misses_target(lane: LaneFacts) -> bool:
@@ -61,6 +63,20 @@ def lane_evidence(lane: LaneFacts) -> tuple[Evidence, ...]:
         found.append(Evidence(f"p95 queue wait of lane {lane.lane}", lane.wait_p95_ms, "ms", lane.ttft_ms))
     found.append(Evidence(f"mean queue depth of lane {lane.lane}", lane.depth, "jobs"))
     return tuple(found)
+
+
+def top_tenant(lane: LaneFacts) -> str | None:
+    """The tenant that used most of the lane's time on workers, if one did."""
+    traffic = lane.traffic
+    return None if traffic is None or traffic.top_tenant_share < TOP_TENANT else traffic.top_tenant
+
+
+def tenant_evidence(lane: LaneFacts) -> tuple[Evidence, ...]:
+    traffic, tenant = lane.traffic, top_tenant(lane)
+    if traffic is None or tenant is None:
+        return ()
+    what = f"time on workers in lane {lane.lane} used by tenant {tenant}"
+    return (Evidence(what, traffic.top_tenant_share, "ratio", TOP_TENANT),)
 
 
 def queue_dominates(lane: LaneFacts) -> bool:

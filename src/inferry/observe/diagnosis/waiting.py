@@ -13,7 +13,9 @@ from inferry.observe.diagnosis.pressure import (
     pressed_lanes,
     queue_dominates,
     ratio,
+    tenant_evidence,
     top_limit,
+    top_tenant,
     up_workers,
     waits_long,
 )
@@ -21,6 +23,9 @@ from inferry.observe.diagnosis.pressure import (
 FLOOD_SHARE = 0.5
 MIN_BACKLOG = 5.0
 """Mean queue depth from which a batch lane has more work than the workers take."""
+MIN_BURSTS = 2
+MAX_QUEUED = 0.5
+"""Part of the time with queued jobs above which a lane has a lasting backlog, and not bursts."""
 HIGH_RESERVE = 0.3
 IDLE = 0.1
 """Part of its limit below which a worker counts as idle."""
@@ -42,16 +47,19 @@ def batch_flood(facts: Facts) -> Finding | None:
     flood = max(batch, key=lambda one: one.depth, default=None)
     if flood is None or share < FLOOD_SHARE or flood.depth < MIN_BACKLOG:
         return None
+    tenant = top_tenant(flood)
+    jobs = f"Jobs of lane {flood.lane}" if tenant is None else f"Jobs of tenant {tenant} in lane {flood.lane}"
     return Finding(
         cause="p2_flood",
         stage="queue",
-        where=f"lane {flood.lane}",
-        summary=f"Jobs of lane {flood.lane} hold the workers while calls of lane {lane.lane} wait.",
+        where=f"lane {flood.lane}" if tenant is None else f"tenant {tenant}",
+        summary=f"{jobs} hold the workers while calls of lane {lane.lane} wait.",
         evidence=(
             *lane_evidence(lane),
             Evidence(f"time on workers used by lane {flood.lane}", share, "ratio", FLOOD_SHARE),
             Evidence(f"jobs of lane {flood.lane} on workers now", flood.running_now, "jobs", running),
             Evidence(f"mean queue depth of lane {flood.lane}", flood.depth, "jobs"),
+            *tenant_evidence(flood),
         ),
         setting=_separate(facts, flood),
     )
@@ -164,6 +172,29 @@ def idle_group(facts: Facts) -> Finding | None:
     return None
 
 
+def bursts(facts: Facts) -> Finding | None:
+    """Calls arrive many at a time: they wait for each other, and between two bursts nothing waits."""
+    for lane in late_lanes(facts):
+        is_backlogged = lane.backlogs < MIN_BURSTS or lane.queued_ratio > MAX_QUEUED or lane.depth < MIN_BACKLOG
+        if is_backlogged or not waits_long(lane) or not queue_dominates(lane):
+            continue
+        tenant = top_tenant(lane)
+        return Finding(
+            cause="bursts",
+            stage="queue",
+            where=f"lane {lane.lane}" if tenant is None else f"tenant {tenant}",
+            summary=f"Calls of lane {lane.lane} arrive many at a time and wait for each other.",
+            evidence=(
+                *lane_evidence(lane),
+                Evidence("times that a queue built up", lane.backlogs, "times", MIN_BURSTS),
+                Evidence("part of the time with queued calls", lane.queued_ratio, "ratio", MAX_QUEUED),
+                *tenant_evidence(lane),
+            ),
+            setting=Setting("action", "start these calls at different times", "or send them in lane P2"),
+        )
+    return None
+
+
 def overload(facts: Facts) -> Finding | None:
     """Calls with a target wait, and the workers have nothing left to give. Batch work may wait."""
     lanes = [lane for lane in late_lanes(facts) if waits_long(lane) and queue_dominates(lane)]
@@ -176,6 +207,7 @@ def overload(facts: Facts) -> Finding | None:
         evidence.append(Evidence("GPU utilisation", sum(busy) / len(busy), "ratio", HIGH_UTILISATION))
     evidence.append(Evidence("running sequences", sum(one.running or 0.0 for one in workers), "sequences"))
     evidence.append(Evidence("workers up", len(workers), "workers"))
+    evidence += tenant_evidence(lanes[0])
     return Finding(
         cause="overload",
         stage="queue",

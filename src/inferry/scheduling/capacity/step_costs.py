@@ -10,6 +10,7 @@ the sum, and the calibrated ratios split it. Old observations decay.
 """
 
 from math import exp
+from typing import Final
 
 SMOOTHING_S = 1.0
 """Smoothing of the observed sums, in seconds: prompt tokens are counted when their prompt is done."""
@@ -18,11 +19,11 @@ MEMORY_S = 20.0
 PRIOR_COSTS = (200.0, 4.0, 1.0)
 """Costs of a step, an output token and a prompt token in the cost of a prompt token, as calibrated for an 8B model on
 an H200. Only their ratios matter: the observed time gives the scale."""
-PRIOR_WEIGHT = 0.05
+PRIOR_WEIGHT: Final = 0.05
 """Weight of the prior, relative to the observed sum of squares of each term. Prompts that are counted some steps before
 or after they are computed vary by a few hundredths of their square; a smaller weight would learn from that."""
 _SWEEPS = 50
-_MIN_COST_S = 1e-9
+_MIN_COST_S: Final = 1e-9
 
 
 class StepCostModel:
@@ -74,12 +75,21 @@ class StepCostModel:
         moments, spent = self._moments, self._spent
         explained = sum([a * b * moments[i][j] for i, a in enumerate(PRIOR_COSTS) for j, b in enumerate(PRIOR_COSTS)])
         scale = sum([cost * spent[i] for i, cost in enumerate(PRIOR_COSTS)]) / explained
-        prior = [scale * cost for cost in PRIOR_COSTS]
-        costs = [self.base_s, self.token_s, self.prompt_s] if self.known else prior
+        prior_base, prior_token, prior_prompt = [scale * cost for cost in PRIOR_COSTS]
+        base, token, prompt = prior_base, prior_token, prior_prompt
+        if self.known:
+            base, token, prompt = self.base_s, self.token_s, self.prompt_s
+        # Without lists or loops over the costs: several times a second for each worker, 50 sweeps each time.
+        (base_2, base_token, base_prompt), (_, token_2, token_prompt), (_, _, prompt_2) = moments
+        base_spent, token_spent, prompt_spent = spent
         for _ in range(_SWEEPS):
-            for i, row in enumerate(moments):
-                weight = row[i]
-                rest = spent[i] - sum([row[j] * costs[j] for j in range(3) if j != i])
-                best = (rest + PRIOR_WEIGHT * weight * prior[i]) / ((1 + PRIOR_WEIGHT) * weight) if weight else prior[i]
-                costs[i] = max(best, _MIN_COST_S)
-        self.base_s, self.token_s, self.prompt_s = costs
+            base = _best_cost(base_spent - (base_token * token + base_prompt * prompt), base_2, prior_base)
+            token = _best_cost(token_spent - (base_token * base + token_prompt * prompt), token_2, prior_token)
+            prompt = _best_cost(prompt_spent - (base_prompt * base + token_prompt * token), prompt_2, prior_prompt)
+        self.base_s, self.token_s, self.prompt_s = base, token, prompt
+
+
+def _best_cost(rest: float, weight: float, prior: float) -> float:
+    """The cost that explains the `rest` of the time best, where `weight` is the sum of squares of its term."""
+    best = (rest + PRIOR_WEIGHT * weight * prior) / ((1 + PRIOR_WEIGHT) * weight) if weight else prior
+    return best if best > _MIN_COST_S else _MIN_COST_S

@@ -50,7 +50,7 @@ class EmbeddedWorker(EngineWorker):
             program=_program(model_dir, config),
             limits=EngineLimits(
                 sequences=config.max_sequences,
-                kv_tokens=config.blocks * config.block_tokens,
+                kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
                 prefill_tokens=prefill_tokens or 4 * config.chunk_tokens,
                 chunk_tokens=config.chunk_tokens,
             ),

@@ -9,7 +9,7 @@ from inferry.domain.streams import Done, Failed, Usage
 from inferry.domain.values import replace
 from inferry.engine.messages import Account
 from inferry.workers.plan_completion import PlanCompletion
-from inferry.workers.stop_strings import held_back_chars
+from inferry.workers.resumed_stop_strings import held_back_chars
 
 
 class LiveJob:

@@ -9,7 +9,7 @@ from inferry.workers.openai_http.calls import Call, CallOwner
 from inferry.workers.openai_http.sse import EventScanner
 from inferry.workers.openai_http.token_trace import ContinuationScanner
 from inferry.workers.plan_completion import PlanCompletion
-from inferry.workers.stop_strings import StopMatcher
+from inferry.workers.resumed_stop_strings import StopMatcher
 
 
 class ContinuationCall(Call):

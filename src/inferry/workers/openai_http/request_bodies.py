@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from inferry.domain.jobs import InferenceJob, ResumePoint
 from inferry.domain.lanes import Lane
-from inferry.workers.openai_http.settings import ChoicesOption, SaltOption, TokenIdsOption
+from inferry.workers.openai_http.settings import ChoicesOption, TokenIdsOption
 
 PRIORITIES = {Lane.P0: b',"priority":-1', Lane.P1: b',"priority":0', Lane.P2: b',"priority":1'}
 """Lower is first. Sent with every call, so that a client's own value is overridden."""
@@ -20,7 +20,7 @@ RESUMED_FIELDS = (
     *("allowed_token_ids", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "user"),
 )
 """Fields that a continuation copies from the client's body: sampling and stop conditions. The gateway matches stop
-strings (`stop_strings`)."""
+strings (`resumed_stop_strings`)."""
 
 NOT_RESUMABLE_FIELDS = (
     *(b'"bad_words"', b'"logits_processors"', b'"thinking_token_budget"', b'"repetition_detection"', b'"vllm_xargs"'),
@@ -42,7 +42,6 @@ _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 _token_ids_option_decoder = msgspec.json.Decoder(TokenIdsOption)
 _choices_decoder = msgspec.json.Decoder(ChoicesOption)
-_salt_decoder = msgspec.json.Decoder(SaltOption)
 
 
 class CacheSalts:
@@ -52,12 +51,10 @@ class CacheSalts:
         self._key = hashlib.blake2b(secret, digest_size=32).digest()
         self._cache: dict[str, bytes] = {}
 
-    def field(self, tenant: str, body: bytes = b"") -> bytes:
-        """The salt as a field after a comma. A salt in the client's body separates the tenant's own caches further."""
-        if b'"cache_salt"' in body:
-            own = _salt_decoder.decode(body).cache_salt
-            if own:
-                return b',"cache_salt":"%b"' % self.salt(f"{tenant}\n{own}").encode()
+    def field(self, tenant: str, own: str | None = None) -> bytes:
+        """The salt as a field after a comma. The client's `own` salt separates the tenant's caches further."""
+        if own:
+            return b',"cache_salt":"%b"' % self.salt(f"{tenant}\n{own}").encode()
         found = self._cache.get(tenant)
         if found is None:
             if len(self._cache) >= MAX_SALTS:

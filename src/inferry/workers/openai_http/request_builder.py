@@ -54,7 +54,7 @@ class RequestBuilder:
             headers += job.trace.headers(job.attempt)
         more = self._priorities.get(job.lane, b"")
         if self._salts is not None and job.salted:
-            more = self._salts.field(job.tenant, payload.body) + more
+            more = self._salts.field(job.tenant, payload.cache_salt) + more
         if job.resume_point is not None:
             body = resumed_body(job, job.resume_point, self.remaining_tokens(job), more)
             return self._client.request(b"POST", PATHS["completions"], headers, body)

@@ -10,7 +10,7 @@ from inferry.domain.errors import WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.workers.openai_http.server_client import ServerClient
 from inferry.workers.openai_http.settings import PromptText
-from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher, resume_stop_matcher
+from inferry.workers.resumed_stop_strings import COMPARED_CHARS, StopMatcher, resume_stop_matcher
 
 CONTEXT_TOKENS = 8
 MAX_CHARACTER_BYTES = 4

@@ -59,10 +59,6 @@ class TokenIdsOption(Struct):
     return_token_ids: bool | None = None
 
 
-class SaltOption(Struct):
-    cache_salt: str | None = None
-
-
 class ChoicesOption(Struct):
     n: int | None = None
 

@@ -22,7 +22,7 @@ from inferry.workers.openai_http.sse import (
     to_finish_reason,
     to_usage,
 )
-from inferry.workers.stop_strings import COMPARED_CHARS, StopMatcher
+from inferry.workers.resumed_stop_strings import COMPARED_CHARS, StopMatcher
 
 RECENT_EVENTS = 8
 """Pieces kept of a stream with stop strings, to compare the end of its text with the detokenised ids."""

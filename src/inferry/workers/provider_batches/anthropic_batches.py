@@ -12,7 +12,7 @@ import msgspec
 
 from inferry.domain.errors import WorkerLost
 from inferry.domain.provider_batches import ProviderRequest, ProviderResult, ProviderState
-from inferry.workers.provider_batches.provider_client import TRANSFER_TIMEOUT_S, ProviderClient, count
+from inferry.workers.provider_batches.provider_client import TRANSFER_TIMEOUT_S, ProviderBatches, count
 
 PATHS = frozenset({"/v1/messages"})
 VERSION = "2023-06-01"
@@ -32,19 +32,10 @@ _STATUSES = {
 """Statuses of errors; of any other error it is 500."""
 
 
-class AnthropicBatches:
+class AnthropicBatches(ProviderBatches):
     """See `domain.provider_batches.BatchProvider`."""
 
     paths = PATHS
-
-    def __init__(
-        self, client: ProviderClient, *, worker: str, models: tuple[str, ...], pool: str | None, price_factor: float
-    ) -> None:
-        self._client = client
-        self.worker = worker
-        self.models = models
-        self.pool = pool
-        self.price_factor = price_factor
 
     async def submit(self, marker: str, path: str, requests: Sequence[ProviderRequest]) -> str:
         body = {"requests": [{"custom_id": one.custom_id, "params": msgspec.Raw(one.body)} for one in requests]}

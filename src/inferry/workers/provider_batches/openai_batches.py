@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from inferry.domain.provider_batches import ProviderRequest, ProviderResult, ProviderState
-from inferry.workers.provider_batches.provider_client import TRANSFER_TIMEOUT_S, ProviderClient, count
+from inferry.workers.provider_batches.provider_client import TRANSFER_TIMEOUT_S, ProviderBatches, count
 
 MARKER = "inferry_batch"
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
@@ -20,19 +20,10 @@ _ENDED = frozenset({"completed", "expired", "cancelled"})
 _NOT_EXECUTED = {"batch_expired": "expired", "batch_cancelled": "canceled"}
 
 
-class OpenAIBatches:
+class OpenAIBatches(ProviderBatches):
     """See `domain.provider_batches.BatchProvider`."""
 
     paths = PATHS
-
-    def __init__(
-        self, client: ProviderClient, *, worker: str, models: tuple[str, ...], pool: str | None, price_factor: float
-    ) -> None:
-        self._client = client
-        self.worker = worker
-        self.models = models
-        self.pool = pool
-        self.price_factor = price_factor
 
     async def submit(self, marker: str, path: str, requests: Sequence[ProviderRequest]) -> str:
         lines = b"".join(

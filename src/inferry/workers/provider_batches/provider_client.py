@@ -60,3 +60,16 @@ class ProviderClient:
 def count(value: object) -> int:
     """A number of tokens, as far as the provider reports one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+class ProviderBatches:
+    """What the batch APIs of all providers have in common; see `domain.provider_batches.BatchProvider`."""
+
+    def __init__(
+        self, client: ProviderClient, *, worker: str, models: tuple[str, ...], pool: str | None, price_factor: float
+    ) -> None:
+        self._client = client
+        self.worker = worker
+        self.models = models
+        self.pool = pool
+        self.price_factor = price_factor

@@ -19,7 +19,7 @@ MAX_RETRY_AFTER_S = 115.0
 MAX_CALLERS = 10_000
 
 
-class RetryAfterSpreader:
+class QuotaRetrySpreader:
     """The last retry time given to each caller. The owner of this object supplies the clock."""
 
     def __init__(self) -> None:
