@@ -48,7 +48,6 @@ TORCH_MODULES = {
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/tiny",
     "engine/kernels",
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
