@@ -33,20 +33,28 @@ _SHORT = {
 
 
 def add_typos(random: Random, text: str, protected: frozenset[str]) -> str:
-    """Some words are misspelt, shortened, unknown or missing; those that a reply may copy are kept."""
-    rate = random.choice((0.03, 0.06, 0.12))
-    words: list[str] = []
-    for word in text.split(" "):
-        bare = word.strip(".,!?\n")
-        if random.random() >= rate or bare in protected or "\n" in word or any(letter.isdigit() for letter in word):
-            words.append(word)
-        elif bare in _SHORT and random.random() < 0.5:
-            words.append(word.replace(bare, _SHORT[bare]))
-        elif (kind := random.random()) < 0.6:
-            words.append(_misspelt(random, word))
-        elif kind < 0.8:
-            words.append(invented_word(random))
+    """One or two words are misspelt, shortened or missing; those that a reply may copy are kept."""
+    words = text.split(" ")
+    possible = [place for place, word in enumerate(words) if _may_change(word, protected)]
+    for place in sorted(random.sample(possible, min(random.choice((1, 2)), len(possible))), reverse=True):
+        word = words[place]
+        bare = _bare(word)
+        if bare in _SHORT and random.random() < 0.5:
+            words[place] = word.replace(bare, _SHORT[bare])
+        elif random.random() < 0.9 or len(words) < 4:
+            words[place] = word.replace(bare, _misspelt(random, bare))
+        else:
+            del words[place]
     return " ".join(words)
+
+
+def _bare(word: str) -> str:
+    return word.strip(".,!?\n")
+
+
+def _may_change(word: str, protected: frozenset[str]) -> bool:
+    bare = _bare(word)
+    return len(bare) > 2 and bare not in protected and "\n" not in word and bare.replace("'", "").isalpha()
 
 
 def replace_words(random: Random, text: str, synonyms: dict[str, list[str]], protected: frozenset[str]) -> str:
@@ -54,7 +62,7 @@ def replace_words(random: Random, text: str, synonyms: dict[str, list[str]], pro
     rate = random.choice((0.15, 0.3, 0.6))
     words: list[str] = []
     for word in text.split(" "):
-        bare = word.strip(".,!?\n")
+        bare = _bare(word)
         others = synonyms.get(bare)
         if others is None or bare in protected or random.random() >= rate:
             words.append(word)

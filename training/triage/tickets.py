@@ -12,6 +12,10 @@ _QUESTION = re.compile(
     r"(?:can|could|would|will|may|do|does|did|is|are|was|were|has|have you|how|where|when|why|what|which|who|any)\b",
     re.IGNORECASE,
 )
+# Of the tickets that have more than their main sentences (three of four), how many start with an aside.
+_ABOUT_ANOTHER_INTENT = 0.06
+_NEUTRAL = 0.1
+_TYPOS = 0.15
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def make_ticket(random: Random, intent: str, split: Split) -> Ticket:
     protected = frozenset(" ".join(values.values()).split())
     if split == "train" and random.random() < 0.4:
         text = replace_words(random, text, _synonyms(), protected)
-    if random.random() < (0.4 if split == "train" else 0.2):
+    if random.random() < _TYPOS:
         text = add_typos(random, text, protected)
     return Ticket(intent, text, {name: value for name, value in values.items() if value in text})
 
@@ -49,11 +53,8 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
         sentences[random.randrange(len(sentences))] = _about(random, "about", intent)
     if random.random() < 0.25:
         return sentences
-    if random.random() < 0.3:
-        if split == "train" and random.random() < 0.6:
-            aside = _about(random, "negated", random.choice([other for other in INTENTS if other != intent]))
-        else:
-            aside = filling.expand(random.choice(_asides(intent, split)))
+    aside = _aside(random, filling, intent, split)
+    if aside:
         sentences[0] = f"{aside}{random.choice((', but ', '. ', ' but ', '. However, '))}{sentences[0]}"
     contexts = frames("context.txt", split)
     for _ in range(random.choices((0, 1, 2), (45, 40, 15))[0]):
@@ -63,6 +64,18 @@ def _body(random: Random, filling: Filling, intent: str, split: Split) -> list[s
     if random.random() < 0.4:
         sentences.append(filling.expand(random.choice(frames("closing.txt", split))))
     return sentences
+
+
+def _aside(random: Random, filling: Filling, intent: str, split: Split) -> str:
+    """What the ticket is not about: rarely the topic of another department."""
+    kind = random.random()
+    if kind >= _ABOUT_ANOTHER_INTENT + _NEUTRAL:
+        return ""
+    if kind >= _ABOUT_ANOTHER_INTENT:
+        return filling.expand(random.choice(_asides("neutral", intent, split)))
+    if split == "train" and random.random() < 0.6:
+        return _about(random, "negated", random.choice([other for other in INTENTS if other != intent]))
+    return filling.expand(random.choice(_asides("another intent", intent, split)))
 
 
 def _about(random: Random, section: str, intent: str) -> str:
@@ -93,8 +106,8 @@ def _synonyms() -> dict[str, list[str]]:
 
 
 @cache
-def _asides(intent: str, split: Split) -> tuple[Frame, ...]:
-    listed = (line.split(": ", 1) for line in part(lines("aside.txt"), split))
+def _asides(section: str, intent: str, split: Split) -> tuple[Frame, ...]:
+    listed = (line.split(": ", 1) for line in part(sections("aside.txt")[section], split))
     return tuple(Frame.parse(source) for tags, source in listed if intent not in tags.split())
 
 
