@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
-    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2"},
+    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
@@ -48,7 +48,9 @@ TORCH_MODULES = {
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/kernels",
+    *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
+    *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/thresholds",
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 

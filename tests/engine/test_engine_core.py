@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
@@ -129,9 +130,10 @@ def test_an_aborted_sequence_frees_everything_and_reports_usage() -> None:
     assert core.abort([1]) == []
 
 
-def test_sequences_that_outgrow_the_kv_cache_give_the_same_tokens_as_with_plenty() -> None:
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_sequences_that_outgrow_the_kv_cache_give_the_same_tokens_as_with_plenty(prefix_cache: bool) -> None:
     prompts = {key: [key + 1, 3 * key, 7] for key in range(4)}
-    core = a_core()
+    core = a_core(replace(SMALL, prefix_cache=prefix_cache))
     for key, prompt in prompts.items():
         core.add(a_request(key, prompt, greedy(30), Lane(key % 3)))
     outputs = drain(core)

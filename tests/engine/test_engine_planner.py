@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferry.domain.lanes import Lane
+from inferry.engine.blocks import BlockPool
 from inferry.engine.planner import Limits, StepPlan, plan_step
 from inferry.engine.sequences import Sequence
 from support.engine_fixtures import greedy
@@ -130,3 +131,18 @@ def test_every_plan_keeps_its_limits_and_computes_something(data: st.DataObject)
         first = plan.work[0].sequence if plan.work[0].sequence.pending > 1 else running[0]
         assert first is running[0] or first.rank < running[0].rank
     assert plan_step(running, waiting, free, LIMITS, may_hold=may_hold) == plan
+
+
+def test_a_preempted_sequence_frees_only_the_blocks_that_no_other_holds() -> None:
+    pool = BlockPool(6, LIMITS.block_tokens)
+    pool.extend(1, 12)
+    pool.name(1, 0, [b"first", b"second"])
+    for key in (2, 3, 4):
+        pool.claim(key, pool.find([b"first", b"second"]))
+        pool.extend(key, 12)
+    running = [a_sequence(key, 13, computed=12) for key in (1, 2, 3, 4)]
+    for sequence in running:
+        sequence.blocks = pool.blocks_of(sequence.key)
+    plan = plan_step(running, [], pool.free, LIMITS, shared=pool)
+    assert [sequence.key for sequence in plan.preempted] == [4, 3]
+    assert work(plan) == [(1, 1), (2, 1)]

@@ -18,7 +18,7 @@ from inferry.domain.errors import (
 from inferry.ingress.errors import error_body, error_headers
 
 CODES = {
-    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane"},
+    400: {"invalid_request", "context_length_exceeded", "unsupported_feature", "unknown_lane", "kv_quota_too_small"},
     401: {"invalid_api_key"},
     402: {"run_budget_exhausted", "tenant_budget_exhausted"},
     403: {"model_not_allowed", "lane_not_allowed", "admin_only", "storage_disabled"},
@@ -27,7 +27,7 @@ CODES = {
     408: {"queue_timeout", "deadline_infeasible"},
     409: {"run_cancelled", "conflict"},
     413: {"body_too_large", "storage_quota_exceeded"},
-    429: {"queue_full", "rate_limited", "tenant_concurrency"},
+    429: {"queue_full", "rate_limited", "tenant_concurrency", "kv_quota_exceeded"},
     499: {"client_closed", "call_aborted"},
     500: {"internal_error"},
     502: {"worker_lost"},

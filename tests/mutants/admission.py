@@ -10,6 +10,7 @@ GROUP = MutantGroup(
         "tests/admission/test_gpu_leases.py",
         "tests/admission/test_leases.py",
         "tests/admission/test_quota_gate.py",
+        "tests/admission/test_kv_quota.py",
         "tests/properties/test_quota_gate_machine.py",
         "tests/simulation/test_sub_agents_in_budget.py",
     ),
@@ -37,8 +38,8 @@ GROUP = MutantGroup(
         Mutant(
             "a job that never ran is charged",
             "admission/quota_gate.py",
-            "            tokens = 0\n        else:",
-            "            tokens = permit.leased_tokens\n        else:",
+            "cost, tokens = None if tariff.price is None else 0, 0\n",
+            "cost, tokens = None if tariff.price is None else 0, permit.leased_tokens\n",
         ),
         Mutant(
             "the rest of a lease is kept",
@@ -269,6 +270,36 @@ GROUP = MutantGroup(
             "self.input if self.cached_input is None else self.cached_input",
             "self.cached_input or self.input",
             _KEYS,
+        ),
+        Mutant(
+            "a call may not fill a KV quota",
+            "admission/kv_quota.py",
+            "self.kv_tokens + kv_tokens > most",
+            "self.kv_tokens + kv_tokens >= most",
+        ),
+        Mutant(
+            "an idle run is concurrent for ever",
+            "admission/kv_quota.py",
+            "            self._drop_idle(now)\n",
+            "",
+        ),
+        Mutant(
+            "an ended call keeps its KV tokens",
+            "admission/kv_quota.py",
+            "        self.kv_tokens -= kv_tokens\n",
+            "",
+        ),
+        Mutant(
+            "a run of its own keeps its place after its call",
+            "admission/kv_quota.py",
+            "(is_last_call or self._max_runs is None)",
+            "self._max_runs is None",
+        ),
+        Mutant(
+            "a sub-run is a run of its own",
+            "admission/evaluation.py",
+            "permit.run_id = lineage[-1]",
+            "permit.run_id = lineage[0]",
         ),
     ),
 )

@@ -69,8 +69,8 @@ GROUP = MutantGroup(
         Mutant(
             "a preempted sequence keeps its computed tokens",
             "engine/core.py",
-            "            sequence.computed = 0\n",
-            "",
+            "            sequence.computed = sequence.named_blocks = 0\n",
+            "            sequence.named_blocks = 0\n",
             _CORE,
         ),
         Mutant(
@@ -104,22 +104,22 @@ GROUP = MutantGroup(
         Mutant(
             "a preempted sequence keeps its blocks",
             "engine/planner.py",
-            "            free += len(victim.blocks)\n",
-            "",
+            "free += len(victim.blocks) if shared is None else shared.count_freed(victim.blocks, released)",
+            "pass",
             _PLANNER,
         ),
         Mutant(
             "the last free block is never handed out",
             "engine/blocks.py",
-            "if need > self._free:",
-            "if need >= self._free:",
+            "if need > self.free:",
+            "if need >= self.free:",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(
             "a freed block is not the lowest",
             "engine/blocks.py",
-            "        self._lowest = min(self._lowest, *blocks, self.total)\n",
-            "        self._lowest = min(blocks, default=self._lowest)\n",
+            "        self._lowest = min(self._lowest, block)\n",
+            "        self._lowest = block\n",
             ("tests/engine/test_engine_blocks.py",),
         ),
         Mutant(
@@ -132,8 +132,8 @@ GROUP = MutantGroup(
         Mutant(
             "a number past the last weight falls to a token of no weight",
             "engine/sampling.py",
-            "chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()",
-            "chosen: list[int] = tokens.clamp(max=weights.shape[-1] - 1).squeeze(1).tolist()",
+            "return torch.minimum(tokens, last).squeeze(1)",
+            "return tokens.clamp(max=weights.shape[-1] - 1).squeeze(1)",
             _SAMPLING,
         ),
         Mutant(

@@ -19,7 +19,7 @@ from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, End, Failed, FinishReason, Usage
 from inferry.domain.values import replace
-from inferry.domain.workers import Capacity, Load, Phase, WorkerView
+from inferry.domain.workers import Capacity, KvBlocks, Load, Phase, WorkerView
 from inferry.observe.counters import FastCounter, FastHistogram
 from inferry.observe.metric_table import METRIC_TABLE
 from inferry.observe.metrics import Metrics
@@ -279,6 +279,17 @@ def test_gauges_are_read_on_scrape(metrics: Metrics) -> None:
     assert found["wait_prediction_coverage_ratio", "P1"] == 0.875
     assert ("wait_prediction_coverage_ratio", "P0") not in found, "a lane in which nothing was judged has no coverage"
     assert found[("output_prediction_log_error",)] == 0.5
+
+
+def test_kv_blocks_are_shown_by_state_for_engines_that_tell_them(metrics: Metrics) -> None:
+    kv_blocks = KvBlocks(blocks=20, held=6, cached=4, kept=1, span=8, prefix_queries=100, prefix_hits=64)
+    metrics.workers.views = lambda: [replace(a_view("gpu-a"), kv_blocks=kv_blocks), a_view("gpu-b")]
+    for state, blocks in (("held", 6), ("cached", 3), ("kept", 1), ("empty", 10)):
+        assert value(metrics, "engine_kv_blocks", worker="gpu-a", state=state) == blocks
+    assert value(metrics, "engine_kv_fragmentation_ratio", worker="gpu-a") == 0.25
+    assert value(metrics, "engine_prefix_cache_queries_total", worker="gpu-a") == 100
+    assert value(metrics, "engine_prefix_cache_hits_total", worker="gpu-a") == 64
+    assert value(metrics, "engine_kv_blocks", worker="gpu-b", state="held") is None
 
 
 @pytest.mark.parametrize(("phase", "up"), [("starting", 0), ("ready", 1), ("draining", 1), ("down", 0)])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from inferry.admission.budgets import UNBOUNDED, Account, Calendar, to_nanos
+from inferry.admission.kv_quota import KvQuota
 from inferry.admission.quotas import MINUTE_S, Quotas
 from inferry.domain.tenants import Limits
 
@@ -21,6 +22,7 @@ class OwnerAccounts:
         "day",
         "day_nanos",
         "day_tokens",
+        "kv",
         "limits",
         "limits_runs",
         "month",
@@ -39,6 +41,7 @@ class OwnerAccounts:
         self.name = (tenant, key_id)
         self.uses_watermarks = uses_watermarks
         self.quotas = Quotas(owner_kind)
+        self.kv = KvQuota()
         self.limits: Limits | None = None
         self.limits_runs = False
         self.run_tokens = self.run_nanos = UNBOUNDED
@@ -51,6 +54,7 @@ class OwnerAccounts:
         """Replace the limits. They apply to calls in flight too."""
         self.limits = limits
         self.quotas.set_limits(limits, now)
+        self.kv.set_limits(limits)
         self.run_tokens, self.run_nanos = _ceiling_values(limits.run_token_ceiling, limits.run_money_ceiling)
         self.limits_runs = limits.run_token_ceiling is not None or limits.run_money_ceiling is not None
         self.day_tokens, self.day_nanos = _ceiling_values(limits.day_token_ceiling, limits.day_money_ceiling)

@@ -276,3 +276,13 @@ def account_report(account: Account, *, key_id: str | None = None, run_id: str |
         key_id=key_id,
         run_id=run_id,
     )
+
+
+def charge_ancestors(runs: list[Account], tokens: int, nanos: int) -> None:
+    """Charge the ancestors of a run that got its parent while the job was in flight."""
+    seen = list(runs)
+    ancestor = runs[-1].parent
+    while ancestor is not None and ancestor not in seen:  # a run forgotten and created again may form a cycle
+        ancestor.charge(tokens, nanos, 0, 0)
+        seen.append(ancestor)
+        ancestor = ancestor.parent

@@ -11,7 +11,8 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
 _counted = attrgetter(
-    "requests_per_minute", "tokens_per_minute", "max_concurrent", "run_token_ceiling", "run_money_ceiling",
+    "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_concurrent_runs", "max_kv_tokens",
+    "run_max_kv_tokens", "run_token_ceiling", "run_money_ceiling",
     "day_token_ceiling", "month_token_ceiling", "day_money_ceiling", "month_money_ceiling",
 )  # fmt: skip
 _NOTHING_COUNTED = _counted(Limits())
@@ -25,6 +26,7 @@ def has_limits(limits: Limits) -> bool:
 def find_accounts(permit: Permit, runs: RunAccounts, calendar: Calendar, tenant: str, lineage: Sequence[str]) -> None:
     """Set the permit's accounts: those that limit the job, and those that it only charges."""
     owner, key, leased_accounts = permit.tenant, permit.key, permit.leased_accounts
+    permit.run_id = lineage[-1]
     assert owner is not None
     if owner.limits_runs or (key is not None and key.limits_runs):
         get_or_new = runs.get_or_new
@@ -86,7 +88,22 @@ def evaluate(permit: Permit, job: InferenceJob, lease_tokens: int, now: float) -
         other = key.quotas.wait(reserved, now)
         if other is not None and (wait is None or other > wait):
             wait, owner = other, key
-    return None if wait is None else Refusal(wait_s=wait[0], quota=wait[1], owner=owner)
+    if wait is not None:
+        return Refusal(wait_s=wait[0], quota=wait[1], owner=owner)
+    if tenant.kv.is_limited or (key is not None and key.kv.is_limited):
+        permit.kv_tokens = reserved
+        permit.is_only_call = permit.run_id == job.job_id
+        return _kv_refusal(permit, now)
+    return None
+
+
+def _kv_refusal(permit: Permit, now: float) -> Refusal | None:
+    for owner in (permit.tenant, permit.key):
+        excess = None if owner is None else owner.kv.excess(permit.run_id, permit.kv_tokens, now)
+        if owner is not None and excess is not None:
+            wait_s = owner.quotas.slots_free_in_s(1) if excess.free_in_s is None else excess.free_in_s
+            return Refusal(wait_s=wait_s, quota=excess.limit, owner=owner, needed=permit.kv_tokens, excess=excess)
+    return None
 
 
 def apply_run_ceilings(permit: Permit) -> None:

@@ -2,6 +2,7 @@
 
 from inferry.admission.accounts import OwnerAccounts
 from inferry.admission.budgets import UNBOUNDED, Account, Tariff
+from inferry.admission.kv_quota import KvQuota
 from inferry.admission.quotas import TokenBucket
 
 
@@ -20,6 +21,7 @@ class Permit:
     - `watermark_batch`: the batch of watermarks to be written before the job is served; 0 for none.
     - `is_watermark_blocked`: a watermark that could not be written prevents a further lease.
     - `requests`, `tokens`: the buckets that were taken from; `reserved` tokens from each of the latter.
+    - `kv_quotas`: those that count `kv_tokens` for the job's run `run_id`; `is_only_call`: the run has no other call.
     """
 
     __slots__ = (
@@ -29,9 +31,12 @@ class Permit:
         "cost_nanos",
         "granted_tokens",
         "is_capped",
+        "is_only_call",
         "is_settled",
         "is_watermark_blocked",
         "key",
+        "kv_quotas",
+        "kv_tokens",
         "leased_accounts",
         "leased_nanos",
         "leased_tokens",
@@ -40,6 +45,7 @@ class Permit:
         "requests",
         "reserved",
         "root",
+        "run_id",
         "runs",
         "tariff",
         "tenant",
@@ -70,3 +76,7 @@ class Permit:
         self.reserved = 0
         self.requests: list[TokenBucket] = []
         self.tokens: list[TokenBucket] = []
+        self.run_id = ""
+        self.is_only_call = False
+        self.kv_tokens = 0
+        self.kv_quotas: list[KvQuota] = []

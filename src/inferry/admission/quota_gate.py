@@ -19,6 +19,7 @@ from inferry.admission.budgets import (
     Calendar,
     Tariff,
     account_report,
+    charge_ancestors,
     headroom,
     lease_size,
 )
@@ -87,7 +88,7 @@ class QuotaGate:
     def admit(self, job: InferenceJob, caller: Caller, lineage: Sequence[str], now: float, wall: float) -> Permit:
         """Admit the job. `lineage` is its run, that run's parent, and so on up to the root.
 
-        Raises RateLimited, TenantConcurrency, RunBudgetExhausted or TenantBudgetExhausted.
+        Raises RateLimited, TenantConcurrency, KvQuotaExceeded, KvQuotaTooSmall, or the error of an exhausted budget.
         """
         tenant, key = caller.tenant, caller.key
         if not has_limits(tenant.limits) and (key is None or not has_limits(key.limits)):
@@ -191,8 +192,7 @@ class QuotaGate:
         """
         tariff = permit.tariff
         if usage is None:
-            cost = None if tariff.price is None else 0
-            tokens = 0
+            cost, tokens = None if tariff.price is None else 0, 0
         else:
             cost = tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.gpu_seconds)
             tokens = usage.prompt_tokens + usage.output_tokens
@@ -217,7 +217,7 @@ class QuotaGate:
             account.record_spending(tokens, nanos)
         if permit.runs:
             if permit.runs[-1].parent is not None:
-                _charge_ancestors(permit.runs, tokens, nanos)
+                charge_ancestors(permit.runs, tokens, nanos)
             for account in permit.runs:
                 self._runs.release(account)
         for bucket in permit.tokens:
@@ -225,6 +225,8 @@ class QuotaGate:
         if usage is None:
             for bucket in permit.requests:
                 bucket.settle(1, now)
+        for kv in permit.kv_quotas:
+            kv.release(permit.run_id, permit.kv_tokens, now, is_last_call=permit.is_only_call)
         tenant.quotas.release(now)
         if key is not None:
             key.quotas.release(now)
@@ -293,6 +295,12 @@ class QuotaGate:
     def end_run(self, tenant: str, run_id: str) -> None:
         """Forget the account of a finished run, once its last job has ended."""
         self._runs.end(tenant, run_id)
+
+    def free_run_slot(self, tenant: str, run_id: str) -> None:
+        """The run was finished or cancelled: it counts as concurrent only while calls of it are in flight."""
+        if (owner := self._tenants.get(tenant)) is not None:
+            for one in (owner, *(key for _, key in self._keys.entries_of_tenant(tenant))):
+                one.kv.end_run(run_id)
 
     def forget_idle(self, now: float, limit: int = 1000) -> int:
         """Forget accounts of idle runs; returns how many."""
@@ -363,6 +371,9 @@ class QuotaGate:
                 if quotas.tokens is not None:
                     quotas.tokens.take(permit.reserved)
                     permit.tokens.append(quotas.tokens)
+                if owner.kv.is_limited:
+                    owner.kv.acquire(permit.run_id, permit.kv_tokens)
+                    permit.kv_quotas.append(owner.kv)
 
     def _commit_runs(self, runs: list[Account], now: float) -> None:
         """Count the job in the accounts of its run and of all its ancestors."""
@@ -387,13 +398,3 @@ class QuotaGate:
         permit.leased_tokens = permit.leased_nanos = 0
         permit.is_capped = False
         self._commit(permit, now, charges_quotas=refusal is None)
-
-
-def _charge_ancestors(runs: list[Account], tokens: int, nanos: int) -> None:
-    """Charge the ancestors of a run that got its parent while the job was in flight."""
-    seen = list(runs)
-    ancestor = runs[-1].parent
-    while ancestor is not None and ancestor not in seen:  # a run forgotten and created again may form a cycle
-        ancestor.charge(tokens, nanos, 0, 0)
-        seen.append(ancestor)
-        ancestor = ancestor.parent

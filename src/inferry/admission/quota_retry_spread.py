@@ -10,7 +10,7 @@ No quota is reserved for the retry: another call of the same caller may be admit
 from math import inf
 
 from inferry.domain.callers import Caller
-from inferry.domain.errors import GatewayError, RateLimited, TenantConcurrency
+from inferry.domain.errors import GatewayError, KvQuotaExceeded, RateLimited, TenantConcurrency
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.tenants import Limits
 
@@ -28,9 +28,9 @@ class QuotaRetrySpreader:
     def assign(self, refusal: GatewayError, job: InferenceJob, caller: Caller, now: float) -> None:
         """Set the refusal's own retry time, no earlier than the one it has."""
         wait_s = refusal.retry_after_s
-        if wait_s is None or not isinstance(refusal, RateLimited | TenantConcurrency):
+        if wait_s is None or not isinstance(refusal, RateLimited | TenantConcurrency | KvQuotaExceeded):
             return
-        spacing_s = wait_s if isinstance(refusal, TenantConcurrency) else _refill_s_per_call(job, caller)
+        spacing_s = _refill_s_per_call(job, caller) if isinstance(refusal, RateLimited) else wait_s
         caller_key = (caller.tenant.name if caller.key is None else caller.key.key_id, refusal.code)
         at = max(now + wait_s, self._last_retry_at.get(caller_key, -inf) + spacing_s)
         if at - now > max(wait_s, MAX_RETRY_AFTER_S):

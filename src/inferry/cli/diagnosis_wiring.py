@@ -159,7 +159,8 @@ def _in_flight(gateway: Gateway) -> tuple[Counter[str], Counter[str], int, int]:
 
 
 def _used_limits(gate: QuotaGate, tenant: Tenant, running: int, now: float) -> Iterable[tuple[str, float, float]]:
-    """(limit, value, used part) of the tenant's limits. How much runs have used is not known here: it counts as all."""
+    """(limit, value, used part) of the tenant's limits. How much KV and runs have used is not known here: it counts as
+    all."""
     limits = tenant.limits
     if limits.max_concurrent is not None:
         yield "max_concurrent", limits.max_concurrent, running / max(1, limits.max_concurrent)
@@ -177,6 +178,9 @@ def _used_limits(gate: QuotaGate, tenant: Tenant, running: int, now: float) -> I
         if account.key_id is None and account.nano_ceiling:
             money = account.nano_ceiling / NANOS_PER_UNIT
             yield f"{account.kind}_money_ceiling", money, account.spent_nanos / account.nano_ceiling
-    for name in ("run_token_ceiling", "run_money_ceiling"):
+    for name in (
+        *("run_token_ceiling", "run_money_ceiling"),
+        *("max_concurrent_runs", "max_kv_tokens", "run_max_kv_tokens"),
+    ):
         if (value := getattr(limits, name)) is not None:
             yield name, value, 1.0

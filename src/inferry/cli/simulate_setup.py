@@ -9,6 +9,7 @@ from msgspec import Struct
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import HttpWorkerConfig, VllmInProcessWorkerConfig, VllmWorkerConfig, WorkerConfig
+from inferry.cli.engine_settings import engine_config
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
@@ -82,14 +83,16 @@ def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> Simul
     if isinstance(worker, VllmInProcessWorkerConfig):
         own = replace(flags, max_num_seqs=worker.max_sequences, max_num_batched_tokens=worker.chunk_tokens)
         return SimulatedWorker(own, Capacity(worker.max_sequences, own.kv_tokens), worker)
-    kv_tokens = flags.kv_tokens if worker.kv_tokens == "auto" else worker.kv_tokens
+    # Results must not depend on the machine that simulates: `auto` is a CPU.
+    engine = engine_config(worker, "cpu" if worker.device == "auto" else worker.device)
+    kv_tokens = flags.kv_tokens if engine.kv_tokens == "auto" else engine.kv_tokens
     own = replace(
         flags,
-        max_num_seqs=worker.max_sequences,
+        max_num_seqs=engine.max_sequences,
         kv_tokens=kv_tokens,
-        max_num_batched_tokens=worker.max_sequences + worker.chunk_tokens,
+        max_num_batched_tokens=engine.max_sequences + engine.chunk_tokens,
     )
-    return SimulatedWorker(own, Capacity(worker.max_sequences, kv_tokens), worker)
+    return SimulatedWorker(own, Capacity(engine.max_sequences, kv_tokens), worker)
 
 
 def gateway_arm(name: str, lanes: Mapping[Lane, LanePolicy], workers: Sequence[SimulatedWorker]) -> Arm:

@@ -15,6 +15,7 @@ from inferry.cli.config.workers import (
     VllmWorkerConfig,
     WorkerConfig,
 )
+from inferry.cli.engine_settings import engine_config, resolve_device
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.errors import GatewayError
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
@@ -107,7 +108,6 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
     try:
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
-        from inferry.engine.config import EngineConfig
         from inferry.engine.tokenizer import HfTokenizer
         from inferry.streams.detokenizer import Assembler
         from inferry.workers.in_process.embedded import EmbeddedWorker
@@ -130,15 +130,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
     try:
         tokenizer = HfTokenizer(directory)
-        engine = EngineConfig(
-            max_sequences=config.max_sequences,
-            kv_tokens=config.kv_tokens,
-            chunk_tokens=config.chunk_tokens,
-            context_tokens=config.context_tokens,
-            threads=config.threads,
-            dtype=config.dtype,
-            memory_share=config.memory_share,
-        )
+        engine = engine_config(config, resolve_device(config.device))
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
     worker = EmbeddedWorker(

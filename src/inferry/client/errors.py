@@ -78,7 +78,9 @@ class Overloaded(CallError):
     """A queue or a rate limit is full, or no worker is up. `retry_after_s` says when to retry."""
 
     statuses = frozenset({429, 503, 529})
-    codes = frozenset({"queue_full", "rate_limited", "tenant_concurrency", "no_worker", "draining", "preempted"})
+    codes = frozenset(
+        {"queue_full", "rate_limited", "tenant_concurrency", "kv_quota_exceeded", "no_worker", "draining", "preempted"}
+    )
 
 
 class WorkerFailed(CallError):

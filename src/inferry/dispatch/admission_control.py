@@ -64,6 +64,8 @@ class AdmissionControl:
         self._sessions[job.job_id] = AdmissionSession(permit, run)
         if permit.output_cap < job.token_budget:
             job = _capped(job, permit.output_cap)
+        if (max_kv_tokens := caller.tenant.limits.max_kv_tokens) is not None and not caller.tenant.shadow:
+            job = replace(job, max_kv_tokens=max_kv_tokens)
         return job, permit.granted_tokens, permit.watermark_batch
 
     def admit_follower(self, job: InferenceJob, caller: Caller) -> "FollowerSession":

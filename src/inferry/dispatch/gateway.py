@@ -207,11 +207,22 @@ class Gateway:
 
         Raises RunNotFound, unless the run is known from the ledger (`is_known`).
         """
-        return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
+        try:
+            return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
+        finally:
+            # After the cancels were sent: a stopped call keeps its KV for the run's next call until here.
+            self._release_run(tenant, run_id)
 
     def finish_run(self, tenant: str, run_id: str) -> None:
         """The agent says that the run is over. Raises RunNotFound."""
         self._admission.runs.finish(tenant, run_id, self.now())
+        self._release_run(tenant, run_id)
+
+    def _release_run(self, tenant: str, run_id: str) -> None:
+        """A run is over: workers keep nothing for its next call, and it is concurrent no longer."""
+        for sub_run_id in self._admission.runs.tree_of(tenant, run_id):
+            self._pool.end_run(tenant, sub_run_id)
+        self._admission.gate.free_run_slot(tenant, run_id)
 
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._admission.runs.has_run(tenant, run_id)

@@ -16,7 +16,7 @@ from inferry.domain.attempts import Attempt
 from inferry.domain.clock import Clock
 from inferry.domain.errors import Draining, NotFound, WorkerLost, WorkerTimeout, WorkerUnreachable
 from inferry.domain.jobs import InferenceJob
-from inferry.domain.ports import ModelCard, TokenCounter, Worker
+from inferry.domain.ports import ModelCard, RunKeeper, TokenCounter, Worker
 from inferry.domain.streams import Done
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
@@ -120,6 +120,13 @@ class Pool:
                 if count is not None:
                     return count
         return None
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over: workers keep nothing for its next call."""
+        for name in self._supervisors:
+            worker = self.worker(name)
+            if isinstance(worker, RunKeeper):
+                worker.end_run(tenant, run_id)
 
     @property
     def is_ready(self) -> bool:

@@ -191,9 +191,21 @@ class RateLimited(GatewayError):
 
 
 class TenantConcurrency(GatewayError):
-    """The tenant or the key has reached its limit of concurrent calls."""
+    """The tenant or the key has reached its limit of concurrent calls or runs."""
 
     status, code, retryable = 429, "tenant_concurrency", True
+
+
+class KvQuotaTooSmall(GatewayError):
+    """The call alone would hold more KV cache tokens than the tenant, the key or the run may hold."""
+
+    status, code = 400, "kv_quota_too_small"
+
+
+class KvQuotaExceeded(GatewayError):
+    """The call would hold more KV cache tokens than the tenant, the key or the run may hold at the same time."""
+
+    status, code, retryable = 429, "kv_quota_exceeded", True
 
 
 class ClientClosed(GatewayError):

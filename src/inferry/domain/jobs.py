@@ -209,7 +209,7 @@ class InferenceJob(Value):
     the tenant. `output_hint`: output tokens the client expects. `resume_point`: where a later attempt continues; None
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
-    trace, while tracing is on.
+    trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
     """
 
     # fmt: off
@@ -221,7 +221,7 @@ class InferenceJob(Value):
         prefix: tuple[str, ...] = (), output_hint: int | None = None, deadline: float | None = None,
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
-        repeat: RepeatPolicy | None = None, trace: JobTrace | None = None,
+        repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -254,3 +254,4 @@ class InferenceJob(Value):
         self.unreachable_attempts: Final = unreachable_attempts
         self.repeat: Final = repeat
         self.trace: Final = trace
+        self.max_kv_tokens: Final = max_kv_tokens

@@ -78,6 +78,14 @@ class TokenCounter(Protocol):
         """Prompt tokens of a chat request; None where the engine cannot count them."""
 
 
+@runtime_checkable
+class RunKeeper(Protocol):
+    """A worker that keeps state of a run between its calls."""
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over, by its agent's word or cancelled: nothing is kept for its next call."""
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids and back. Thread-safe."""
 

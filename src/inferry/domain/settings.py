@@ -31,6 +31,14 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Prompt and output tokens per minute."""
     max_concurrent: int | None = None
     """Concurrent calls, queued ones included."""
+    max_concurrent_runs: int | None = None
+    """Concurrent runs; a run and its sub-runs are one. A run counts from its first call until it is finished or
+    cancelled, or has had no call for 60 seconds."""
+    max_kv_tokens: int | None = None
+    """KV cache tokens that its calls may hold at the same time, on all workers: prompt plus output limit of each call,
+    or the predicted output where a call has no limit. Queued calls are included."""
+    run_max_kv_tokens: int | None = None
+    """KV cache tokens that the calls of one run and its sub-runs may hold at the same time, counted alike."""
     run_token_ceiling: int | None = None
     """Token budget of a run with all its sub-runs."""
     run_money_ceiling: float | None = None
@@ -109,7 +117,8 @@ def tenant_as_dict(tenant: Tenant) -> dict[str, Any]:
 MONEY_CEILINGS = ("run_money_ceiling", "day_money_ceiling", "month_money_ceiling")
 
 NUMERIC_LIMITS = (
-    *("requests_per_minute", "tokens_per_minute", "max_concurrent"),
+    *("requests_per_minute", "tokens_per_minute", "max_concurrent", "max_concurrent_runs", "max_kv_tokens"),
+    "run_max_kv_tokens",
     *("run_token_ceiling", "day_token_ceiling", "month_token_ceiling"),
     *MONEY_CEILINGS,
 )

@@ -25,6 +25,9 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
+    max_concurrent_runs: int | None = None
+    max_kv_tokens: int | None = None
+    run_max_kv_tokens: int | None = None
     run_token_ceiling: int | None = None
     run_money_ceiling: float | None = None
     day_token_ceiling: int | None = None

@@ -40,6 +40,22 @@ class Load(Struct, frozen=True, gc=False):
     kv_tokens: int = 0
 
 
+class KvBlocks(Struct, frozen=True, array_like=True, gc=False):
+    """The KV cache of an engine in blocks: all, held by sequences, cached, and the range that the held ones span.
+
+    `kept`: the cached ones that are kept for the next call of a run.
+    `prefix_queries`, `prefix_hits`: prompt tokens since its start, looked up in the prefix cache and found there.
+    """
+
+    blocks: int
+    held: int
+    cached: int
+    kept: int
+    span: int
+    prefix_queries: int
+    prefix_hits: int
+
+
 class EngineCounts(Struct, frozen=True, gc=False):
     """An engine's own counters since its start: steps, prompt tokens computed, output tokens."""
 
@@ -56,7 +72,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     within which the capacity controller computes limits. `chunk_tokens`: token budget of an engine step. `counts` and
     `prefix_hits` (prompt tokens found in the prefix cache since the start) were read at `counted_at`.
     `gpus`: GPUs that the worker uses; 0 for a hosted API, whose GPU time is not accounted for. `busy_s`: seconds of its
-    steps since its start, where it measures them.
+    steps since its start, where it measures them. `kv_blocks`: its KV cache, where it tells.
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
@@ -85,5 +101,6 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     counted_at: float | None = None
     gpus: int = 1
     busy_s: float | None = None
+    kv_blocks: KvBlocks | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False

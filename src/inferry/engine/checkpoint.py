@@ -132,14 +132,6 @@ def unsupported(directory: Path, raw: dict[str, Any]) -> Iterator[str]:
             yield f"1_Pooling: {', '.join(modes) or 'no pooling mode'}"
 
 
-def unsupported_on_gpu(model: ModelConfig) -> Iterator[str]:
-    """What the CPU decoder can compute and the GPU decoder cannot."""
-    if model.window is not None:
-        yield f"sliding_window {model.window} below the context on a GPU (context_tokens: {model.window} avoids it)"
-    if model.rope_factor != 1.0:
-        yield "rope type yarn on a GPU"
-
-
 def _architecture(raw: dict[str, Any]) -> str:
     return str((raw.get("architectures") or ["(none named)"])[0])
 

@@ -1,9 +1,11 @@
 """Limits of the embedded engine. None means that the engine decides."""
 
+from math import inf
 from typing import Literal
 
 from msgspec import Struct
 
+Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -13,7 +15,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     `chunk_tokens` limits the prompt tokens of one step, and so the delay that a long prompt adds to other sequences.
     `context_tokens` lowers the model's context; None keeps it. `threads` are the threads of torch. `dtype` is that of
     weights and KV cache: `auto` is float32 on a CPU and the checkpoint's own on a GPU. `kv_tokens` of `auto` fill what
-    the weights leave of `memory_share` of the device's memory.
+    the weights leave of `memory_share` of the device's memory. `prefix_cache`: full KV blocks stay after their
+    sequence, and later sequences of the same salt with the same prefix use them. `kv_pause_s`: after a call of a run
+    its blocks are kept for its next call for this long, 0 for not at all.
     """
 
     max_sequences: int = 64
@@ -24,6 +28,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     threads: int | None = None
     dtype: Dtype = "auto"
     memory_share: float = 0.8
+    device: Device = "cpu"
+    prefix_cache: bool = True
+    kv_pause_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
@@ -33,6 +40,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             raise ValueError("kv_tokens must hold at least one block of block_tokens")
         if not 0 < self.memory_share <= 1:
             raise ValueError("memory_share must be above 0 and at most 1")
+        if not 0 <= self.kv_pause_s < inf:
+            raise ValueError("kv_pause_s must be at least 0")
         for name in ("context_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -43,3 +52,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         if self.kv_tokens == "auto":
             raise ValueError("kv_tokens of auto have no size before the engine has measured the memory")
         return self.kv_tokens // self.block_tokens
+
+
+DEVICE_DEFAULTS: dict[Device, EngineConfig] = {
+    "cpu": EngineConfig(),
+    "cuda": EngineConfig(device="cuda", max_sequences=256, chunk_tokens=2_048, kv_tokens="auto", memory_share=0.9),
+}
+"""Limits that suit a device: a GPU computes 2,048 prompt tokens in less time than a CPU computes 256."""

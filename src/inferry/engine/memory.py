@@ -5,16 +5,14 @@ of a step with `max_sequences` decodes and a full chunk, at full context and wit
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from msgspec.structs import replace
 
 from inferry.domain.routes import Task
-from inferry.engine.config import EngineConfig
+from inferry.engine.config import Device, EngineConfig
 from inferry.engine.model import ModelConfig
 from inferry.engine.sampling import DRAWN_LOGIT_BYTES, MAX_DRAWN_LOGITS
 
-Device = Literal["cpu", "cuda"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 RUNTIME_BYTES: dict[Device, int] = {"cpu": 250 << 20, "cuda": 600 << 20}
 """What a process needs before a model: Python and torch, or the CUDA context with the workspaces of its libraries."""

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.sampling import Sampling
+from inferry.domain.workers import KvBlocks
 from inferry.engine.config import EngineConfig
 
 _LENGTH = struct.Struct("<I")
@@ -29,9 +30,13 @@ class Request(Struct, frozen=True, array_like=True):
     sampling: Sampling
     lane: int
     salt: str | None = None
-    """Isolates the prefix cache; an engine without one ignores it."""
+    """Isolates the prefix cache: only prompts with the same salt share blocks."""
     pooled: bool = False
     """The prompt is embedded or scored; no token is sampled."""
+    run: str | None = None
+    """The run whose next call will start with this prompt and its output; None if there is none."""
+    kv_quota: tuple[str, int] | None = None
+    """The tenant, and the KV tokens that its sequences may hold at the same time; None for no limit."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -46,16 +51,22 @@ class Abort(Struct, frozen=True, tag=2, array_like=True):
     keys: list[int]
 
 
+class EndRun(Struct, frozen=True, tag=4, array_like=True):
+    """The run is over: nothing is kept for its next call."""
+
+    run: str
+
+
 class Shutdown(Struct, frozen=True, tag=3, array_like=True):
     pass
 
 
-ToEngine = Setup | Add | Abort | Shutdown
+ToEngine = Setup | Add | Abort | EndRun | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
     """State after a step: steps so far, sequences, KV cache, the tokens and seconds of the step, and the seconds of all
-    steps.
+    steps. `kv_blocks`: None where the engine does not tell.
     """
 
     steps: int
@@ -67,6 +78,7 @@ class Stats(Struct, frozen=True, array_like=True, gc=False):
     step_tokens: int = 0
     step_seconds: float = 0.0
     busy_seconds: float = 0.0
+    kv_blocks: KvBlocks | None = None
 
 
 class Ready(Struct, frozen=True, tag=10, array_like=True):

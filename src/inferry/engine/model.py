@@ -109,13 +109,13 @@ class FewDecodes:
 class ManyDecodes:
     """The first `rows` rows are one token each of many sequences, whose blocks are read in any order.
 
-    `block_index` selects the blocks; None means the first blocks of the cache, which need no copy. `owner` is the row
+    `read` selects the blocks; a number means the range that starts there, which needs no copy. `owner` is the row
     of each block; `mask` is -inf for keys that the row does not see, possibly for all keys of a block. `blocks_of_row`
     has the positions of each row's blocks, padded with the last one.
     """
 
     rows: int
-    block_index: Tensor | None
+    read: Tensor | int
     owner: Tensor
     mask: Tensor
     blocks_of_row: Tensor
@@ -179,6 +179,7 @@ class Decoder:
         shape = (blocks, config.tiles, block_tokens, config.head_dim)
         # Zeroed: a masked key has weight 0, and 0 times a NaN in its value would be NaN.
         self._cache = [torch.zeros(shape, dtype=self.dtype) for _ in range(config.layers)]
+        self._copied = torch.empty(0, dtype=self.dtype)
         self._tiles = [layer.view(-1, block_tokens, config.head_dim) for layer in self._cache]
         self._rows = [layer.view(-1, config.head_dim) for layer in self._cache]
         self._floor = torch.tensor((config.hidden * config.norm_eps) ** 0.5)
@@ -291,7 +292,7 @@ class Decoder:
         heads, group, width = config.kv_heads, self._group, config.head_dim
         blocks = owner.shape[0]
         cache = self._cache[index]
-        read = cache[:blocks] if many.block_index is None else cache.index_select(0, many.block_index)
+        read = cache[many.read : many.read + blocks] if isinstance(many.read, int) else self._copy(cache, many.read)
         query = qkv[:, : self._q_width].index_select(0, owner).view(blocks, heads, group, width)
         products = torch.empty(heads, blocks, group, self._block_tokens, dtype=self.dtype)
         for head in range(heads):
@@ -307,6 +308,12 @@ class Decoder:
         total = torch.zeros(heads, rows, group).index_add_(1, owner, weights.sum(3))
         seen = torch.zeros(heads, rows, group, width).index_add_(1, owner, contributed.float())
         return seen.div_(total.unsqueeze(3)).transpose(0, 1).reshape(rows, self._q_width).to(self.dtype)
+
+    def _copy(self, cache: Tensor, blocks: Tensor) -> Tensor:
+        """These blocks, in a buffer that is used again: fresh memory of this size is slower than the copy itself."""
+        if len(self._copied) < len(blocks):
+            self._copied = torch.empty(2 * len(blocks), *cache.shape[1:], dtype=self.dtype)
+        return torch.index_select(cache, 0, blocks, out=self._copied[: len(blocks)])
 
     def _attend_chunk(self, index: int, qkv: Tensor, chunk: PromptChunk) -> Tensor:
         config = self.config

@@ -13,12 +13,11 @@ from inferry.engine.checkpoint import (
     read_raw,
     stored_dtype,
     unsupported,
-    unsupported_on_gpu,
 )
-from inferry.engine.config import EngineConfig
+from inferry.engine.config import Device, EngineConfig
 from inferry.engine.dtypes import resolve_dtype
 from inferry.engine.loader import StoredTensors
-from inferry.engine.memory import Device, MemoryModel, Sizing
+from inferry.engine.memory import MemoryModel, Sizing
 from inferry.engine.model import ModelConfig
 from inferry.engine.rope import rope_settings
 from inferry.engine.tokenizer import HfTokenizer
@@ -106,7 +105,6 @@ def check_model(directory: Path, config: EngineConfig, budget: Budget) -> ModelR
     return replace(
         report,
         tasks=tuple(sorted(task.value for task in model.tasks)),
-        unsupported=tuple(unsupported_on_gpu(model)) if budget.device == "cuda" else (),
         dimensions=_dimensions(model),
         memory=_memory(model, config, budget),
     )

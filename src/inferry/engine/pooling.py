@@ -1,17 +1,28 @@
 """One result per pooled sequence: a normalised vector, or the score of a classification head."""
 
 from collections.abc import Sequence as Ordered
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferry.engine.model import Decoder
+from inferry.engine.model import ModelConfig
 from inferry.engine.planner import Work
 
 
+class HiddenStates(Protocol):
+    """Reads the last hidden states of a step, as float32 on the CPU."""
+
+    config: ModelConfig
+
+    def last_states(self, hidden: Tensor, rows: Tensor) -> Tensor: ...
+
+    def scores(self, states: Tensor) -> Tensor | None: ...
+
+
 @torch.inference_mode()
-def pool(decoder: Decoder, hidden: Tensor, rows: Ordered[Work]) -> None:
+def pool(decoder: HiddenStates, hidden: Tensor, rows: Ordered[Work]) -> None:
     """Add the hidden states of a step to its pooled sequences, and set the `result` of those that end in it.
 
     `rows` are the pieces of the step in the order of the rows of `hidden`.
@@ -41,7 +52,7 @@ def pool(decoder: Decoder, hidden: Tensor, rows: Ordered[Work]) -> None:
         sequence.hidden_sum = None
 
 
-def _add_sums(decoder: Decoder, hidden: Tensor, pooled: list[Work], starts: list[int]) -> None:
+def _add_sums(decoder: HiddenStates, hidden: Tensor, pooled: list[Work], starts: list[int]) -> None:
     lengths = torch.tensor([piece.tokens for piece in pooled])
     owner = torch.repeat_interleave(torch.arange(len(pooled)), lengths)
     within = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]

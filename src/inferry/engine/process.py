@@ -23,6 +23,7 @@ from inferry.engine.messages import (
     Abort,
     Aborted,
     Add,
+    EndRun,
     Fatal,
     Frames,
     FromEngine,
@@ -37,6 +38,7 @@ from inferry.engine.messages import (
 
 if TYPE_CHECKING:
     from inferry.engine.config import EngineConfig
+    from inferry.engine.gpu.runner import GpuRunner
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,8 @@ class EngineLoop:
                     case Abort(call, keys):
                         freed = self._core.abort(keys)
                         self._channel.send(Aborted(call, freed, self._core.stats()))
+                    case EndRun(run):
+                        self._core.pool.end_run(run)
                     case Shutdown():
                         return
             if self._core.has_work:
@@ -138,8 +142,16 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
     from inferry.engine.runner import TorchRunner, fitted_to_cpu, set_threads
 
     threads = set_threads(config.threads)
-    config = fitted_to_cpu(model_dir, config)
-    runner = TorchRunner.load(model_dir, config)
+    runner: TorchRunner | GpuRunner
+    if config.device == "cuda":
+        # Imported here: the CPU's engine works without triton.
+        from inferry.engine.gpu.loading import CUDA, fitted_to_gpu, load_runner
+
+        config = fitted_to_gpu(model_dir, config)
+        runner = load_runner(model_dir, config, CUDA)
+    else:
+        config = fitted_to_cpu(model_dir, config)
+        runner = TorchRunner.load(model_dir, config)
     runner.warm_up()
     core = EngineCore(runner, config)
     ready = Ready(

@@ -175,23 +175,27 @@ def _padded(whole: Ordered[Work], rows: int, window: int | None) -> PaddedPrompt
 
 def _many(blocks: list[list[int]], seen: list[int], longest: int, size: int, window: int | None) -> ManyDecodes:
     rows = len(blocks)
-    flat = torch.tensor([block for own_rows in blocks for block in own_rows])
+    listed = [block for own_rows in blocks for block in own_rows]
+    flat = torch.tensor(listed)
     lengths = torch.tensor([len(own_rows) for own_rows in blocks])
     starts = lengths.cumsum(0) - lengths
     owner = torch.repeat_interleave(torch.arange(rows), lengths)
     before = (torch.arange(len(flat)) - starts[owner]) * size
     visible = torch.tensor(seen)[owner] - before
     places = (starts.unsqueeze(1) + torch.minimum(torch.arange(longest), lengths.unsqueeze(1) - 1)).view(-1)
-    reach = int(flat.max()) + 1
-    index: torch.Tensor | None = flat
-    if len(flat) >= reach * _MIN_BLOCK_DENSITY:
+    first = min(listed)
+    reach = max(listed) + 1 - first
+    read: torch.Tensor | int = flat
+    # A block that several sequences share is read once for each of them, which a range cannot.
+    if len(flat) >= reach * _MIN_BLOCK_DENSITY and len(set(listed)) == len(listed):
         # Most blocks from the first to the last are needed: reading all in place is faster than copying the needed
         # ones. A block that is not needed is masked completely, so its owner does not matter.
+        flat -= first
         owner = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, owner)
         visible = torch.zeros(reach, dtype=torch.long).scatter_(0, flat, visible)
-        index, places = None, flat[places]
+        read, places = first, flat[places]
     sliding_mask = None if window is None else _mask(visible, size, window).unsqueeze(1)
-    return ManyDecodes(rows, index, owner, _mask(visible, size).unsqueeze(1), places, sliding_mask)
+    return ManyDecodes(rows, read, owner, _mask(visible, size).unsqueeze(1), places, sliding_mask)
 
 
 def _hides(window: int | None, tokens: int) -> bool:

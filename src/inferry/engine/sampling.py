@@ -4,12 +4,15 @@ The random number of a sequence depends only on its seed and the token's positio
 on other sequences of the batch nor on preemptions.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import torch
 from torch import Tensor
 
 from inferry.engine.sequences import Sequence
+
+CutTail = Callable[[Tensor, Ordered[Sequence]], Tensor]
 
 _MASK = (1 << 64) - 1
 # Rows are drawn in groups of up to this many logits: each needs several copies in float64.
@@ -39,29 +42,32 @@ def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     at_once = max(1, MAX_DRAWN_LOGITS // logits.shape[-1])
     for start in range(0, len(drawn), at_once):
         rows = drawn[start : start + at_once]
-        chosen = _draw(logits if len(rows) == len(best) else logits[rows], [sequences[row] for row in rows])
-        for row, token in zip(rows, chosen, strict=True):
+        chosen = draw(logits if len(rows) == len(best) else logits[rows], [sequences[row] for row in rows])
+        for row, token in zip(rows, chosen.tolist(), strict=True):
             best[row] = token
     return best
 
 
-def _draw(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
+@torch.inference_mode()
+def draw(logits: Tensor, sequences: Ordered[Sequence], cut_tail: CutTail | None = None) -> Tensor:
+    """One random token per row, on the device of the logits. `cut_tail` applies top-k and top-p to weights."""
     # float64: a float32 sum over a large vocabulary would lose the tail of the distribution.
-    temperatures = torch.tensor([[sequence.sampling.temperature] for sequence in sequences], dtype=torch.float64)
+    temperatures = _column([sequence.sampling.temperature for sequence in sequences], logits)
     weights = torch.softmax(logits.double().div_(temperatures), dim=-1)
     cut = [row for row, sequence in enumerate(sequences) if _needs_truncation(sequence, logits.shape[-1])]
     if cut:
-        weights[cut] = _cut_tail(weights[cut], [sequences[row] for row in cut])
+        weights[cut] = (cut_tail or _cut_tail)(weights[cut], [sequences[row] for row in cut])
     # In vocabulary order, not by weight: near-ties that swap places must not shift the intervals of other tokens.
     reached = weights.cumsum(dim=-1)
-    numbers = torch.tensor(
-        [[uniform(sequence.seed, len(sequence.tokens))] for sequence in sequences], dtype=torch.float64
-    )
+    numbers = _column([uniform(sequence.seed, len(sequence.tokens)) for sequence in sequences], logits)
     tokens = torch.searchsorted(reached, numbers * reached[:, -1:], right=True)
     # Rounding may carry the number past the last weight: take the last token with a weight then.
     last = (weights > 0).double().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-    chosen: list[int] = torch.minimum(tokens, last).squeeze(1).tolist()
-    return chosen
+    return torch.minimum(tokens, last).squeeze(1)
+
+
+def _column(values: list[float], beside: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(1).to(beside.device, non_blocking=True)
 
 
 def _needs_truncation(sequence: Sequence, vocabulary: int) -> bool:
@@ -72,12 +78,12 @@ def _needs_truncation(sequence: Sequence, vocabulary: int) -> bool:
 def _cut_tail(weights: Tensor, sequences: Ordered[Sequence]) -> Tensor:
     """Zero all but the `top_k` most likely tokens, and of these all beyond the cumulative probability `top_p`."""
     ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
-    places = torch.arange(weights.shape[-1]).unsqueeze(0)
+    places = torch.arange(weights.shape[-1], device=weights.device).unsqueeze(0)
     vocabulary = weights.shape[-1]
-    kept_mask = torch.tensor([[min(sequence.sampling.top_k or vocabulary, vocabulary)] for sequence in sequences])
+    kept_mask = _column([min(sequence.sampling.top_k or vocabulary, vocabulary) for sequence in sequences], weights)
     ordered = ordered * (places < kept_mask)
     before = ordered.cumsum(dim=-1) - ordered
-    top_p_limit = torch.tensor([[sequence.sampling.top_p] for sequence in sequences], dtype=torch.float64)
+    top_p_limit = _column([sequence.sampling.top_p for sequence in sequences], weights)
     # The most likely token always stays.
     ordered = ordered * ((before < top_p_limit * ordered.sum(dim=-1, keepdim=True)) | (places == 0))
     return torch.zeros_like(weights).scatter_(1, tokens, ordered)

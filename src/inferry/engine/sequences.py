@@ -3,6 +3,7 @@
 from typing import Any
 
 from inferry.domain.sampling import Sampling
+from inferry.engine.prefix_keys import next_key
 
 
 class Sequence:
@@ -11,21 +12,31 @@ class Sequence:
     Rule: 0 <= computed < len(tokens) between steps; blocks cover at least `computed`. There is no prefill or decode
     phase: pending tokens are computed in order, and after the last one the next token is sampled. A sequence that
     `is_pooled` ends there instead, with its `result`; `hidden_sum` is the runner's, over the tokens computed so far.
+
+    With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
+    `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
+    `kv_quota`: its tenant, and the tokens that the running sequences of the tenant may have.
     """
 
     __slots__ = (
+        "_block_keys",
         "arrival",
         "blocks",
+        "cached_tokens",
         "computed",
         "gpu_seconds",
         "hidden_sum",
         "is_pooled",
         "key",
+        "kv_quota",
         "lane",
         "limit",
+        "named_blocks",
         "preemptions",
         "prompt_tokens",
         "result",
+        "root_key",
+        "run",
         "sampling",
         "seed",
         "stop_ids",
@@ -44,6 +55,9 @@ class Sequence:
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         is_pooled: bool = False,
+        root_key: bytes | None = None,
+        run: str | None = None,
+        kv_quota: tuple[str, int] | None = None,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -59,6 +73,12 @@ class Sequence:
         self.gpu_seconds = 0.0
         self.preemptions = 0
         self.is_pooled = is_pooled
+        self.root_key = root_key
+        self.run = run
+        self.kv_quota = kv_quota
+        self.named_blocks = 0
+        self.cached_tokens = 0
+        self._block_keys: list[bytes] = []
         self.hidden_sum: Any = None
         self.result = b""
 
@@ -69,6 +89,19 @@ class Sequence:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+    def block_keys(self, first: int, end: int, block_tokens: int) -> list[bytes]:
+        """Keys of its blocks from `first` to before `end`, all full. Each one is computed once. Needs a `root_key`."""
+        keys = self._block_keys
+        assert self.root_key is not None
+        for index in range(len(keys), end):
+            block = self.tokens[index * block_tokens : (index + 1) * block_tokens]
+            keys.append(next_key(keys[-1] if keys else self.root_key, block))
+        return keys[first:end]
+
+    def prefix_keys(self, block_tokens: int) -> list[bytes]:
+        """Keys of the blocks that a waiting sequence need not compute. The last token is always computed."""
+        return [] if self.root_key is None else self.block_keys(0, (len(self.tokens) - 1) // block_tokens, block_tokens)
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -263,6 +263,31 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("inferry_worker_kv_capacity_tokens", "gauge", "KV cache size of the worker in tokens.", ("worker",)),
     MetricSpec(
+        "inferry_engine_kv_blocks",
+        "gauge",
+        "KV cache blocks of an embedded engine by state: held by sequences, kept for the next call of a run, cached, "
+        "empty. All but held ones count as free.",
+        ("worker", "state"),
+    ),
+    MetricSpec(
+        "inferry_engine_kv_fragmentation_ratio",
+        "gauge",
+        "Part of the range from the first to the last held KV block of an embedded engine that is not held.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_engine_prefix_cache_queries_total",
+        "counter",
+        "Prompt tokens that an embedded engine looked up in its prefix cache, since the engine's start.",
+        ("worker",),
+    ),
+    MetricSpec(
+        "inferry_engine_prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens that an embedded engine found in its prefix cache, since the engine's start.",
+        ("worker",),
+    ),
+    MetricSpec(
         "inferry_gpu_seconds_total",
         "counter",
         "GPU-seconds of the worker by kind: work, cancelled, preempted, recomputed, idle, unattributed.",

@@ -9,6 +9,9 @@ LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
     "max_concurrent",
+    "max_concurrent_runs",
+    "max_kv_tokens",
+    "run_max_kv_tokens",
     *(f"{period}_{unit}_ceiling" for period in ("run", "day", "month") for unit in ("token", "money")),
 )
 """The limits that a call may be refused for, by their names in the configuration."""

@@ -1,9 +1,9 @@
 """Gauges of workers, from their views and their health, read when metrics are scraped or sampled."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from inferry.domain.workers import Phase, WorkerView
+from inferry.domain.workers import KvBlocks, Phase, WorkerView
 from inferry.observe.metric_families import Rows
 
 OTHER = "other"
@@ -40,6 +40,7 @@ class WorkerStates:
         used: dict[str, float] = {}
         capacity: dict[str, float] = {}
         predicted: dict[str, float] = {}
+        kv_caches: dict[str, list[KvBlocks]] = {}
         for worker, tokens in self.kv_predicted().items():
             _add(predicted, worker if worker in self._known else OTHER, tokens)
         for view in self.views():
@@ -54,6 +55,8 @@ class WorkerStates:
             _add(used, name, view.load.kv_tokens)
             if view.kv_capacity is not None:
                 _add(capacity, name, view.kv_capacity)
+            if view.kv_blocks is not None:
+                kv_caches.setdefault(name, []).append(view.kv_blocks)
         return {
             "inferry_worker_up": _by_worker(up),
             "inferry_worker_phase": phases.items(),
@@ -62,7 +65,9 @@ class WorkerStates:
             "inferry_worker_kv_used_tokens": _by_worker(used),
             "inferry_worker_kv_predicted_tokens": _by_worker(predicted),
             "inferry_worker_kv_capacity_tokens": _by_worker(capacity),
-        } | self._breaker_rows()
+            **_kv_rows(kv_caches),
+            **self._breaker_rows(),
+        }
 
     def _breaker_rows(self) -> dict[str, Rows]:
         known = [one for one in self.health() if one.worker in self._known]
@@ -74,6 +79,28 @@ class WorkerStates:
             "inferry_worker_capacity_share": [((one.worker,), one.share) for one in known],
             "inferry_hedged_retries_total": [((one.worker,), float(one.overdue)) for one in known],
         }
+
+
+def _kv_rows(kv_caches: Mapping[str, Sequence[KvBlocks]]) -> dict[str, Rows]:
+    """Gauges and counters of the KV caches of engines that tell their blocks, summed by label."""
+    blocks: dict[tuple[str, ...], float] = {}
+    fragmented: dict[str, float] = {}
+    queries: dict[str, float] = {}
+    hits: dict[str, float] = {}
+    for name, caches in kv_caches.items():
+        held, cached = sum(one.held for one in caches), sum(one.cached for one in caches)
+        kept, span = sum(one.kept for one in caches), sum(one.span for one in caches)
+        blocks[name, "held"], blocks[name, "kept"], blocks[name, "cached"] = held, kept, cached - kept
+        blocks[name, "empty"] = sum(one.blocks for one in caches) - held - cached
+        fragmented[name] = 1 - held / span if span else 0.0
+        queries[name] = sum(one.prefix_queries for one in caches)
+        hits[name] = sum(one.prefix_hits for one in caches)
+    return {
+        "inferry_engine_kv_blocks": blocks.items(),
+        "inferry_engine_kv_fragmentation_ratio": _by_worker(fragmented),
+        "inferry_engine_prefix_cache_queries_total": _by_worker(queries),
+        "inferry_engine_prefix_cache_hits_total": _by_worker(hits),
+    }
 
 
 def _add(totals: dict[str, float], name: str, value: float) -> None:

@@ -15,6 +15,7 @@ One model serves one scheduler and has one owner, which calls `predict`, then `q
 """
 
 from bisect import bisect_right
+from collections import deque
 from heapq import heappop, heappush
 from math import inf, log
 
@@ -62,6 +63,8 @@ class WaitModel:
         self._factors = [self._factors_of(lane) for lane in Lane]
         self._unscheduled: list[WaitPrediction] = []
         self._due: list[tuple[float, int, WaitPrediction]] = []
+        # Most predictions are at the floor and due in the order in which they were made: a heap would cost more.
+        self._due_at_floor: deque[tuple[float, int, WaitPrediction]] = deque()
         self._push_count = 0
 
     # -- predictions -------------------------------------------------------------------------------------------------
@@ -228,13 +231,20 @@ class WaitModel:
 
     def _evaluate_due(self, now: float) -> set[Lane]:
         """Evaluate predictions whose time is up; returns their lanes."""
-        due, evaluated = self._due, set()
+        due, at_floor, evaluated = self._due, self._due_at_floor, set()
         for prediction in self._unscheduled:
             self._push_count += 1
-            heappush(due, (prediction.at + max(prediction.p90_s, FLOOR_S), self._push_count, prediction))
+            entry = (prediction.at + max(prediction.p90_s, FLOOR_S), self._push_count, prediction)
+            if prediction.p90_s <= FLOOR_S and (not at_floor or at_floor[-1] < entry):
+                at_floor.append(entry)
+            else:
+                heappush(due, entry)
         self._unscheduled.clear()
-        while due and due[0][0] <= now:
-            at, _, prediction = heappop(due)
+        while at_floor or due:
+            is_at_floor = bool(at_floor) and (not due or at_floor[0] < due[0])
+            if (at_floor[0] if is_at_floor else due[0])[0] > now:
+                break
+            at, _, prediction = at_floor.popleft() if is_at_floor else heappop(due)
             if not prediction.was_removed:
                 self._evaluate(prediction, at)
                 evaluated.add(prediction.lane)

@@ -268,6 +268,11 @@ class RunRegistry:
 
     # -- queries -----------------------------------------------------------------------------------------------------
 
+    def tree_of(self, tenant: str, run_id: str) -> list[str]:
+        """The ids of the run and of all runs below it; empty for an unknown run."""
+        run = self._find(tenant, run_id)
+        return [] if run is None else [one.key[1] for one in subtree(run)]
+
     def has_run(self, tenant: str, run_id: str) -> bool:
         return self._find(tenant, run_id) is not None
 

@@ -137,7 +137,7 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
         if worker.name in seen:
             yield f"{where}.name `{worker.name}` is used by an earlier worker"
         seen.add(worker.name)
-        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens != "auto":
+        if isinstance(worker, EmbeddedWorkerConfig) and worker.kv_tokens not in ("auto", None):
             yield from check_range(where, worker, MIN_KV_TOKENS, math.inf, "kv_tokens")
         if isinstance(worker, HttpWorkerConfig):
             yield from check_range(where, worker, 1, math.inf, "kv_tokens")

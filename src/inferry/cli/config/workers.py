@@ -34,22 +34,32 @@ class EmbeddedWorkerConfig(
     kv_packing: KvPacking = "sum"
     """How calls share the KV cache where its size is known. `sum` adds up their predicted peaks; `timed` predicts the
     peak of all together, since calls end at different times."""
-    max_sequences: int = 64
-    """Maximum number of running sequences."""
-    kv_tokens: int | Literal["auto"] = 65_536
-    """Size of the KV cache, in tokens. `auto` fills what the weights leave of `memory_share`. The engine does not start
-    if it does not fit into memory; `inferry models check` says what fits."""
-    memory_share: float = 0.8
-    """Share of the device's memory that an engine with `kv_tokens: auto` uses; 0.2 to 0.3 where latency matters more
-    than throughput."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the engine computes. `cuda` is the first visible NVIDIA GPU and needs triton. `auto` is `cuda` where the
+    machine has an NVIDIA GPU and triton is installed, else `cpu`."""
+    max_sequences: int | None = None
+    """Maximum number of running sequences; null: 64 on a CPU, 256 on a GPU."""
+    kv_tokens: int | Literal["auto"] | None = None
+    """Size of the KV cache, in tokens. `auto` fills what the weights leave of `memory_share`. null: 65,536 on a CPU,
+    `auto` on a GPU. The engine does not start if it does not fit into memory; `inferry models check` says what fits."""
+    memory_share: float | None = None
+    """Share of the device's memory that an engine with `kv_tokens: auto` uses, less what other processes use on a GPU;
+    0.2 to 0.3 where latency matters more than throughput. null: 0.8 on a CPU, 0.9 on a GPU."""
     context_tokens: int | None = None
     """Maximum prompt and output tokens of a call; null: the model's context."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of weights and KV cache. `auto` is float32 on a CPU and the checkpoint's own on a GPU. A CPU that cannot
     compute in the dtype is refused at startup."""
-    chunk_tokens: int = 256
+    chunk_tokens: int | None = None
     """Maximum prompt tokens per engine step: smaller values reduce the ITL of live streams, larger ones prefill
-    faster."""
+    faster. null: 256 on a CPU, 2,048 on a GPU."""
+    prefix_cache: bool = True
+    """Keep the KV of prompts and outputs after a call, for later calls of the tenant that start with the same
+    tokens. Cached blocks are evicted by last use when the space is needed."""
+    kv_pause_s: float = 60.0
+    """After a call of a [run](../howto/runs.md) its KV is evicted only after all other cached KV, for this many seconds
+    or until the run is finished or cancelled: the time in which the run waits for a tool. At most half of the KV cache
+    is kept in this way. 0 keeps nothing."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
     of it."""

@@ -11,7 +11,9 @@ REFUSED_RATIO = 0.05
 MIN_REFUSED = 5
 LIMITS_OF_CODE = {
     "rate_limited": ("requests_per_minute", "tokens_per_minute"),
-    "tenant_concurrency": ("max_concurrent",),
+    "tenant_concurrency": ("max_concurrent", "max_concurrent_runs"),
+    "kv_quota_exceeded": ("max_kv_tokens", "run_max_kv_tokens"),
+    "kv_quota_too_small": ("max_kv_tokens", "run_max_kv_tokens"),
     "run_budget_exhausted": ("run_token_ceiling", "run_money_ceiling"),
     "tenant_budget_exhausted": (
         *("day_token_ceiling", "day_money_ceiling", "month_token_ceiling", "month_money_ceiling"),

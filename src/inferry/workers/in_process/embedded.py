@@ -13,6 +13,7 @@ from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
+from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
 class EmbeddedWorker(EngineWorker):
@@ -63,6 +64,7 @@ class EmbeddedWorker(EngineWorker):
             output_length=output_length,
             kv_packing=kv_packing,
             gpus=gpus,
+            salt_for=CacheSalts(os.urandom(32)).salt,
             context_tokens=config.context_tokens,
             clock=clock,
             default_output_tokens=default_output_tokens,

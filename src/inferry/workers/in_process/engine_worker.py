@@ -17,7 +17,7 @@ from inferry.domain.ports import Emit, ModelCard, TextAssembler
 from inferry.domain.routes import GENERATES, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, WorkerView
-from inferry.engine.messages import Aborted, Add, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.engine.messages import Aborted, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
@@ -126,6 +126,7 @@ class EngineWorker:
         engine, limits = self._engine, self._limits
         stats = engine.stats
         kv_tokens = limits.kv_tokens if engine.ready is None else engine.ready.kv_tokens
+        kv_blocks = None if stats is None else stats.kv_blocks
         return WorkerView(
             worker=self._name,
             models=frozenset(self._models),
@@ -143,6 +144,8 @@ class EngineWorker:
             controlled=self._controlled,
             gpus=self._gpus,
             busy_s=0.0 if stats is None else stats.busy_seconds,
+            prefix_hits=None if kv_blocks is None else kv_blocks.prefix_hits,
+            kv_blocks=kv_blocks,
             last_activity_at=engine.last_message_at,
         )
 
@@ -214,6 +217,10 @@ class EngineWorker:
             await self._jobs.abort(keys)
         return frozenset(found)
 
+    def end_run(self, tenant: str, run_id: str) -> None:
+        """The run is over: the engine keeps no KV for its next call."""
+        self._send(EndRun(_run_name(tenant, run_id)))
+
     def _on_message(self, message: StepDone | Aborted | Rejected) -> None:
         self._pooled.on_message(message)  # before an abort is confirmed
         self._jobs.on_message(message)
@@ -246,7 +253,12 @@ class EngineWorker:
         prompt = [*live.prompt_ids, *live.earlier_ids]
         salt = self._salt_for(job.tenant) if job.salted and self._salt_for is not None else None
         remaining = sampling.max_tokens - len(live.earlier_ids)
-        return Request(live.key, prompt, engine_sampling(sampling, remaining), job.lane, salt)
+        # A call without a run id is a run of its own, which no later call joins.
+        run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
+        kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
+        return Request(
+            live.key, prompt, engine_sampling(sampling, remaining), job.lane, salt, run=run, kv_quota=kv_quota
+        )
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:
         """Bring the assembler of a resumed job to its resume point, and emit text that was not delivered before."""
@@ -271,3 +283,7 @@ class EngineWorker:
         if live.earlier_ids[-1] in stops:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(live.earlier_ids) >= sampling.max_tokens else None
+
+
+def _run_name(tenant: str, run_id: str) -> str:
+    return f"{tenant}\n{run_id}"

@@ -1,0 +1,1 @@
+"""The embedded engine on CUDA: Triton kernels, CUDA graphs, and steps that overlap with planning."""
