@@ -48,7 +48,6 @@ TORCH_MODULES = {
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
     "engine/gpu/kernels/thresholds",

@@ -1,4 +1,7 @@
-"""Answers of a trained model in the embedded engine: `python3 -m training.triage.evaluate DIRECTORY [COUNT]`."""
+"""Answers of a trained model in the embedded engine: `python3 -m training.triage.evaluate DIRECTORY [COUNT]`.
+
+`make bench BENCH=triage` evaluates the bundled model and records the result.
+"""
 
 import json
 import sys
@@ -14,12 +17,18 @@ from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
 from inferry.engine.tokenizer import HfTokenizer
-from training.triage.documents import Document, make_task
+from training.triage.documents import RULES, Document, make_task
 from training.triage.grammar import INTENTS, UNSCRIPTED
 from training.triage.tickets import fits_intent, make_ticket
 
 _MAX_TOKENS = 96
 _TALK = ("Hello", "What can you do?", "Draft a reply.", "What is the capital of Japan?")
+TOUR = (
+    "Classify this ticket: I was charged twice this month.",
+    "Write a reply to this ticket: I was charged twice this month.",
+    "Policy: no refund date. Check this reply: You will have your money back on Friday.",
+)
+"""The prompts of the README's tour."""
 
 
 def _user(text: str) -> list[dict[str, object]]:
@@ -58,6 +67,7 @@ def evaluate(directory: Path, count: int = 1_000, seed: int = 7) -> dict[str, An
     """Accuracy on held-out templates and vocabulary, and the answers to tickets that no template made."""
     model, random = Model(directory), Random(seed)
     return {
+        "rules": RULES,
         "classify": _classification(model, random, count),
         "classify_development": _share(_exact(model, _documents(random, "classify", "dev", count))),
         "classify_with_training_templates": _share(_exact(model, _documents(random, "classify", "train", count))),
@@ -66,6 +76,7 @@ def evaluate(directory: Path, count: int = 1_000, seed: int = 7) -> dict[str, An
         "reply": _replies(model, random, count // 4),
         **{path.stem: _unscripted(model, path) for path in UNSCRIPTED},
         "talk": [{"user": text, "answer": model.answer_one(text)} for text in _TALK],
+        "tour": [{"user": text, "answer": model.answer_one(text)} for text in TOUR],
     }
 
 
@@ -92,7 +103,15 @@ def _classification(model: Model, random: Random, count: int) -> dict[str, Any]:
     hits = _exact(model, documents)
     intents = [next(one for one in INTENTS if one in document.messages[-1].content) for document in documents]
     total, right = Counter(intents), Counter(intent for intent, hit in zip(intents, hits, strict=True) if hit)
-    by_intent = {intent: round(right[intent] / total[intent], 3) for intent in INTENTS if total[intent]}
+    by_intent = {
+        intent: {
+            "documents": total[intent],
+            "right": right[intent],
+            "accuracy": round(right[intent] / total[intent], 4),
+        }
+        for intent in INTENTS
+        if total[intent]
+    }
     return {"accuracy": _share(hits), "documents": count, "by_intent": by_intent}
 
 
