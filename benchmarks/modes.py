@@ -9,7 +9,6 @@ exponential ones. Clients are a closed loop with more calls than a batch has row
 import os
 import random
 import statistics
-import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -23,12 +22,12 @@ from rich.table import Table
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.workers import EngineMode
+from inferry.engine.bundled import BUNDLED_DIRECTORY
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner, set_threads
 from inferry.engine.runners import Runner
-from inferry.engine.tiny import ensure_tiny_model
 
 MakeRunner = Callable[[EngineConfig], Runner]
 ARMS: tuple[tuple[str, EngineMode], ...] = (
@@ -80,15 +79,14 @@ def measure(
 ) -> dict[str, object]:
     """All figures of one run: medians over the repetitions, each with its own lengths."""
     workload = workload or Workload()
-    with tempfile.TemporaryDirectory() as scratch:
-        threads = None
-        if make_runner is None:
-            threads = set_threads(None)
-            make_runner = _cpu_runner(ensure_tiny_model(Path(scratch) / "tiny"))
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in ARMS}
-        for seed in range(repetitions):
-            for name, mode in ARMS:
-                runs[name].append(_run(name, mode, seed, workload, make_runner))
+    threads = None
+    if make_runner is None:
+        threads = set_threads(None)
+        make_runner = _cpu_runner(BUNDLED_DIRECTORY)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in ARMS}
+    for seed in range(repetitions):
+        for name, mode in ARMS:
+            runs[name].append(_run(name, mode, seed, workload, make_runner))
     modes = {
         name: {figure: statistics.median(run[figure] for run in of_mode) for figure in of_mode[0]}
         for name, of_mode in runs.items()

@@ -1,7 +1,7 @@
 """Text from frames: `[a|b|]` chooses an alternative, `{name}` takes a word of the vocabulary.
 
 Frames and vocabulary are split into three parts: training, development (its errors may be inspected), and held out
-(only its accuracy is read). `TRAINING_ONLY` files add frames to training; none of them is a near copy of a frame of the
+(its texts are never read). `TRAINING_ONLY` files add frames to training; none of them is a near copy of a frame of the
 other two parts. Training sees no frame of those parts, and none of their entries for slots that say nothing about the
 intent, such as products and places. Words that carry an intent are never withheld: a model
 trained from scratch cannot know a word that it has not seen.

@@ -1,4 +1,4 @@
-"""Trains the triage model: `python3 -m training.triage.train --device cuda --minutes 3 --out DIRECTORY`."""
+"""Trains the triage model: `python3 -m training.triage.train --device cuda --minutes 4.5 --out DIRECTORY`."""
 
 import argparse
 import math
