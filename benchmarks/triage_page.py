@@ -53,9 +53,9 @@ slots, and a vocabulary for the slots. No text of customers and no text of the w
 Frames, vocabulary and wordings of instructions are split: of every six entries four are for training, one is for
 development and one is held out. Of the sentences of an intent, of which there are about 300, one of twelve is for
 development and one of twelve is held out. Two files add frames to training only (`more.txt`, `policy_more.txt`); a
-frame that shares three of four words with one of development or of the held-out part was dropped from them. Errors on
-the development part were inspected while texts were written, so its figures are too good; of the held-out part only
-accuracies and counts of confused intents were read, and no text. A training text with a word of the held-out
+frame whose samples share three of four words with one of development or of the held-out part was dropped from them.
+Errors on the development part were inspected while texts were written, so its figures are too good; of the held-out
+part only accuracies and counts of confused intents were read, and no text. A training text with a word of the held-out
 vocabulary, or with seven consecutive words of an unscripted ticket, is dropped.
 
 Limits of the split:
