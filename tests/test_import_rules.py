@@ -51,6 +51,7 @@ TORCH_MODULES = {
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
     "engine/gpu/kernels/thresholds",
+    *(f"engine/profiling/{name}" for name in ("measure", "probes", "runners", "session")),
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
@@ -60,7 +61,6 @@ ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/ledger",
     "loadgen/events",
     "loadgen/load_generator",
-    "loadgen/load_test",
     "loadgen/prober",
     "loadgen/requests",
     "loadgen/server",

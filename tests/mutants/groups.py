@@ -13,6 +13,7 @@ from mutants import (
     ingress,
     jobs,
     ledger,
+    measuring,
     messages,
     models,
     observing,
@@ -52,4 +53,5 @@ GROUPS = {
     "observing": observing.GROUP,
     "dashboard": dashboard.GROUP,
     "alerts": alerts.GROUP,
+    "measuring": measuring.GROUP,
 }

@@ -30,6 +30,7 @@ from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.models import models_app
 from inferry.cli.plan import plan_app
+from inferry.cli.profile import profile
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
@@ -70,6 +71,7 @@ app.add_typer(workers_app, name="workers")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
+app.command()(profile)
 app.command()(doctor)
 app.command()(top)
 app.command("run-batch")(run_batch)
