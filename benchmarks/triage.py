@@ -1,6 +1,6 @@
 """The bundled model: held-out accuracy and answers to unscripted tickets, by the embedded engine on the CPU.
 
-Required: an accuracy of classification of at least 90 % on templates and vocabulary that are absent from training.
+Goal: an accuracy of classification of at least 90 % on templates and vocabulary that are absent from training.
 `python -m benchmarks.triage_page` writes the model card and the answers of the README's tour from the result.
 """
 
@@ -13,7 +13,7 @@ from inferry.engine.bundled import BUNDLED_DIRECTORY, BUNDLED_MODEL, check_bundl
 from training.triage.evaluate import evaluate
 
 DOCUMENTS = 1_000
-MIN_ACCURACY = 0.9
+GOAL = 0.9
 
 
 def measure(directory: Path = BUNDLED_DIRECTORY, documents: int = DOCUMENTS) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def measure(directory: Path = BUNDLED_DIRECTORY, documents: int = DOCUMENTS) -> 
     found = evaluate(directory, documents)
     return {
         "model": describe(directory),
-        "min_accuracy": MIN_ACCURACY,
-        "is_accurate": found["classify"]["accuracy"] >= MIN_ACCURACY,
+        "goal": GOAL,
+        "meets_goal": found["classify"]["accuracy"] >= GOAL,
         **found,
     }
 
