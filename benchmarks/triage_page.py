@@ -11,6 +11,8 @@ from inferry.cli.markdown import table
 
 PAGE = ROOT / "docs" / "explanation" / "triage-model.md"
 README = ROOT / "README.md"
+READING = ROOT / "training" / "triage" / "reading.json"
+"""What is wrong with replies to unscripted tickets, by number, and the weights that wrote them."""
 _TOUR = re.compile(r"(<!-- answers: triage -->\n```text\n).*?(```)", re.DOTALL)
 
 _ABOUT = """# The bundled model
@@ -39,7 +41,7 @@ Answers are best at temperature 0.
 - It is not a model for production. It has no knowledge of the world, and no knowledge beyond these tasks.
 - It does not follow instructions in general. It answers a text that is no ticket with small talk or with a guess.
 - A reply depends on the class only. It may not answer the question, and it may promise an action that a person has to
-  take. No reply should be sent without a person.
+  take. No reply should be sent without a person. At temperature 0 a class has few replies, and they start alike.
 - It knows no language except English, no tools and no JSON schema.
 - It is trained on texts of up to 512 tokens. The context is {context:,} tokens, so that long prompts can be tried;
   their answers are poor.
@@ -71,7 +73,8 @@ Limits of the split:
 
 Two lists of twenty tickets were written one by one and not generated. One of them is by the author of the generator,
 who wrote it before the frames (`unscripted_by_author.jsonl`). The other one is by another author
-(`unscripted.jsonl`). Neither is used for training.
+(`unscripted.jsonl`). Neither is used for training. Answers of earlier versions to both were read while texts were
+written, so figures on them may be too good.
 
 ## Training
 
@@ -79,14 +82,20 @@ who wrote it before the frames (`unscripted_by_author.jsonl`). The other one is 
 python3 -m training.triage.train --device cuda --minutes 4.5 --steps 17000 --processes 14 --out DIRECTORY
 ```
 
-It takes about six minutes on an H200 with 14 processes that generate the data.
+It takes about six minutes on an H200 with 14 processes that generate the data. The run of version 5 stopped at its
+limit of 4.5 minutes after 7,973 of 17,000 steps, because other work shared the machine's CPUs.
 
 [training/README.md](../../training/README.md) describes the steps from there to a new bundled model.
 """
 
+_UNSCRIPTED = {
+    "unscripted": "Unscripted tickets of another author",
+    "unscripted_by_author": "Unscripted tickets of the generator's author",
+}
 
-def page(record: Mapping[str, Any]) -> str:
-    """The model card, from the stored record of the benchmark."""
+
+def page(record: Mapping[str, Any], reading: Mapping[str, Any]) -> str:
+    """The model card, from the stored record of the benchmark and the reading of its replies."""
     result = record["result"]
     model = result["model"]
     config = model["config"]
@@ -107,8 +116,7 @@ def page(record: Mapping[str, Any]) -> str:
         [
             about,
             _figures(result),
-            _tickets("Unscripted tickets of another author", result["unscripted"]),
-            _tickets("Unscripted tickets of the generator's author", result["unscripted_by_author"]),
+            *(_tickets(title, result[part], reading[part]) for part, title in _UNSCRIPTED.items()),
             _talk(result["talk"]),
         ]
     )
@@ -143,6 +151,7 @@ def _figures(result: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             "## Figures",
+            _outcome(result),
             _rows(("measurement", "texts", "right"), shares),
             "Held-out tickets by intent:",
             _rows(("intent", "tickets", "right", "accuracy"), by_intent) + "\n",
@@ -150,20 +159,35 @@ def _figures(result: Mapping[str, Any]) -> str:
     )
 
 
-def _tickets(title: str, listed: Mapping[str, Any]) -> str:
+def _outcome(result: Mapping[str, Any]) -> str:
+    """The goal, the result, and by how much they differ."""
+    accuracy, goal = result["classify"]["accuracy"], result["goal"]
+    outcome = "meets the goal" if result["meets_goal"] else f"is {100 * (goal - accuracy):.1f} points below the goal"
+    error = 100 * (accuracy * (1 - accuracy) / result["classify"]["documents"]) ** 0.5
+    return (
+        f"The goal is the right class for {_percent(goal)} of the held-out tickets. The model has {_percent(accuracy)} "
+        f"(standard error {error:.1f} points). This {outcome}."
+    )
+
+
+def _tickets(title: str, listed: Mapping[str, Any], faults: Mapping[str, str]) -> str:
     rows = [
         (
+            number,
             one["ticket"],
             one["answer"] if one["answer"] == one["intent"] else f"**{one['answer']}** (is {one['intent']})",
             one["reply"],
         )
-        for one in listed["tickets"]
+        for number, one in enumerate(listed["tickets"], 1)
     ]
     return "\n\n".join(
         [
             f"## {title}",
-            f"{listed['right']} of {len(rows)} classes are right. Answers are the model's at temperature 0, unedited.",
-            _rows(("ticket", "class", "reply"), rows) + "\n",
+            f"{listed['right']} of {len(rows)} classes are right. Answers are the model's at temperature 0, unedited. "
+            f"All replies were read: {len(rows) - len(faults)} of {len(rows)} are sensible. The others fit the class "
+            "and not the ticket:",
+            "\n".join(f"- {number}: {fault}." for number, fault in faults.items()),
+            _rows(("no.", "ticket", "class", "reply"), rows) + "\n",
         ]
     )
 
@@ -199,6 +223,11 @@ def stored() -> dict[str, Any]:
     return record
 
 
+def stored_reading() -> dict[str, Any]:
+    reading: dict[str, Any] = json.loads(READING.read_text())
+    return reading
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(stored()))
+    PAGE.write_text(page(stored(), stored_reading()))
     README.write_text(with_tour(README.read_text(), stored()))
