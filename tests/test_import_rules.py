@@ -42,6 +42,9 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 """Forbidden in pure packages: time is an argument, decisions are return values."""
 
 TORCH_MODULES = {
+    "engine/adapters",
+    "engine/cpu_adapters",
+    "engine/lora",
     "engine/model",
     "engine/loader",
     "engine/rope",
@@ -49,7 +52,9 @@ TORCH_MODULES = {
     "engine/sampling",
     "engine/runner",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
+    "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/lora",
     "engine/gpu/kernels/thresholds",
     *(f"engine/profiling/{name}" for name in ("measure", "probes", "runners", "session")),
 }

@@ -14,6 +14,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from inferry._version import __version__
+from inferry.cli.adapters import adapters_app
 from inferry.cli.alerts import alerts_app
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
@@ -68,6 +69,7 @@ app.add_typer(alerts_app, name="alerts")
 app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
+app.add_typer(adapters_app, name="adapters")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)

@@ -195,6 +195,12 @@ class Pool:
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
+    def refresh_view(self, name: str) -> None:
+        """What the worker serves has changed."""
+        supervisor = self._supervisors.get(name)
+        if supervisor is not None:
+            supervisor.refresh()
+
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""
         supervisor = self._supervisors.get(name)
