@@ -27,6 +27,7 @@ BENCHES = {
     "scale": "the simulator itself: up to a million jobs over 200 workers, time and memory",
     "streams": "5,000 open streams: memory of each, and the effect of one slow reader on the others",
     "simulator": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and eight arms",
+    "triage": "the bundled model: accuracy on held-out tickets, and its answers to unscripted ones",
     "waits": "predicted waits against the real scheduler in the simulator: how often a stated P90 holds",
     "windows": "batching windows: adaptive against off and fixed, before engines that batch or pad",
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from inferry.engine.tiny import ensure_tiny_model
 from support.children import TESTS, import_the_same_tree
 from support.postgres import PostgresServer
+from support.random_model import ensure_random_model
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -103,8 +103,8 @@ def short_timeout_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model, made once for all tests."""
-    return ensure_tiny_model(tmp_path_factory.getbasetemp() / "inferry-tiny")
+    """A random model, made once for all tests."""
+    return ensure_random_model(tmp_path_factory.getbasetemp() / "random-model")
 
 
 @pytest.fixture(scope="session")

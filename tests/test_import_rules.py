@@ -51,7 +51,6 @@ TORCH_MODULES = {
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),

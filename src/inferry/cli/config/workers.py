@@ -19,9 +19,9 @@ class EmbeddedWorkerConfig(
     name: str = "local"
     """Name of the worker in headers, metrics and the ledger."""
     model: str | None = None
-    """A Hugging Face model directory; null creates and uses the small built-in model."""
+    """A Hugging Face model directory; null is the bundled model `inferry-triage`."""
     models: tuple[str, ...] = ()
-    """Names the model is served under; default: the directory's name, or `inferry-tiny`."""
+    """Names the model is served under; default: the directory's name, or `inferry-triage`."""
     group: str = "default"
     """Worker group."""
     pool: str | None = None
