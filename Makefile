@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients chromium test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules clean clients chromium test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_PATHS, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
+	@echo "make lease-schedules  shared limits and ownership in virtual time: 10,000 seeded schedules each (SCHEDULES, FIRST_SCHEDULE)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover, cancellation and vLLM's own endpoints, with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
@@ -143,6 +144,9 @@ fuzz: $(VENV)/.installed-dev
 	  $(BIN)/pytest -q tests/ingress/http/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
 # A new gateway process for each kill; a failure names its seed.
+lease-schedules: $(VENV)/.installed-dev
+	SCHEDULES=$${SCHEDULES:-10000} FIRST_SCHEDULE=$${FIRST_SCHEDULE:-0} $(PYTEST) --dist load tests/simulation/test_shared_leases.py
+
 chaos: $(VENV)/.installed-dev
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}

@@ -30,6 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "workers": DOMAIN | {"msgspec"},
     "workers/http_client": {"httptools"},
     "workers/in_process": {"inferry.engine", "vllm"},
+    "cluster": DOMAIN | {"msgspec"},
+    "cluster/redis_client": {"redis"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
     "client/adapters": {"agents", "anthropic", "langchain_anthropic", "langchain_core", "langchain_openai", "openai"},

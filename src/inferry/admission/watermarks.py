@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account
 from inferry.admission.permits import Permit
+from inferry.domain.errors import GatewayError
 from inferry.domain.spending import Watermark, WatermarkBatch
 
 MIN_BLOCK_TOKENS = 4096
@@ -96,6 +97,10 @@ class WatermarkTracker:
                 account.committed_nanos -= nanos - cost
         permit.is_watermark_blocked = covered == 0
         return covered, cost
+
+    def uncovered_error(self, permit: Permit) -> GatewayError | None:
+        """The refusal of a job whose batch is written, and whose leases are not covered by it; None if they are."""
+        return None
 
     def take_batch(self, wall: float) -> WatermarkBatch:
         """The watermarks to write now, in one transaction."""

@@ -1,0 +1,321 @@
+"""Budgets shared by several gateways: an account is spent up to what the authority has granted to this gateway.
+
+A grant takes the place of a watermark (module `watermarks`): a job that exceeds it waits for the next exchange. An
+account's amounts are those of all gateways, so evaluation and refusals are the same as with one gateway:
+
+    spent     = settled at the authority + own spending that is not settled yet
+    committed = spent + own leases + what other gateways hold
+    watermark = settled + what others hold + what this gateway holds
+
+Each answer of the authority moves all three. Own spending is settled once its rows are in the ledger, because what is
+rebuilt after a loss of the authority's state is the ledger's spending and the holdings in the database.
+
+Pure: the owner calls `take_exchange`, sends the asks, writes the holdings to the database, then calls `answered`. At
+most one exchange is in flight.
+"""
+
+from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account
+from inferry.admission.permits import Permit
+from inferry.admission.refusals import Refusal
+from inferry.admission.watermarks import BLOCKS_PER_CEILING, WatermarkTracker
+from inferry.domain.errors import GatewayError
+from inferry.domain.shared_limits import MAX_AMOUNT, Answer, Ask, LimitKind, account_name, keep_s
+
+GRANT_IDLE_S = 2.0
+"""A grant is returned this long after its account was last leased from."""
+SWEEP_BATCH = 1000
+"""Accounts settled and refreshed by one exchange."""
+MIN_EXTRA_TOKENS = 256
+MIN_EXTRA_NANOS = 100_000
+"""A gateway asks for at least this much more than it needs."""
+
+
+class SharedAmount:
+    """Tokens or nanos of one account, as the authority has them, and what this gateway holds.
+
+    `ledger_spent`: own unsettled spending that is in the ledger. `marked`: the same once awaited rows are in it.
+    """
+
+    __slots__ = ("held", "is_money", "ledger_spent", "marked", "others", "settled")
+
+    def __init__(self, is_money: bool, settled: int) -> None:
+        self.is_money = is_money
+        self.settled = settled
+        self.others = self.held = self.ledger_spent = self.marked = 0
+
+    def own(self, account: Account) -> int:
+        """What this gateway has spent without settling it, and has leased."""
+        committed = account.committed_nanos if self.is_money else account.committed_tokens
+        return committed - self.settled - self.others
+
+    def unsettled(self, account: Account) -> int:
+        return (account.spent_nanos if self.is_money else account.spent_tokens) - self.settled
+
+    def ceiling(self, account: Account) -> int:
+        return account.nano_ceiling if self.is_money else account.token_ceiling
+
+    def ask(self, account: Account, *, is_released: bool) -> Ask:
+        """Settle what is in the ledger, and ask for what is missing; or return all that is held."""
+        spent = min(self.ledger_spent, self.held)
+        held, own, ceiling = self.held - spent, self.own(account) - spent, self.ceiling(account)
+        extra = max(
+            MIN_EXTRA_NANOS if self.is_money else MIN_EXTRA_TOKENS, min(ceiling, MAX_AMOUNT) // BLOCKS_PER_CEILING
+        )
+        need = max(0, own - held)
+        is_low = not is_released and held - own < extra // 2
+        period = account.kind.removeprefix(" a ") or "run"
+        return Ask(
+            account_name(
+                account.owner_kind, *account.name, period, account.period, "nanos" if self.is_money else "tokens"
+            ),
+            LimitKind.BUDGET,
+            min(ceiling, MAX_AMOUNT),
+            base=account.known_nanos if self.is_money else account.known_tokens,
+            spent=spent,
+            returned=held if is_released else 0,
+            need=need,
+            want=own + extra - held if is_low else 0,
+            keep_s=keep_s(period),
+        )
+
+    def answered(self, account: Account, ask: Ask, answer: Answer) -> bool:
+        """Move the account to the authority's amounts; return whether less than needed was granted."""
+        settled_by = answer.settled - self.settled - ask.spent
+        shift = settled_by + answer.others - self.others
+        if self.is_money:
+            account.spent_nanos += settled_by
+            account.committed_nanos += shift
+        else:
+            account.spent_tokens += settled_by
+            account.committed_tokens += shift
+        self.settled, self.others, self.held = answer.settled, answer.others, answer.held
+        self.ledger_spent -= ask.spent
+        self.marked -= ask.spent
+        return answer.granted < ask.need
+
+    def set_watermark(self, account: Account, *, is_valid: bool) -> None:
+        """Let the account be spent up to the grant; without a valid grant, no further."""
+        own, ceiling = self.own(account), self.ceiling(account)
+        if ceiling == UNBOUNDED:
+            watermark, threshold = UNBOUNDED, NO_THRESHOLD
+        elif is_valid:
+            watermark = self.settled + self.others + self.held
+            threshold = watermark if watermark >= ceiling else watermark - max(0, self.held - own) // 2
+        else:
+            watermark, threshold = self.settled + self.others + min(self.held, own), -1
+        if self.is_money:
+            account.nano_watermark, account.nano_threshold = watermark, threshold
+        else:
+            account.token_watermark, account.token_threshold = watermark, threshold
+
+
+class AccountGrants:
+    """The grants of one account.
+
+    `rows`: once the ledger has this many rows, it has all that was marked. `is_released`: the exchange in flight
+    returns the grants, so nothing more is leased from them.
+    """
+
+    __slots__ = ("account", "amounts", "is_released", "rows", "used_at")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.amounts = (SharedAmount(False, account.known_tokens), SharedAmount(True, account.known_nanos))
+        account.is_shared = True
+        self.rows = -1
+        self.used_at = 0.0
+        self.is_released = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is leased and all spending is in the ledger."""
+        account = self.account
+        return all(one.own(account) == one.unsettled(account) == one.ledger_spent for one in self.amounts)
+
+
+class ExchangeLine:
+    """One ask of an exchange, with what it is for."""
+
+    __slots__ = ("amount", "ask", "grants")
+
+    def __init__(self, grants: AccountGrants, amount: SharedAmount, ask: Ask) -> None:
+        self.grants = grants
+        self.amount = amount
+        self.ask = ask
+
+
+class GrantTracker(WatermarkTracker):
+    """The budgets of one gateway of several. Takes the place of `WatermarkTracker` at the quota gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_valid = True
+        self._grants: dict[str, AccountGrants] = {}
+        self._swept: dict[str, AccountGrants] = {}
+        self._lines: list[ExchangeLine] = []
+        self._short: dict[Account, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._due or self._swept)
+
+    def held(self) -> int:
+        """Tokens that this gateway holds, over all accounts."""
+        return sum(one.amounts[0].held for one in self._grants.values())
+
+    def request_raise(self, account: Account) -> int:
+        name = _name(account)
+        grants = self._grants.get(name)
+        if grants is None:
+            self._grants[name] = AccountGrants(account)
+        elif grants.account is not account:
+            # The run was forgotten and is used again: its new account continues the grants of the old one.
+            _continue_account(grants, account)
+        return super().request_raise(account)
+
+    def uncovered_error(self, permit: Permit) -> GatewayError | None:
+        for account in permit.leased_accounts:
+            if account in self._short:
+                in_money = account.committed_nanos > account.nano_watermark
+                if in_money or account.committed_tokens > account.token_watermark:
+                    return Refusal(account=account, in_money=in_money).error()
+        return None
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def take_exchange(self, now: float) -> tuple[int, list[Ask]]:
+        """The number of the next exchange, and what it asks."""
+        number, self._next_batch = self._next_batch, self._next_batch + 1
+        self._lines = []
+        for account in self._due:
+            grants = self._grants[_name(account)]
+            grants.used_at = now
+            self._swept.pop(_name(account), None)
+            self._add_lines(grants, number, is_released=False)
+        for grants in self._swept.values():
+            self._add_lines(grants, number, is_released=grants.is_idle and now - grants.used_at >= GRANT_IDLE_S)
+        self._due, self._swept = {}, {}
+        return number, [line.ask for line in self._lines]
+
+    def _add_lines(self, grants: AccountGrants, number: int, *, is_released: bool) -> None:
+        account = grants.account
+        account.watermark_batch = number
+        account.requested_tokens = account.requested_nanos = UNBOUNDED
+        for amount in grants.amounts:
+            if amount.ceiling(account) != UNBOUNDED or amount.held:
+                self._lines.append(ExchangeLine(grants, amount, amount.ask(account, is_released=is_released)))
+                if amount.is_money:
+                    account.requested_nanos = account.committed_nanos
+                else:
+                    account.requested_tokens = account.committed_tokens
+        if is_released:
+            grants.is_released = True
+            self._set_watermarks(grants)
+
+    def answered(self, number: int, answers: list[Answer]) -> None:
+        """The exchange was answered and its holdings are in the database: its grants apply."""
+        self.written = number
+        self._short = {}
+        touched: dict[AccountGrants, None] = {}
+        for line, answer in zip(self._lines, answers, strict=True):
+            touched[line.grants] = None
+            if line.amount.answered(line.grants.account, line.ask, answer):
+                self._short[line.grants.account] = None
+        for grants in touched:
+            grants.is_released = False
+            self._set_watermarks(grants)
+            if not any(amount.held for amount in grants.amounts) and grants.is_idle and grants.account not in self._due:
+                self._forget(grants)
+        self._lines = []
+
+    def rebuilt(self, held: dict[str, int]) -> None:
+        """The authority was rebuilt from the database, which has these holdings of this gateway by account.
+
+        An exchange that was in flight is void: the next one asks again, for the same jobs. A holding may be larger
+        than what is held here: the difference was settled just before the loss, and counts twice. It is the gateway's
+        to spend.
+        """
+        for line in self._lines:
+            self._due[line.grants.account] = None
+        self._lines = []
+        for grants in self._grants.values():
+            grants.is_released = False
+            for amount in grants.amounts:
+                amount.held = held.get(amount.ask(grants.account, is_released=False).account, 0)
+            self._set_watermarks(grants)
+
+    def holdings(self, answers: list[Answer]) -> dict[str, int]:
+        """What the exchange leaves this gateway with, by account: to be written before it is used."""
+        return {line.ask.account: answer.held for line, answer in zip(self._lines, answers, strict=True)}
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def sweep(self, recorded: int, settled: int, *, is_complete: bool = True, limit: int = SWEEP_BATCH) -> None:
+        """Include accounts in the next exchange: settle what is in the ledger, return what is unused.
+
+        `recorded` is the number of rows passed to the ledger so far, `settled` the number that it has written.
+        `is_complete`: no row was lost. Otherwise nothing is settled, so that holdings cover what the ledger lacks.
+        """
+        for name in list(self._grants)[:limit]:
+            grants = self._grants.pop(name)
+            self._grants[name] = grants  # the least recently swept come first
+            if grants.rows < 0 and is_complete:
+                grants.rows = recorded
+                for amount in grants.amounts:
+                    amount.marked = amount.unsettled(grants.account)
+            if 0 <= grants.rows <= settled:
+                grants.rows = -1
+                for amount in grants.amounts:
+                    amount.ledger_spent = amount.marked
+            self._swept[name] = grants
+
+    def set_valid(self, is_valid: bool) -> None:
+        """Whether grants may be spent: not once the TTL of this gateway at the authority may have passed."""
+        if is_valid != self.is_valid:
+            self.is_valid = is_valid
+            for grants in self._grants.values():
+                self._set_watermarks(grants)
+
+    def _set_watermarks(self, grants: AccountGrants) -> None:
+        for amount in grants.amounts:
+            amount.set_watermark(grants.account, is_valid=self.is_valid and not grants.is_released)
+
+    def _forget(self, grants: AccountGrants) -> None:
+        """Nothing is held: what others hold is asked again with the next lease."""
+        account = grants.account
+        for amount in grants.amounts:
+            if amount.is_money:
+                account.committed_nanos -= amount.others
+            else:
+                account.committed_tokens -= amount.others
+        account.known_tokens, account.known_nanos = grants.amounts[0].settled, grants.amounts[1].settled
+        account.is_shared = False
+        account.clear_watermark()
+        account.watermark_batch = 0
+        del self._grants[_name(account)]
+        self._swept.pop(_name(account), None)
+
+
+def _continue_account(grants: AccountGrants, account: Account) -> None:
+    old = grants.account
+    account.spent_tokens, account.committed_tokens = (
+        old.spent_tokens,
+        old.committed_tokens + account.committed_tokens - account.spent_tokens,
+    )
+    account.spent_nanos, account.committed_nanos = (
+        old.spent_nanos,
+        old.committed_nanos + account.committed_nanos - account.spent_nanos,
+    )
+    account.watermark_batch = old.watermark_batch
+    account.requested_tokens, account.requested_nanos = old.requested_tokens, old.requested_nanos
+    account.token_watermark, account.nano_watermark = old.token_watermark, old.nano_watermark
+    account.token_threshold, account.nano_threshold = old.token_threshold, old.nano_threshold
+    account.is_shared = True
+    grants.account = account
+
+
+def _name(account: Account) -> str:
+    return account_name(account.owner_kind, *account.name, account.kind, account.period, "")

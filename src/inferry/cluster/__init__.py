@@ -1,0 +1,1 @@
+"""Several gateways: shared limits, ownership of worker groups, cancelled runs."""
