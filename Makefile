@@ -11,6 +11,7 @@ export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 NODE_CLIENTS := tests/clients/node_modules/.installed
 PROMTOOL := $(VENV)/promtool/promtool
+REDIS := $(VENV)/redis/redis-server
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
 # stay together because of shared fixtures; slow ones come first (tests/conftest.py).
@@ -71,6 +72,9 @@ chromium:
 $(PROMTOOL): | $(VENV)/bin/python
 	@scripts/install_promtool.sh $(dir $@)
 
+$(REDIS): | $(VENV)/bin/python
+	@scripts/install_redis.sh $(dir $@)
+
 # Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
 # and the build contains plain Python.
 build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
@@ -97,7 +101,7 @@ check: $(VENV)/.installed-dev
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) chromium
+test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) $(REDIS) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'
