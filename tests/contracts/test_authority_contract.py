@@ -9,8 +9,8 @@ import pytest
 
 from inferry.cluster.limit_authority import InMemoryAuthority
 from inferry.cluster.ownership import NO_OWNER, Claim, InMemoryOwnership, Owner
-from inferry.cluster.redis_client import AuthorityUnavailable, RedisAuthority
-from inferry.domain.shared_limits import REBUILDING, Answer, Ask, Exchanged, Holding, LimitKind
+from inferry.cluster.redis_client import RedisAuthority
+from inferry.domain.shared_limits import REBUILDING, Answer, Ask, AuthorityUnavailable, Exchanged, Holding, LimitKind
 from support.redis_server import RedisServer
 
 TTL_MS = 400

@@ -14,12 +14,15 @@ Pure: the owner calls `take_exchange`, sends the asks, writes the holdings to th
 most one exchange is in flight.
 """
 
-from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account
+from collections.abc import Iterable
+
+from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account, utc_day, utc_month
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
 from inferry.admission.watermarks import BLOCKS_PER_CEILING, WatermarkTracker
 from inferry.domain.errors import GatewayError
 from inferry.domain.shared_limits import MAX_AMOUNT, Answer, Ask, LimitKind, account_name, keep_s
+from inferry.domain.spending import Spending
 
 GRANT_IDLE_S = 2.0
 """A grant is returned this long after its account was last leased from."""
@@ -272,6 +275,11 @@ class GrantTracker(WatermarkTracker):
                     amount.ledger_spent = amount.marked
             self._swept[name] = grants
 
+    def release_all(self) -> None:
+        """The gateway stops: return the grants of idle accounts with the next exchange."""
+        for grants in self._swept.values():
+            grants.used_at = float("-inf")
+
     def set_valid(self, is_valid: bool) -> None:
         """Whether grants may be spent: not once the TTL of this gateway at the authority may have passed."""
         if is_valid != self.is_valid:
@@ -297,6 +305,20 @@ class GrantTracker(WatermarkTracker):
         account.watermark_batch = 0
         del self._grants[_name(account)]
         self._swept.pop(_name(account), None)
+
+
+def settled_amounts(spending: Iterable[Spending]) -> list[tuple[str, int, int]]:
+    """The ledger's spending by account of the authority: (account, amount, keep_s)."""
+    found = []
+    for one in spending:
+        day = utc_day(one.at)
+        number = 0 if one.period == "run" else day if one.period == "day" else utc_month(day)
+        scope = "run" if one.run_id is not None else "tenant" if one.key_id is None else "key"
+        name = one.run_id or one.key_id or ""
+        for unit, amount in (("tokens", one.tokens), ("nanos", one.nanos)):
+            account = account_name(scope, one.tenant, name, one.period, number, unit)
+            found.append((account, amount, keep_s(one.period)))
+    return found
 
 
 def _continue_account(grants: AccountGrants, account: Account) -> None:

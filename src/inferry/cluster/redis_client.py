@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from inferry.cluster.ownership import Claim, Owner
 from inferry.cluster.redis_scripts import CLAIM, EXCHANGE, PUBLISH, RESIGN
-from inferry.domain.shared_limits import REBUILD_MS, Answer, Ask, Exchanged, Holding, LimitKind
+from inferry.domain.shared_limits import REBUILD_MS, Answer, Ask, AuthorityUnavailable, Exchanged, Holding, LimitKind
 
 PREFIX = "inferry:"
 TIMEOUT_S = 1.0
@@ -26,10 +26,6 @@ _CHUNK = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, int, int]] | bool]).decode
-
-
-class AuthorityUnavailable(Exception):
-    """Redis cannot be reached, or does not answer."""
 
 
 @contextmanager

@@ -90,6 +90,11 @@ class AdmissionControl:
         self.gate.settle(session.permit, None, now, self.clock.wall())
         self.runs.reject(session.run, job_id, now)
 
+    def uncovered_error(self, job_id: str) -> GatewayError | None:
+        """The refusal of a job that waited for its watermarks or grants, and did not get all of them."""
+        session, watermarks = self._sessions.get(job_id), self.gate.watermarks
+        return None if session is None or watermarks is None else watermarks.uncovered_error(session.permit)
+
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def renew_grant(self, job_id: str, written: int) -> int:

@@ -9,6 +9,7 @@ from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget_refusals import BudgetRefusals
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
@@ -19,7 +20,6 @@ from inferry.dispatch.pool import Pool
 from inferry.dispatch.run_cancellation import RunCanceller
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.values import CancelReport, WorkerReport
-from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
@@ -69,7 +69,7 @@ class Gateway:
         recorder: Recorder,
         metrics: Metrics,
         gpu_accounting: GpuAccounting,
-        watermarks: WatermarkWriter | None = None,
+        watermarks: BudgetWriter | None = None,
     ) -> None:
         self.models = models
         self.now = clock.now

@@ -79,6 +79,10 @@ class Holding(NamedTuple):
     amount: int
 
 
+class AuthorityUnavailable(Exception):
+    """The authority cannot be reached, or does not answer in time. Its request may have been executed."""
+
+
 class LimitAuthority(Protocol):
     """Grants limits to gateways. Every method is atomic, and may be repeated after a lost answer."""
 
