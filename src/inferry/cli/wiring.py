@@ -27,9 +27,11 @@ from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
+from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.spending_sync import SpendingSync
@@ -78,6 +80,7 @@ class Service(NamedTuple):
     diagnostics: Diagnostics
     tracing: Tracing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
+    sharing: GatewaySharing | None = None
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
@@ -87,6 +90,8 @@ class Service(NamedTuple):
         self.observation.start()
         if self.watch is not None:
             self.watch.start()
+        if self.sharing is not None:
+            self.sharing.start()
 
     async def close(self) -> None:
         if self.watch is not None:
@@ -96,6 +101,8 @@ class Service(NamedTuple):
         await self.storage.close()
         await self.accounts.close()
         await self.gateway.close()
+        if self.sharing is not None:
+            await self.sharing.close()
         await self.tenants.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -138,10 +145,11 @@ def assemble(
     kinds: Mapping[str, str] | None = None,
 ) -> Service:
     """The service around given workers."""
-    watermark_store, recorder = _open_ledger(config.ledger)
+    watermark_store, recorder = _open_ledger(config)
+    shared = make_shared_limits(config, recorder, clock, lambda: _load_spending(config.ledger, clock.wall()))
     tenants = _watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
-    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
+    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
     pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
@@ -186,7 +194,9 @@ def assemble(
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
+    sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
+    service = service._replace(sharing=sharing)
     _follow_tenants(config, service, watermarks)
     return service
 
@@ -196,11 +206,13 @@ def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
     return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
-def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
+def _open_ledger(config: Config) -> tuple[WatermarkStore | None, Recorder]:
     """Raises ConfigError where the ledger cannot be opened, or another gateway has it."""
     try:
         # First, because it locks a PostgreSQL database. A ledger in memory needs no watermarks: budgets end with it.
-        watermarks = None if url == IN_MEMORY else WatermarkStore(url, exclusive=True)
+        # Gateways that share limits have grants instead.
+        url, is_shared = config.ledger, config.cluster.redis is not None
+        watermarks = None if url == IN_MEMORY or is_shared else WatermarkStore(url, exclusive=True)
         return watermarks, Recorder(AttemptStore(url))
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
@@ -254,19 +266,23 @@ def _restored_admission(
     config: Config,
     run_reader: LedgerQueries | None,
     store: WatermarkStore | None,
+    shared: SharedLimits | None,
     recorder: Recorder,
     clock: Clock,
-) -> tuple[QuotaGate, RunRegistry, WatermarkWriter | None]:
+) -> tuple[QuotaGate, RunRegistry, BudgetWriter | None]:
     """Quotas and runs as the ledger has them."""
-    gate = QuotaGate(config.price_list(), watermarks=None if store is None else WatermarkTracker())
+    tracker = shared.tracker if shared is not None else None if store is None else WatermarkTracker()
+    gate = QuotaGate(config.price_list(), watermarks=tracker)
     runs = RunRegistry()
     if run_reader is not None:
         gate.restore(run_reader.query_spending(clock.wall()), clock.now())
         runs.restore(run_reader.cancelled_runs(clock.wall() - runs.tombstone_s), clock.now())
+    if shared is not None:
+        return gate, runs, shared.grants
     return gate, runs, None if store is None else WatermarkWriter(gate, store, recorder, clock)
 
 
-def _follow_tenants(config: Config, service: Service, watermarks: WatermarkWriter | None) -> None:
+def _follow_tenants(config: Config, service: Service, watermarks: BudgetWriter | None) -> None:
     """What follows a change of tenants, a revoked key, and a ledger that was replaced."""
 
     def end_unauthorized() -> None:

@@ -59,6 +59,8 @@ class GrantClient(BudgetWriter):
         self.holder = holder
         self.is_up = False
         self.waits = 0
+        self.wait_s = 0.0
+        self._waits_since: dict[str, float] = {}
         self._tracker = tracker
         self._protocol = GrantProtocol(tracker, ttl_s)
         self._authority = authority
@@ -82,7 +84,13 @@ class GrantClient(BudgetWriter):
 
     def wait(self, batch: int, job_id: str) -> None:
         self.waits += 1
+        self._waits_since[job_id] = self._clock.now()
         super().wait(batch, job_id)
+
+    @property
+    def generation(self) -> int:
+        """How often the authority was built; -1 while that is unknown."""
+        return self._protocol.generation
 
     def rewrite_all(self) -> None:
         """A database that was replaced has no holdings: the authority is rebuilt from what it has."""
@@ -172,6 +180,14 @@ class GrantClient(BudgetWriter):
         await self._authority.rebuild(generation, settled_amounts(spending), held)
         log.warning("shared limits were rebuilt from the ledger: generation %d, %d holdings", generation, len(held))
         self._protocol.rebuilt()
+
+    def _report_written(self, written: int) -> None:
+        if self._waiting:
+            now = self._clock.now()
+            for jobs in [jobs for batch, jobs in self._waiting.items() if batch <= written]:
+                for job_id in jobs:
+                    self.wait_s += now - self._waits_since.pop(job_id, now)
+        super()._report_written(written)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
