@@ -110,7 +110,7 @@ def test_settled_and_held_never_exceed_the_limit(make_authority: Callable[[], Au
         assert await answer(authority, "b", 1, budget(need=900, want=2000)) == Answer(900, 900, 31, 0)
         assert await answer(authority, "a", 2, budget(need=100, want=100)) == Answer(69, 100, 900, 0)
         assert await answer(authority, "a", 3, budget(need=1, want=1)) == Answer(0, 100, 900, 0)
-        assert await answer(authority, "b", 2, budget(spent=600, returned=300)) == Answer(0, 0, 100, 600)
+        assert await answer(authority, "b", 2, budget(spent=600, returned=300)) == Answer(0, 0, 100, 600, is_wanted=1)
         assert await answer(authority, "a", 4, budget(limit=500, need=1, want=1)) == Answer(0, 100, 0, 600)
         assert await answer(authority, "a", 5, budget(spent=100, need=50, want=50)) == Answer(50, 50, 0, 700)
         await authority.close()

@@ -1,5 +1,6 @@
 """Gateways that share Redis and PostgreSQL: one budget, cancelled runs everywhere, and Redis away."""
 
+import asyncio
 import http.client
 import time
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from inferry.cli import wiring
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import ConfigError
+from inferry.domain.clock import SystemClock
 from inferry.ledger.stores.opening import open_queries
 from support.redis_server import RedisServer
 from support.scripted_gateway import ScriptedGateway
+from support.scripted_worker import ScriptedWorker
 from support.serving import get, post
 from support.waiting import until
 
@@ -66,16 +70,16 @@ def limited(**limits: Any) -> dict[str, Any]:
 def test_calls_over_three_gateways_share_the_ceiling_of_their_run(
     tmp_path: Path, redis_server: RedisServer, postgres_url: str
 ) -> None:
-    ceiling = 400
+    ceiling = 3_000
     with gateways(tmp_path, redis_server, postgres_url, more=limited(run_token_ceiling=ceiling)) as found:
         with ThreadPoolExecutor(12) as clients:
-            answers = list(clients.map(lambda number: call(found[number % 3]), range(90)))
+            answers = list(clients.map(lambda number: call(found[number % 3]), range(240)))
         codes = {code for _, code in answers}
         assert codes <= {None, "run_budget_exhausted"}
         assert (402, "run_budget_exhausted") in answers
         until(lambda: all(one.service.gateway.in_flight == 0 for one in found))
     used = tokens_in(postgres_url)
-    assert ceiling * 0.7 <= used <= ceiling
+    assert ceiling * 0.8 <= used <= ceiling
 
 
 def test_a_gateway_that_joins_knows_what_others_have_spent(
@@ -164,6 +168,10 @@ def test_a_gateway_of_its_own_does_not_start_beside_gateways_that_share(
     tmp_path: Path, redis_server: RedisServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inferry.ledger.stores.postgres.LOCK_WAIT_S", 0.1)
-    with gateways(tmp_path, redis_server, postgres_url, 1):
-        with pytest.raises(ConfigError, match="another gateway already uses this ledger"):
-            ScriptedGateway(tmp_path, {"ledger": postgres_url}).__enter__()
+
+    async def start() -> None:
+        wiring.assemble(parse({"ledger": postgres_url}), [ScriptedWorker()], {}, SystemClock())
+
+    refused = pytest.raises(ConfigError, match="another gateway already uses this ledger")
+    with gateways(tmp_path, redis_server, postgres_url, 1), refused:
+        asyncio.run(start())

@@ -143,7 +143,7 @@ class SimulatedGateway:
                 found = world.authority.exchange(self.name, number, generation, asks, world.authority_ms)
                 report = partial(self._exchanged, found, sent_at)
             case WriteHoldings(generation, amounts):
-                report = partial(self.protocol.written, world.database.write(self.name, generation, amounts))
+                report = partial(self._written, world.database.write(self.name, generation, amounts))
             case ReadHoldings():
                 report = partial(self.protocol.read, *world.database.read(self.name))
             case Rebuild():
@@ -163,6 +163,9 @@ class SimulatedGateway:
 
     def _exchanged(self, found: Exchanged, sent_at: float) -> None:
         self.protocol.exchanged(found, sent_at, self.now)
+
+    def _written(self, generation: int) -> None:
+        self.protocol.written(generation, self.now)
 
     def _report(self, attempt: int, report: Callable[[], None]) -> None:
         if attempt == self._attempt and self._step is not None:
@@ -197,12 +200,14 @@ class SimulatedGateway:
 
     def _answered(self) -> None:
         waiting = [one for one in self.calls if one.batch and one.batch <= self.tracker.written]
-        for call in reversed(waiting):
-            if self.tracker.uncovered_error(call.permit) is not None:
-                self._refuse(call)
-        for call in waiting:
-            if not call.is_over:
+        uncovered = self.tracker.uncovered([one.permit for one in waiting])
+        for number, call in enumerate(waiting):
+            if number not in uncovered:
                 self._begin(call)
+            elif self.tracker.uncovered_error(call.permit) is not None:
+                self._refuse(call)
+            else:
+                call.batch = self.tracker.written + 1
 
     def _begin(self, call: Call) -> None:
         call.batch = 0

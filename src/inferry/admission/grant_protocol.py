@@ -108,18 +108,18 @@ class GrantProtocol:
         self._renewed_at = sent_at
         self.valid_until = sent_at + self._ttl_s - self._margin_s
         self.tracker.set_valid(now < self.valid_until)
-        if result.answers:
+        if self.tracker.holdings(result.answers):
             self._answers = result.answers
         elif self._exchange is not None:
-            self._answered([])
+            self._answered(result.answers, now)
 
-    def written(self, database_generation: int) -> None:
+    def written(self, database_generation: int, now: float) -> None:
         """The database had this generation. With another one nothing was written."""
         if database_generation != self.generation:
             self._database_generation = database_generation
             self._discard()
         elif self._answers is not None:
-            self._answered(self._answers)
+            self._answered(self._answers, now)
 
     def read(self, database_generation: int, amounts: dict[str, int]) -> None:
         """The database has this generation, and these holdings of this gateway."""
@@ -133,9 +133,9 @@ class GrantProtocol:
         """The authority was rebuilt, by this gateway or by another one meanwhile."""
         self._step = None
 
-    def _answered(self, answers: list[Answer]) -> None:
+    def _answered(self, answers: list[Answer], now: float) -> None:
         assert self._exchange is not None
-        self.tracker.answered(self._exchange.number, answers)
+        self.tracker.answered(self._exchange.number, answers, now)
         self._exchange = self._answers = None
 
     def _discard(self) -> None:

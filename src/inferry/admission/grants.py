@@ -1,14 +1,17 @@
 """Budgets shared by several gateways: an account is spent up to what the authority has granted to this gateway.
 
-A grant takes the place of a watermark (module `watermarks`): a job that exceeds it waits for the next exchange. An
-account's amounts are those of all gateways, so evaluation and refusals are the same as with one gateway:
+A grant takes the place of a watermark (module `watermarks`): a job that exceeds it waits for the next exchange.
 
     spent     = settled at the authority + own spending that is not settled yet
-    committed = spent + own leases + what other gateways hold
-    watermark = settled + what others hold + what this gateway holds
+    committed = spent + own leases
+    watermark = settled + what this gateway holds
 
-Each answer of the authority moves all three. Own spending is settled once its rows are in the ledger, because what is
-rebuilt after a loss of the authority's state is the ledger's spending and the holdings in the database.
+What other gateways hold is not counted here, because it may be returned at any time: the authority decides, and a job
+that it grants nothing is refused. Before that the job waits for a moment while others hold something, since gateways
+return what they do not use as soon as another one was granted too little.
+
+Own spending is settled once its rows are in the ledger, because what is rebuilt after a loss of the authority's state
+is the ledger's spending and the holdings in the database.
 
 Pure: the owner calls `take_exchange`, sends the asks, writes the holdings to the database, then calls `answered`. At
 most one exchange is in flight.
@@ -26,6 +29,8 @@ from inferry.domain.spending import Spending
 
 GRANT_IDLE_S = 2.0
 """A grant is returned this long after its account was last leased from."""
+CONTENTION_WAIT_S = 1.5
+"""A job waits this long for what other gateways hold and do not use."""
 SWEEP_BATCH = 1000
 """Accounts settled and refreshed by one exchange."""
 MIN_EXTRA_TOKENS = 256
@@ -36,20 +41,23 @@ MIN_EXTRA_NANOS = 100_000
 class SharedAmount:
     """Tokens or nanos of one account, as the authority has them, and what this gateway holds.
 
-    `ledger_spent`: own unsettled spending that is in the ledger. `marked`: the same once awaited rows are in it.
+    - `others`: what other gateways hold; `is_wanted`: another one was granted too little, so only what is needed is
+      asked for and kept.
+    - `returning`: the part of what is held that the exchange in flight returns. Nothing more is leased from it.
+    - `ledger_spent`: own unsettled spending that is in the ledger; `marked`: the same once awaited rows are in it.
     """
 
-    __slots__ = ("held", "is_money", "ledger_spent", "marked", "others", "settled")
+    __slots__ = ("held", "is_money", "is_wanted", "ledger_spent", "marked", "others", "returning", "settled")
 
     def __init__(self, is_money: bool, settled: int) -> None:
         self.is_money = is_money
+        self.is_wanted = False
         self.settled = settled
-        self.others = self.held = self.ledger_spent = self.marked = 0
+        self.others = self.held = self.returning = self.ledger_spent = self.marked = 0
 
     def own(self, account: Account) -> int:
         """What this gateway has spent without settling it, and has leased."""
-        committed = account.committed_nanos if self.is_money else account.committed_tokens
-        return committed - self.settled - self.others
+        return (account.committed_nanos if self.is_money else account.committed_tokens) - self.settled
 
     def unsettled(self, account: Account) -> int:
         return (account.spent_nanos if self.is_money else account.spent_tokens) - self.settled
@@ -57,55 +65,57 @@ class SharedAmount:
     def ceiling(self, account: Account) -> int:
         return account.nano_ceiling if self.is_money else account.token_ceiling
 
+    def name(self, account: Account) -> str:
+        """The authority's name of it."""
+        unit = "nanos" if self.is_money else "tokens"
+        return account_name(account.owner_kind, *account.name, _period(account), account.period, unit)
+
     def ask(self, account: Account, *, is_released: bool) -> Ask:
-        """Settle what is in the ledger, and ask for what is missing; or return all that is held."""
+        """Settle what is in the ledger, and ask for what is missing; or return what is not needed."""
         spent = min(self.ledger_spent, self.held)
-        held, own, ceiling = self.held - spent, self.own(account) - spent, self.ceiling(account)
-        extra = max(
-            MIN_EXTRA_NANOS if self.is_money else MIN_EXTRA_TOKENS, min(ceiling, MAX_AMOUNT) // BLOCKS_PER_CEILING
-        )
-        need = max(0, own - held)
-        is_low = not is_released and held - own < extra // 2
-        period = account.kind.removeprefix(" a ") or "run"
+        held, own, ceiling = self.held - spent, self.own(account) - spent, min(self.ceiling(account), MAX_AMOUNT)
+        extra = max(MIN_EXTRA_NANOS if self.is_money else MIN_EXTRA_TOKENS, ceiling // BLOCKS_PER_CEILING)
+        if is_released or self.is_wanted:
+            extra = 0
+            self.returning = max(0, held - own)
+        is_low = not is_released and (held < own or held - own < extra // 2)
         return Ask(
-            account_name(
-                account.owner_kind, *account.name, period, account.period, "nanos" if self.is_money else "tokens"
-            ),
+            self.name(account),
             LimitKind.BUDGET,
-            min(ceiling, MAX_AMOUNT),
+            ceiling,
             base=account.known_nanos if self.is_money else account.known_tokens,
             spent=spent,
-            returned=held if is_released else 0,
-            need=need,
+            returned=self.returning,
+            need=max(0, own - held),
             want=own + extra - held if is_low else 0,
-            keep_s=keep_s(period),
+            keep_s=keep_s(_period(account)),
         )
 
-    def answered(self, account: Account, ask: Ask, answer: Answer) -> bool:
-        """Move the account to the authority's amounts; return whether less than needed was granted."""
+    def answered(self, account: Account, ask: Ask, answer: Answer) -> None:
+        """Move the account to the authority's amounts."""
         settled_by = answer.settled - self.settled - ask.spent
-        shift = settled_by + answer.others - self.others
         if self.is_money:
             account.spent_nanos += settled_by
-            account.committed_nanos += shift
+            account.committed_nanos += settled_by
         else:
             account.spent_tokens += settled_by
-            account.committed_tokens += shift
+            account.committed_tokens += settled_by
         self.settled, self.others, self.held = answer.settled, answer.others, answer.held
+        self.is_wanted = bool(answer.is_wanted)
+        self.returning = 0
         self.ledger_spent -= ask.spent
         self.marked -= ask.spent
-        return answer.granted < ask.need
 
     def set_watermark(self, account: Account, *, is_valid: bool) -> None:
         """Let the account be spent up to the grant; without a valid grant, no further."""
-        own, ceiling = self.own(account), self.ceiling(account)
+        own, ceiling, usable = self.own(account), self.ceiling(account), self.held - self.returning
         if ceiling == UNBOUNDED:
             watermark, threshold = UNBOUNDED, NO_THRESHOLD
         elif is_valid:
-            watermark = self.settled + self.others + self.held
-            threshold = watermark if watermark >= ceiling else watermark - max(0, self.held - own) // 2
+            watermark = self.settled + usable
+            threshold = watermark if watermark >= ceiling else watermark - max(0, usable - own) // 2
         else:
-            watermark, threshold = self.settled + self.others + min(self.held, own), -1
+            watermark, threshold = self.settled + min(usable, own), -1
         if self.is_money:
             account.nano_watermark, account.nano_threshold = watermark, threshold
         else:
@@ -115,19 +125,19 @@ class SharedAmount:
 class AccountGrants:
     """The grants of one account.
 
-    `rows`: once the ledger has this many rows, it has all that was marked. `is_released`: the exchange in flight
-    returns the grants, so nothing more is leased from them.
+    `rows`: once the ledger has this many rows, it has all that was marked. `short_since`: when the authority first
+    granted less than was needed; None if it has granted all.
     """
 
-    __slots__ = ("account", "amounts", "is_released", "rows", "used_at")
+    __slots__ = ("account", "amounts", "rows", "short_since", "used_at")
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.amounts = (SharedAmount(False, account.known_tokens), SharedAmount(True, account.known_nanos))
         account.is_shared = True
         self.rows = -1
+        self.short_since: float | None = None
         self.used_at = 0.0
-        self.is_released = False
 
     @property
     def is_idle(self) -> bool:
@@ -156,7 +166,7 @@ class GrantTracker(WatermarkTracker):
         self._grants: dict[str, AccountGrants] = {}
         self._swept: dict[str, AccountGrants] = {}
         self._lines: list[ExchangeLine] = []
-        self._short: dict[Account, None] = {}
+        self._now = 0.0
 
     def __len__(self) -> int:
         return len(self._grants)
@@ -179,12 +189,41 @@ class GrantTracker(WatermarkTracker):
             _continue_account(grants, account)
         return super().request_raise(account)
 
+    def uncovered(self, permits: list[Permit]) -> set[int]:
+        """Of jobs whose exchange was answered, in the order of their admission, those that it does not cover.
+
+        Where an account was granted too little, its last jobs are not covered.
+        """
+        found: set[int] = set()
+        excess: dict[Account, list[int]] = {}
+        for permit in permits:
+            for account in permit.leased_accounts:
+                if account not in excess and self._is_short(account):
+                    tokens = account.committed_tokens - account.token_watermark
+                    excess[account] = [tokens, account.committed_nanos - account.nano_watermark]
+        for number in range(len(permits) - 1, -1, -1) if excess else ():
+            permit = permits[number]
+            short = [excess[account] for account in permit.leased_accounts if account in excess]
+            if any(tokens > 0 or nanos > 0 for tokens, nanos in short):
+                found.add(number)
+                for amounts in short:
+                    amounts[0] -= permit.leased_tokens
+                    amounts[1] -= permit.leased_nanos
+        return found
+
+    def _is_short(self, account: Account) -> bool:
+        grants = self._grants.get(_name(account))
+        return grants is not None and grants.short_since is not None
+
     def uncovered_error(self, permit: Permit) -> GatewayError | None:
         for account in permit.leased_accounts:
-            if account in self._short:
-                in_money = account.committed_nanos > account.nano_watermark
-                if in_money or account.committed_tokens > account.token_watermark:
-                    return Refusal(account=account, in_money=in_money).error()
+            grants = self._grants.get(_name(account))
+            if grants is None or grants.short_since is None:
+                continue
+            is_short_of_money = account.committed_nanos >= account.nano_watermark
+            amount = grants.amounts[1] if is_short_of_money else grants.amounts[0]
+            if not amount.others or self._now - grants.short_since >= CONTENTION_WAIT_S:
+                return Refusal(account=account, in_money=is_short_of_money).error()
         return None
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
@@ -214,22 +253,22 @@ class GrantTracker(WatermarkTracker):
                     account.requested_nanos = account.committed_nanos
                 else:
                     account.requested_tokens = account.committed_tokens
-        if is_released:
-            grants.is_released = True
-            self._set_watermarks(grants)
+        self._set_watermarks(grants)
 
-    def answered(self, number: int, answers: list[Answer]) -> None:
+    def answered(self, number: int, answers: list[Answer], now: float) -> None:
         """The exchange was answered and its holdings are in the database: its grants apply."""
         self.written = number
-        self._short = {}
-        touched: dict[AccountGrants, None] = {}
+        self._now = now
+        touched: dict[AccountGrants, bool] = {}
         for line, answer in zip(self._lines, answers, strict=True):
-            touched[line.grants] = None
-            if line.amount.answered(line.grants.account, line.ask, answer):
-                self._short[line.grants.account] = None
-        for grants in touched:
-            grants.is_released = False
+            line.amount.answered(line.grants.account, line.ask, answer)
+            touched[line.grants] = touched.get(line.grants, False) or answer.granted < line.ask.need
+        for grants, is_short in touched.items():
             self._set_watermarks(grants)
+            if not is_short:
+                grants.short_since = None
+            elif grants.short_since is None:
+                grants.short_since = now
             if not any(amount.held for amount in grants.amounts) and grants.is_idle and grants.account not in self._due:
                 self._forget(grants)
         self._lines = []
@@ -245,14 +284,17 @@ class GrantTracker(WatermarkTracker):
             self._due[line.grants.account] = None
         self._lines = []
         for grants in self._grants.values():
-            grants.is_released = False
             for amount in grants.amounts:
-                amount.held = held.get(amount.ask(grants.account, is_released=False).account, 0)
+                amount.held, amount.returning = held.get(amount.name(grants.account), 0), 0
             self._set_watermarks(grants)
 
     def holdings(self, answers: list[Answer]) -> dict[str, int]:
-        """What the exchange leaves this gateway with, by account: to be written before it is used."""
-        return {line.ask.account: answer.held for line, answer in zip(self._lines, answers, strict=True)}
+        """What the exchange changes of what this gateway holds, by account: to be written before it is used."""
+        return {
+            line.ask.account: answer.held
+            for line, answer in zip(self._lines, answers, strict=True)
+            if answer.held != line.amount.held
+        }
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -289,16 +331,11 @@ class GrantTracker(WatermarkTracker):
 
     def _set_watermarks(self, grants: AccountGrants) -> None:
         for amount in grants.amounts:
-            amount.set_watermark(grants.account, is_valid=self.is_valid and not grants.is_released)
+            amount.set_watermark(grants.account, is_valid=self.is_valid)
 
     def _forget(self, grants: AccountGrants) -> None:
-        """Nothing is held: what others hold is asked again with the next lease."""
+        """Nothing is held and nothing is owed."""
         account = grants.account
-        for amount in grants.amounts:
-            if amount.is_money:
-                account.committed_nanos -= amount.others
-            else:
-                account.committed_tokens -= amount.others
         account.known_tokens, account.known_nanos = grants.amounts[0].settled, grants.amounts[1].settled
         account.is_shared = False
         account.clear_watermark()
@@ -337,6 +374,10 @@ def _continue_account(grants: AccountGrants, account: Account) -> None:
     account.token_threshold, account.nano_threshold = old.token_threshold, old.nano_threshold
     account.is_shared = True
     grants.account = account
+
+
+def _period(account: Account) -> str:
+    return account.kind.removeprefix(" a ") or "run"
 
 
 def _name(account: Account) -> str:

@@ -234,8 +234,8 @@ class QuotaGate:
 
     def exhausted_error(self, permit: Permit) -> GatewayError:
         """The error of a job that gets no further lease."""
-        if permit.is_watermark_blocked:
-            return LedgerUnavailable("the budget watermark could not be written to the ledger")
+        if permit.is_watermark_blocked and self.watermarks is not None:
+            return self.watermarks.uncovered_error(permit) or LedgerUnavailable("the budget was not extended in time")
         account, in_money = permit.binding_account, permit.bound_in_money
         if account is None:
             _, account, in_money = headroom(permit.leased_accounts, permit.tariff)

@@ -98,8 +98,12 @@ class WatermarkTracker:
         permit.is_watermark_blocked = covered == 0
         return covered, cost
 
+    def uncovered(self, permits: list[Permit]) -> set[int]:
+        """Of jobs whose batch is written, those that may not run: none, since it covers all that was leased before."""
+        return set()
+
     def uncovered_error(self, permit: Permit) -> GatewayError | None:
-        """The refusal of a job whose batch is written, and whose leases are not covered by it; None if they are."""
+        """Why a job that is not covered is refused; None where it is to wait for the next batch."""
         return None
 
     def take_batch(self, wall: float) -> WatermarkBatch:

@@ -12,7 +12,16 @@ Rules:
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from inferry.domain.shared_limits import REBUILD_MS, REBUILDING, Answer, Ask, Exchanged, Holding, LimitKind
+from inferry.domain.shared_limits import (
+    CONTENTION_MS,
+    REBUILD_MS,
+    REBUILDING,
+    Answer,
+    Ask,
+    Exchanged,
+    Holding,
+    LimitKind,
+)
 
 EXTRA_DIVISOR = 32
 """A grant exceeds the need by at most this fraction (1/32) of what is left."""
@@ -20,12 +29,13 @@ MINUTE_MS = 60_000
 
 
 class _Account:
-    __slots__ = ("at_ms", "held", "settled")
+    __slots__ = ("at_ms", "held", "settled", "short_ms")
 
     def __init__(self, settled: float, at_ms: int) -> None:
         self.settled = settled
         self.at_ms = at_ms
         self.held: dict[str, int] = {}
+        self.short_ms: dict[str, int] = {}
 
 
 class _Last(NamedTuple):
@@ -107,7 +117,12 @@ class InMemoryAuthority:
         held = account.held.get(holder, 0) - ask.spent - ask.returned
         granted = grant_size(ask, ask.limit - int(account.settled) - others - held)
         _hold(account, holder, held + granted)
-        return Answer(granted, held + granted, others, int(account.settled))
+        is_wanted = any(now_ms - at < CONTENTION_MS for one, at in account.short_ms.items() if one != holder)
+        if granted < ask.need:
+            account.short_ms[holder] = now_ms
+        else:
+            account.short_ms.pop(holder, None)
+        return Answer(granted, held + granted, others, int(account.settled), int(is_wanted))
 
     def _rate(self, ask: Ask, now_ms: int) -> Answer:
         account = self._accounts.get(ask.account)

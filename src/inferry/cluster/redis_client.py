@@ -15,7 +15,16 @@ from redis.exceptions import RedisError
 
 from inferry.cluster.ownership import Claim, Owner
 from inferry.cluster.redis_scripts import CLAIM, EXCHANGE, PUBLISH, RESIGN
-from inferry.domain.shared_limits import REBUILD_MS, Answer, Ask, AuthorityUnavailable, Exchanged, Holding, LimitKind
+from inferry.domain.shared_limits import (
+    CONTENTION_MS,
+    REBUILD_MS,
+    Answer,
+    Ask,
+    AuthorityUnavailable,
+    Exchanged,
+    Holding,
+    LimitKind,
+)
 
 PREFIX = "inferry:"
 TIMEOUT_S = 1.0
@@ -25,7 +34,7 @@ RUNS_KEPT = 100_000
 _CHUNK = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, int, int]] | bool]).decode
+_decode = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, int, int, int]] | bool]).decode
 
 
 @contextmanager
@@ -56,7 +65,7 @@ class RedisAuthority:
         packed = _encode(asks)
         with _as_unavailable():
             found = await self._exchange(
-                args=[self._prefix, holder, number, generation, self._ttl_ms, packed, REBUILD_MS]
+                args=[self._prefix, holder, number, generation, self._ttl_ms, packed, REBUILD_MS, CONTENTION_MS]
             )
         current, answers = _decode(found)
         return Exchanged(current, None if isinstance(answers, bool) else [Answer(*one) for one in answers])

@@ -40,11 +40,14 @@ local function grant(left, need, want)
 end
 
 local function budget(key, ask)
-    local settled, held, others, is_held = 0, 0, 0, false
+    local settled, held, others, is_held, is_wanted = 0, 0, 0, false, 0
     local stored = redis.call('HGETALL', key)
     for i = 1, #stored, 2 do
         local amount = tonumber(stored[i + 1])
-        if stored[i] == 's' then settled = amount
+        local kind = string.sub(stored[i], 1, 1)
+        if kind == 's' then settled = amount
+        elseif kind == 'w' then
+            if stored[i] ~= 'w' .. holder and now - amount < tonumber(ARGV[8]) then is_wanted = 1 end
         else
             is_held = true
             if stored[i] == 'h' .. holder then held = amount else others = others + amount end
@@ -58,7 +61,9 @@ local function budget(key, ask)
     redis.call('HSET', key, 's', text(settled))
     if held > 0 then redis.call('HSET', key, 'h' .. holder, text(held))
     else redis.call('HDEL', key, 'h' .. holder) end
-    return {granted, held, others, settled}
+    if granted < ask[7] then redis.call('HSET', key, 'w' .. holder, text(now))
+    else redis.call('HDEL', key, 'w' .. holder) end
+    return {granted, held, others, settled, is_wanted}
 end
 
 local function rate(key, ask)
@@ -72,7 +77,7 @@ local function rate(key, ask)
     local granted = grant(math.floor(level), ask[7], ask[8])
     level = level - granted
     redis.call('HSET', key, 'level', string.format('%.6f', level), 'at', text(math.max(now, at)))
-    return {granted, 0, 0, math.floor(level)}
+    return {granted, 0, 0, math.floor(level), 0}
 end
 
 local function slots(key, ask)
@@ -89,7 +94,7 @@ local function slots(key, ask)
     if is_first or age >= ttl then granted = grant(ask[3] - others - ask[4], ask[7], ask[8]) end
     local held = ask[4] + granted
     if held > 0 then redis.call('HSET', key, holder, text(held)) else redis.call('HDEL', key, holder) end
-    return {granted, held, others, 0}
+    return {granted, held, others, 0, 0}
 end
 
 local kinds = {[0] = budget, [1] = rate, [2] = slots}

@@ -6,11 +6,12 @@ from collections.abc import Callable
 class BudgetWriter:
     """Base of `WatermarkWriter` and `GrantClient`. Belongs to the loop it is started on.
 
-    `on_written` gets the jobs whose batch is written, in the order in which they waited.
+    `on_written` gets the jobs whose batch is written, in the order in which they waited. It returns those that wait
+    for the next batch too.
     """
 
     def __init__(self) -> None:
-        self.on_written: Callable[[list[str]], None] | None = None
+        self.on_written: Callable[[list[str]], list[str]] | None = None
         self._waiting: dict[int, list[str]] = {}
 
     def start(self) -> None:
@@ -36,5 +37,5 @@ class BudgetWriter:
         found = [job_id for batch in sorted(self._waiting) if batch <= written for job_id in self._waiting[batch]]
         if found:
             self._waiting = {batch: jobs for batch, jobs in self._waiting.items() if batch > written}
-            if self.on_written is not None:
-                self.on_written(found)
+            if self.on_written is not None and (left := self.on_written(found)):
+                self._waiting.setdefault(written + 1, [])[:0] = left

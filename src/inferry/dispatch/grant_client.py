@@ -21,7 +21,7 @@ from inferry.ledger.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
+SWEEP_S = 0.5
 """Interval at which spending is settled and unused grants are returned."""
 INITIAL_RETRY_S, MAX_RETRY_S = 0.05, 0.5
 REBUILD_PAUSE_S = 0.05
@@ -167,7 +167,8 @@ class GrantClient(BudgetWriter):
         elif isinstance(step, WriteHoldings):
             wall = self._clock.wall()
             write = self._store.write
-            protocol.written(await self._in_thread(lambda: write(self.holder, step.generation, step.amounts, wall)))
+            found_generation = await self._in_thread(lambda: write(self.holder, step.generation, step.amounts, wall))
+            protocol.written(found_generation, self._clock.now())
         elif isinstance(step, ReadHoldings):
             protocol.read(*await self._in_thread(lambda: self._store.read(self.holder)))
         elif isinstance(step, Rebuild):
@@ -182,12 +183,11 @@ class GrantClient(BudgetWriter):
         self._protocol.rebuilt()
 
     def _report_written(self, written: int) -> None:
-        if self._waiting:
-            now = self._clock.now()
-            for jobs in [jobs for batch, jobs in self._waiting.items() if batch <= written]:
-                for job_id in jobs:
-                    self.wait_s += now - self._waits_since.pop(job_id, now)
         super()._report_written(written)
+        if self._waits_since:
+            now, waiting = self._clock.now(), {job_id for jobs in self._waiting.values() for job_id in jobs}
+            for job_id in [job_id for job_id in self._waits_since if job_id not in waiting]:
+                self.wait_s += now - self._waits_since.pop(job_id)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

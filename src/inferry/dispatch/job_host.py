@@ -67,17 +67,21 @@ class JobHost:
             self._watermarks.wait(batch, job.job_id)
         return stream
 
-    def _start_covered(self, job_ids: list[str]) -> None:
-        """Offer jobs whose batch is written. Where a shared limit was granted in part, the last jobs are refused."""
-        refused: set[str] = set()
-        for job_id in reversed(job_ids):
-            error = self._admission.uncovered_error(job_id)
-            if error is not None:
-                refused.add(job_id)
-                self._loop.cancel(job_id, error)
+    def _start_covered(self, job_ids: list[str]) -> list[str]:
+        """Offer jobs whose batch is written; return those that are to wait for the next one.
+
+        Where a shared limit was granted in part, the last jobs wait or are refused.
+        """
+        uncovered = self._admission.uncovered(job_ids)
+        waiting: list[str] = []
         for job_id in job_ids:
-            if job_id not in refused:
+            if job_id not in uncovered:
                 self._loop.reoffer(job_id)
+            elif (error := self._admission.uncovered_error(job_id)) is None:
+                waiting.append(job_id)
+            else:
+                self._loop.cancel(job_id, error)
+        return waiting
 
     def cancel_execution(self, job_id: str, error: GatewayError | None) -> PendingCancel | None:
         return self._loop.cancel(job_id, error)

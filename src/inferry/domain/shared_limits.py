@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 REBUILDING = -1
 REBUILD_MS = 2000
+CONTENTION_MS = 2000
 
 
 class LimitKind(IntEnum):
@@ -52,12 +53,14 @@ class Answer(NamedTuple):
     - `granted`: the new grant, at most `want`. It is below `need` where the limit leaves less.
     - `held`: all that the gateway now holds; `others`: all that other gateways hold.
     - `settled`: BUDGET: what is settled; RATE: what is left in the bucket.
+    - `is_wanted`: 1 if another gateway was granted less than it needed, less than CONTENTION_MS ago.
     """
 
     granted: int
     held: int
     others: int
     settled: int
+    is_wanted: int = 0
 
 
 class Exchanged(NamedTuple):
