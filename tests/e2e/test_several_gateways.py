@@ -175,3 +175,33 @@ def test_a_gateway_of_its_own_does_not_start_beside_gateways_that_share(
     refused = pytest.raises(ConfigError, match="another gateway already uses this ledger")
     with gateways(tmp_path, redis_server, postgres_url, 1), refused:
         asyncio.run(start())
+
+
+def test_requests_per_minute_are_shared(tmp_path: Path, redis_server: RedisServer, postgres_url: str) -> None:
+    with gateways(tmp_path, redis_server, postgres_url, 3, limited(requests_per_minute=40)) as found:
+        with ThreadPoolExecutor(12) as clients:
+            answers = list(clients.map(lambda number: call(found[number % 3]), range(90)))
+        assert {code for _, code in answers} == {None, "rate_limited"}
+        # The bucket refills while they are made, at 40 a minute.
+        assert 36 <= answers.count((200, None)) <= 80
+
+
+def test_concurrent_calls_are_shared_and_those_of_a_stopped_gateway_are_free_again(
+    tmp_path: Path, redis_server: RedisServer, postgres_url: str
+) -> None:
+    with gateways(tmp_path, redis_server, postgres_url, 2, limited(max_concurrent=3)) as (first, second):
+        first.worker.gate.clear()
+        with ThreadPoolExecutor(4) as clients:
+            calls = [clients.submit(call, first) for _ in range(3)]
+            until(lambda: first.worker.running == 3)
+            assert call(second) == (429, "tenant_concurrency")
+            first.run(_set(first.worker.gate))
+            assert [one.result() for one in calls] == [(200, None)] * 3
+        until(lambda: call(second) == (200, None))
+        first.stop()
+        first.join()
+        until(lambda: call(second) == (200, None))
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()

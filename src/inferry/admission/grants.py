@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account, utc_day, utc_month
 from inferry.admission.permits import Permit
 from inferry.admission.refusals import Refusal
+from inferry.admission.shared_quotas import QuotaGrants, shared_quotas
 from inferry.admission.watermarks import BLOCKS_PER_CEILING, WatermarkTracker
 from inferry.domain.errors import GatewayError
 from inferry.domain.shared_limits import MAX_AMOUNT, Answer, Ask, LimitKind, account_name, keep_s
@@ -166,6 +167,7 @@ class GrantTracker(WatermarkTracker):
         self._grants: dict[str, AccountGrants] = {}
         self._swept: dict[str, AccountGrants] = {}
         self._lines: list[ExchangeLine] = []
+        self._quotas = QuotaGrants()
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -173,7 +175,7 @@ class GrantTracker(WatermarkTracker):
 
     @property
     def is_due(self) -> bool:
-        return bool(self._due or self._swept)
+        return bool(self._due or self._swept or self._quotas.is_due)
 
     def held(self) -> int:
         """Tokens that this gateway holds, over all accounts."""
@@ -188,6 +190,14 @@ class GrantTracker(WatermarkTracker):
             # The run was forgotten and is used again: its new account continues the grants of the old one.
             _continue_account(grants, account)
         return super().request_raise(account)
+
+    def request_quotas(self, permit: Permit, *, waits: bool) -> None:
+        """Have quotas that are used beyond their grants raised; the job `waits` for the exchange that does."""
+        for quotas in shared_quotas(permit):
+            if quotas.is_short:
+                self._quotas.request(quotas)
+                if waits:
+                    permit.watermark_batch = self._next_batch
 
     def uncovered(self, permits: list[Permit]) -> set[int]:
         """Of jobs whose exchange was answered, in the order of their admission, those that it does not cover.
@@ -209,6 +219,7 @@ class GrantTracker(WatermarkTracker):
                 for amounts in short:
                     amounts[0] -= permit.leased_tokens
                     amounts[1] -= permit.leased_nanos
+        self._quotas.uncovered(permits, found)
         return found
 
     def _is_short(self, account: Account) -> bool:
@@ -224,7 +235,7 @@ class GrantTracker(WatermarkTracker):
             amount = grants.amounts[1] if is_short_of_money else grants.amounts[0]
             if not amount.others or self._now - grants.short_since >= CONTENTION_WAIT_S:
                 return Refusal(account=account, in_money=is_short_of_money).error()
-        return None
+        return self._quotas.refusal(permit)
 
     # -- exchanges ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +251,7 @@ class GrantTracker(WatermarkTracker):
         for grants in self._swept.values():
             self._add_lines(grants, number, is_released=grants.is_idle and now - grants.used_at >= GRANT_IDLE_S)
         self._due, self._swept = {}, {}
-        return number, [line.ask for line in self._lines]
+        return number, [line.ask for line in self._lines] + self._quotas.take(now)
 
     def _add_lines(self, grants: AccountGrants, number: int, *, is_released: bool) -> None:
         account = grants.account
@@ -260,7 +271,8 @@ class GrantTracker(WatermarkTracker):
         self.written = number
         self._now = now
         touched: dict[AccountGrants, bool] = {}
-        for line, answer in zip(self._lines, answers, strict=True):
+        self._quotas.answered(answers[len(self._lines) :], now)
+        for line, answer in zip(self._lines, answers, strict=False):
             line.amount.answered(line.grants.account, line.ask, answer)
             touched[line.grants] = touched.get(line.grants, False) or answer.granted < line.ask.need
         for grants, is_short in touched.items():
@@ -280,6 +292,7 @@ class GrantTracker(WatermarkTracker):
         than what is held here: the difference was settled just before the loss, and counts twice. It is the gateway's
         to spend.
         """
+        self._quotas.void()
         for line in self._lines:
             self._due[line.grants.account] = None
         self._lines = []
@@ -292,7 +305,7 @@ class GrantTracker(WatermarkTracker):
         """What the exchange changes of what this gateway holds, by account: to be written before it is used."""
         return {
             line.ask.account: answer.held
-            for line, answer in zip(self._lines, answers, strict=True)
+            for line, answer in zip(self._lines, answers, strict=False)
             if answer.held != line.amount.held
         }
 
@@ -304,6 +317,7 @@ class GrantTracker(WatermarkTracker):
         `recorded` is the number of rows passed to the ledger so far, `settled` the number that it has written.
         `is_complete`: no row was lost. Otherwise nothing is settled, so that holdings cover what the ledger lacks.
         """
+        self._quotas.sweep()
         for name in list(self._grants)[:limit]:
             grants = self._grants.pop(name)
             self._grants[name] = grants  # the least recently swept come first
@@ -326,6 +340,8 @@ class GrantTracker(WatermarkTracker):
         """Whether grants may be spent: not once the TTL of this gateway at the authority may have passed."""
         if is_valid != self.is_valid:
             self.is_valid = is_valid
+            if not is_valid:
+                self._quotas.suspend()
             for grants in self._grants.values():
                 self._set_watermarks(grants)
 
