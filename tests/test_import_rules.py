@@ -28,10 +28,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
-    "workers/http_client": {"httptools"},
-    "workers/in_process": {"inferry.engine", "vllm"},
-    "cluster": DOMAIN | {"msgspec"},
+    "cluster": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "cluster/redis_client": {"redis"},
+    "workers/http_client": {"httptools"},
+    "workers/remote": {"inferry.cluster"},
+    "workers/in_process": {"inferry.engine", "vllm"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
     "client/adapters": {"agents", "anthropic", "langchain_anthropic", "langchain_core", "langchain_openai", "openai"},
@@ -58,11 +59,8 @@ TORCH_MODULES = {
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
 COMPOSITION_ROOT = {
-    "cli/job_wiring",
-    "cli/provider_wiring",
-    "cli/sharing_wiring",
-    "cli/storage_wiring",
-    "cli/wiring",
+    *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
+    *("cli/storage_wiring", "cli/wiring"),
     "cli/worker_wiring",
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {

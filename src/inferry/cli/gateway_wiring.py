@@ -64,7 +64,7 @@ def make_gateway(
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
     if watermarks is not None:
         admission.on_renewed = watermarks.wake
-    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
+    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)

@@ -143,14 +143,15 @@ def assemble(
     tokenizers: dict[str, Tokenizer],
     clock: Clock,
     kinds: Mapping[str, str] | None = None,
+    app_type: type[App] = App,
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config)
     shared = make_shared_limits(config, recorder, clock, lambda: _load_spending(config.ledger, clock.wall()))
-    tenants = _watch_tenants(config, clock)
+    tenants = watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
-    pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
+    pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
     models = {model for worker in workers for model in worker.view().models}
     metrics = Metrics(models, [worker.name for worker in workers])
     metrics.workers.health = pool.health
@@ -174,10 +175,10 @@ def assemble(
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
     )
-    app = App(
+    app = app_type(
         gateway,
         metrics,
-        _http_limits(config.server),
+        http_limits(config.server),
         Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall),
         admin_key=config.server.admin_key,
         tenants=tenants,
@@ -201,7 +202,7 @@ def assemble(
     return service
 
 
-def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
     manager = TenantManager(TenantStore(config.ledger), config.configured_tenants())
     return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
@@ -218,7 +219,7 @@ def _open_ledger(config: Config) -> tuple[WatermarkStore | None, Recorder]:
         raise ConfigError(str(error)) from None
 
 
-def _http_limits(server: ServerConfig) -> HttpLimits:
+def http_limits(server: ServerConfig) -> HttpLimits:
     return HttpLimits(
         max_body_bytes=server.max_body_bytes,
         body_timeout_s=server.body_timeout_s,
@@ -300,7 +301,7 @@ def _follow_tenants(config: Config, service: Service, watermarks: BudgetWriter |
     service.tenants.on_replaced = rewrite_all
 
 
-def _health_policy(config: HealthConfig) -> HealthPolicy:
+def health_policy(config: HealthConfig) -> HealthPolicy:
     common = set(config.__struct_fields__) & set(HealthPolicy.__struct_fields__)
     return HealthPolicy(**{name: getattr(config, name) for name in common})
 

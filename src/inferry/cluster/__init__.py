@@ -1,1 +1,1 @@
-"""Several gateways: shared limits, ownership of worker groups, cancelled runs."""
+"""Several gateway processes: the link between them, shared limits, ownership and cancelled runs."""

@@ -79,6 +79,11 @@ class Pool:
         """
         return self._cards.get(isolation, {})
 
+    def is_remote(self, name: str) -> bool:
+        """Whether the worker passes jobs on to a process that owns the engines."""
+        supervisor = self._supervisors.get(name)
+        return supervisor is not None and supervisor.view.is_remote
+
     def serves(self, model: str) -> bool:
         """Whether some worker of this model is up."""
         return model in self._models_up
@@ -103,7 +108,7 @@ class Pool:
         )
 
     def worker_count(self, model: str) -> int:
-        """How many workers serve the model, up or not."""
+        """How many workers serve the model, up or not. One that passes jobs on counts as two: it is replaced."""
         return self._serving[model]
 
     async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
@@ -195,6 +200,13 @@ class Pool:
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
+    def worker_changed(self, name: str) -> None:
+        """The worker reports that its view has changed: the change takes effect before this returns."""
+        supervisor = self._supervisors.get(name)
+        if supervisor is not None:
+            supervisor.refresh()
+            supervisor.wake()
+
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""
         supervisor = self._supervisors.get(name)
@@ -216,11 +228,12 @@ class Pool:
         supervisor.is_drained = False
         supervisor.refresh()
 
-    def add(self, worker: Worker, kind: str = "") -> None:
-        """Add a worker; it gets work once it has generated a token."""
+    def add(self, worker: Worker, kind: str = "", *, was_up: bool = False) -> None:
+        """Add a worker; it gets work once it has generated a token. `was_up`: until then, calls wait for it."""
         if worker.name in self._supervisors:
             raise ValueError(f"there is a worker {worker.name} already")
         supervisor = self._supervisors[worker.name] = self._supervisor_for(worker, kind)
+        supervisor.was_up = was_up
         self._view_changed(supervisor)
         if self._is_started:
             supervisor.task = asyncio.get_running_loop().create_task(supervisor.run_forever())
@@ -276,6 +289,8 @@ class Pool:
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():
             worker_count.update(supervisor.view.models)
+            if supervisor.view.is_remote:
+                worker_count.update(supervisor.view.models)
             pool_cards = cards.setdefault(supervisor.view.isolation, {})
             for card in supervisor.worker.cards():
                 known = pool_cards.get(card.name)
