@@ -140,10 +140,16 @@ async def _serve_whole(
     config: Config, listener: Listener, sock: socket.socket, path: Path | None, lifeline: int | None
 ) -> None:
     """Serve with everything; with a `path`, for ingress processes too."""
-    from inferry.cli import cluster_wiring, wiring
+    from inferry.cli import cluster_wiring, election_wiring, wiring
+    from inferry.domain.clock import SystemClock
     from inferry.ingress.http import lifecycle
 
-    service = wiring.build(config)
+    clock, tokenizers = SystemClock(), dict["str", "Tokenizer"]()
+    if config.cluster.listen is None:
+        service = wiring.build(config, clock)
+    else:
+        service = election_wiring.build_service(config, clock, tokenizers)
+    member = None if service.sharing is None else election_wiring.join_cluster(config, service, clock, tokenizers)
     count = len(service.pool.names())
     build_kind = "compiled" if is_compiled() else "plain Python"
     log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
@@ -154,6 +160,8 @@ async def _serve_whole(
         if refusal is not None:
             raise ConfigError(refusal)
         service.start()
+        if member is not None:
+            member.start()
         if server is not None and path is not None:
             await server.listen_unix(path)
         url = listener.url if listener.port else f"{listener.url.rpartition(':')[0]}:{sock.getsockname()[1]}"
@@ -165,6 +173,8 @@ async def _serve_whole(
     finally:
         if server is not None:
             await server.close()
+        if member is not None:
+            await member.close()
         await service.close()
     log.info("stopped")
 

@@ -33,6 +33,7 @@ class GatewaySharing(NamedTuple):
     authority: "RedisAuthority"
     grants: GrantClient
     runs: CancelledRuns
+    metrics: Metrics
 
     def start(self) -> None:
         self.runs.start()
@@ -92,4 +93,4 @@ def share(limits: SharedLimits, gateway: Gateway, metrics: Metrics, since: float
             "inferry_limit_generation": lambda: grants.generation,
         }
     )
-    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs)
+    return GatewaySharing(limits.gateway_id, limits.authority, grants, runs, metrics)

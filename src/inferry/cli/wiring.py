@@ -86,7 +86,8 @@ class Service(NamedTuple):
         """Start the workers, and the watchers of files and of the database."""
         self.gateway.start()
         self.tenants.start()
-        self.storage.start()
+        if self.sharing is None:
+            self.storage.start()  # otherwise by the gateway that owns the workers
         self.observation.start()
         if self.watch is not None:
             self.watch.start()

@@ -17,6 +17,7 @@ from inferry.domain.shared_limits import AuthorityUnavailable
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+CHANGE_RETRY_S = 1.0
 
 
 class Role(Protocol):
@@ -83,8 +84,14 @@ class Election:
         try:
             while self.lease.owner != self._acts_for:
                 owner = self.lease.owner
-                await self._act(owner)
-                self._acts_for = owner
+                try:
+                    await self._act(owner)
+                except Exception:
+                    log.exception("cannot change the role of this gateway")
+                else:
+                    self._acts_for = owner
+                if self._acts_for != owner:
+                    await asyncio.sleep(CHANGE_RETRY_S)
         finally:
             self._changes = None
 

@@ -319,6 +319,8 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "How often the shared limits were built from the ledger: 1 at first, then once per loss of Redis's state. -1 "
         "while it is unknown.",
     ),
+    MetricSpec("inferry_domain_owner", "gauge", "1 at the gateway that owns the workers. With `cluster.redis` only."),
+    MetricSpec("inferry_domain_epoch", "gauge", "Epoch of the owner of the workers, as this gateway knows it."),
     MetricSpec(
         "inferry_ledger_up",
         "gauge",

@@ -22,14 +22,45 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     must be PostgreSQL. INFERRY_CLUSTER__REDIS sets it too, which keeps a password out of the file."""
     name: str | None = None
     """Name of this gateway in logs; null uses the host's name."""
+    listen: str | None = None
+    """`HOST:PORT` at which this gateway takes jobs of the others while it owns the workers. One gateway at a time owns
+    them: it alone sends to the engines, and the others pass their jobs on to it. null: every gateway sends to all of
+    its workers itself, and none knows what the others send."""
+    advertise: str | None = None
+    """`HOST:PORT` at which the other gateways reach `listen`; null for the same."""
+    secret_env: str | None = None
+    """Environment variable with the secret that gateways share, of at least 16 characters. Required by `listen`."""
     ttl_ms: int = 3000
     """After this time without contact to Redis a gateway counts as dead, and spends nothing that it shares. Between 300
     and 3000."""
 
 
-def check_cluster(config: ClusterConfig, ledger: str) -> Iterator[str]:
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError."""
+    parts = urlsplit(f"//{address}")
+    if not parts.hostname or not parts.port or parts.path or "@" in address:
+        raise ValueError(address)
+    return parts.hostname, parts.port
+
+
+def check_cluster(config: ClusterConfig, ledger: str, *, has_workers_file: bool) -> Iterator[str]:
     if config.redis is None:
+        for name in ("name", "listen", "advertise", "secret_env"):
+            if getattr(config, name) is not None:
+                yield f"cluster.{name} requires cluster.redis"
         return
+    for name in ("listen", "advertise"):
+        address = getattr(config, name)
+        try:
+            split_address(address or "host:1")
+        except ValueError:
+            yield f"cluster.{name} must be of the form HOST:PORT"
+    if config.listen is not None and not config.secret_env:
+        yield "cluster.listen requires cluster.secret_env"
+    if config.listen is None and (config.advertise is not None or config.secret_env is not None):
+        yield "cluster.advertise and cluster.secret_env require cluster.listen"
+    if config.listen is not None and has_workers_file:
+        yield "cluster.listen is for workers of the configuration itself: remove workers_file"
     try:
         parts = urlsplit(config.redis)
         is_url = parts.scheme in _SCHEMES and bool(parts.path if parts.scheme == "unix" else parts.hostname)

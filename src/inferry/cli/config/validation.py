@@ -41,7 +41,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield "workers_file is empty: remove it, or name a file"
     if (problem := ledger_url_error(config.ledger)) is not None:
         yield f"ledger {problem}"
-    yield from check_cluster(config.cluster, config.ledger)
+    yield from check_cluster(config.cluster, config.ledger, has_workers_file=config.workers_file is not None)
 
 
 def _check_server(server: ServerConfig) -> Iterator[str]:
