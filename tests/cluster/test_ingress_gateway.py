@@ -18,7 +18,7 @@ from inferry.domain.jobs import InferenceJob, ResumeMode
 from inferry.domain.lanes import DEFAULT_LANES
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
-from inferry.domain.streams import Done, End
+from inferry.domain.streams import Done, End, Failed
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
@@ -154,5 +154,21 @@ def test_rate_limits_are_those_that_the_owner_reports(tmp_path: Path) -> None:
             status = gateway.rate_limit_status(caller)
             assert status is not None
             assert (status.request_limit, status.requests_left) == (5, 4)
+
+    run(scenario())
+
+
+def test_a_job_that_the_owner_gives_up_is_not_tried_again_and_not_held_against_the_owner(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with ingress(tmp_path) as (gateway, _, worker):
+            worker.returns_early = True
+            for number in range(1, 6):
+                _, _, end, _ = await _answer(gateway, a_call(gateway))
+                assert isinstance(end, Failed)
+                assert end.error.code in ("worker_lost", "no_worker")
+                assert len(worker.plans) <= 3 * number
+            worker.returns_early = False
+            assert [report.breaker for report in gateway.worker_reports()] == ["closed"]
+            await async_until(lambda: gateway.is_ready)
 
     run(scenario())

@@ -83,6 +83,13 @@ GROUP = MutantGroup(
             _LINK,
         ),
         Mutant(
+            "what the owner gives up is tried again by the ingress",
+            "cluster/job_fields.py",
+            "    error.can_failover = False\n",
+            "",
+            ("tests/cluster/test_ingress_gateway.py",),
+        ),
+        Mutant(
             "a frame waits for bytes that have arrived",
             "cluster/link.py",
             "        if self._received < self._needed:",

@@ -215,10 +215,12 @@ def error_to_fields(error: GatewayError) -> ErrorFields:
 
 
 def fields_to_error(fields: ErrorFields) -> GatewayError:
+    """The error, as the end of its job: the process that reports it has retried what it could."""
     found = _ERRORS.get(fields.name, InternalError)
     error = found(fields.message, param=fields.param, retry_after_s=fields.retry_after_s)
     error.predicted_wait_s = fields.predicted_wait_s
     error.has_own_retry_time = fields.has_own_retry_time
+    error.can_failover = False
     if isinstance(error, ContextLengthExceeded) and fields.tokens is not None:
         error.prompt_tokens, error.output_tokens, error.context_tokens = fields.tokens
     return error
