@@ -86,7 +86,7 @@ def test_sub_agents_over_three_gateways_keep_the_ceiling_of_their_run_when_one_i
         }
         children = [GatewayChild(tmp_path / str(number), config) for number in range(3)]
         for child in children:
-            stack.callback(child.popen.kill)
+            stack.callback(child.kill)
             until(child.is_ready, problem=child.log.read_text)
         agents = Agents([child.port for child in children])
         until(lambda: agents.delivered > CEILING / 3)

@@ -26,7 +26,7 @@ def members(directory: Path, redis: RedisServer, ledger: str, count: int) -> Ite
             worker = {"kind": "vllm", "name": "engine", "url": url, "models": ["m"]}
             config = {"ledger": ledger, "cluster": cluster, "workers": [worker]}
             child = GatewayChild(directory / str(number), config)
-            stack.callback(child.popen.kill)
+            stack.callback(child.kill)
             found.append(child)
         for child in found:
             until(child.is_ready, problem=child.log.read_text)

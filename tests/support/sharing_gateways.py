@@ -76,6 +76,11 @@ class GatewayChild:
         except OSError:
             return False
 
+    def kill(self) -> None:
+        """End it where it has not ended."""
+        self.popen.kill()
+        self.popen.wait(timeout=120)
+
     def metric(self, name: str) -> float:
         page: str = get(f"http://127.0.0.1:{self.port}", "/metrics")[2]
         return float(next(line for line in page.splitlines() if line.startswith(f"{name} ")).split()[1])
