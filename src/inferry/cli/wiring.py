@@ -79,8 +79,8 @@ class Service(NamedTuple):
     observation: Observation
     diagnostics: Diagnostics
     tracing: Tracing | None = None
-    watch: WorkersFileWatcher[WorkerConfig] | None = None
     sharing: GatewaySharing | None = None
+    watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
@@ -148,15 +148,13 @@ def assemble(
 ) -> Service:
     """The service around given workers."""
     watermark_store, recorder = _open_ledger(config)
-    shared = make_shared_limits(config, recorder, clock, lambda: _load_spending(config.ledger, clock.wall()))
+    load_spending = partial(_load_spending, config.ledger, clock)
+    shared = make_shared_limits(config, recorder, clock, load_spending)
     tenants = watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
     gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
     pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
-    models = {model for worker in workers for model in worker.view().models}
-    metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.workers.health = pool.health
-    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    metrics = _make_metrics(config, workers, pool, tenants)
     tracing = make_tracing(config.tracing, clock, metrics)
     tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
@@ -187,7 +185,7 @@ def assemble(
         problem=lambda: tenants.ledger_error,
         tracer=tracer,
     )
-    accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
+    accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
@@ -197,10 +195,22 @@ def assemble(
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
     sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
-    service = service._replace(sharing=sharing)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _make_metrics(config: Config, workers: Sequence[Worker], pool: Pool, tenants: TenantWatcher) -> Metrics:
+    """Metrics with labels for the workers, also for those that come when this gateway owns them."""
+    models = {model for worker in workers for model in worker.view().models}
+    names = [worker.name for worker in workers]
+    if not workers:
+        models = {model for worker in config.workers for model in worker.models}
+        names = [worker.name for worker in config.workers]
+    metrics = Metrics(models, names)
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    return metrics
 
 
 def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
@@ -307,12 +317,12 @@ def health_policy(config: HealthConfig) -> HealthPolicy:
     return HealthPolicy(**{name: getattr(config, name) for name in common})
 
 
-def _load_spending(ledger: str, wall: float) -> list[Spending]:
+def _load_spending(ledger: str, clock: Clock) -> list[Spending]:
     """The spending of all tenants, read with a connection of its own. Raises LedgerUnusable."""
     if ledger == IN_MEMORY:
         return []
     with opening.open_queries(ledger) as run_reader:
-        return run_reader.query_spending(wall)
+        return run_reader.query_spending(clock.wall())
 
 
 def _open_run_reader(ledger: str) -> LedgerQueries | None:

@@ -68,7 +68,7 @@ class GrantClient(BudgetWriter):
         self._recorder = recorder
         self._clock = clock
         self._sweep_s = sweep_s
-        self._thread = ThreadPoolExecutor(1, "inferry-holdings")
+        self._executor = ThreadPoolExecutor(1, "inferry-holdings")
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -108,7 +108,7 @@ class GrantClient(BudgetWriter):
             await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)
         self._store.close()
 
     def _sweep(self) -> None:
@@ -190,4 +190,4 @@ class GrantClient(BudgetWriter):
                 self.wait_s += now - self._waits_since.pop(job_id)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
