@@ -1,5 +1,7 @@
 """Rates and concurrent calls that several gateways share, without the gateways."""
 
+from typing import Any
+
 import pytest
 
 from admission.builders import NOON, a_call, a_caller, used
@@ -43,7 +45,7 @@ class Member:
                     self.authority.rebuild(self.database["generation"], [], [], int(self.now * 1000))
                     self.protocol.rebuilt()
 
-    def admit(self, **limits: int) -> Permit:
+    def admit(self, **limits: Any) -> Permit:
         """Raises the refusal, at once or by the authority."""
         self._calls += 1
         job = replace(a_call(run=f"run-{self._calls}"), job_id=f"{self.name}-{self._calls}")

@@ -51,6 +51,8 @@ def run_server(config: Config, host: str, port: int, processes: int = 1) -> int:
         if processes > 1:
             raise ConfigError("several processes cannot share a ledger in memory: set `ledger` to a file or a database")
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
+    if processes > 1 and config.cluster.listen is not None:
+        raise ConfigError("--workers is for gateways that do not share their workers: remove cluster.listen")
     if processes == 1:
         run_alone(config, Listener(host, port))
         return 0

@@ -1,11 +1,12 @@
 """The `cluster` section of the configuration: several gateways that share limits and workers."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from inferry.cli.config.tenants import TenantConfig
 from inferry.domain.ledger_urls import is_postgresql
 
 MIN_TTL_MS, MAX_TTL_MS = 300, 3000
@@ -33,6 +34,26 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ttl_ms: int = 3000
     """After this time without contact to Redis a gateway counts as dead, and spends nothing that it shares. Between 300
     and 3000."""
+
+
+def shown_redis_url(url: str) -> str:
+    """The URL without its password."""
+    credentials, at, rest = url.rpartition("@")
+    scheme, _, login = credentials.partition("://")
+    user, colon, _ = login.partition(":")
+    return f"{scheme}://{user}:***@{rest}" if at and colon else url
+
+
+def advise_on_cluster(config: ClusterConfig, tenants: Mapping[str, TenantConfig]) -> Iterator[str]:
+    """Warnings about settings without the expected effect."""
+    if config.redis is None:
+        return
+    if config.listen is None:
+        yield "cluster.listen is null: every gateway schedules its workers without knowledge of the other gateways"
+    for name, tenant in tenants.items():
+        for limit in ("max_kv_tokens", "run_max_kv_tokens", "max_concurrent_runs"):
+            if getattr(tenant, limit) is not None:
+                yield f"tenant {name}: {limit} counts per gateway, not over all gateways"
 
 
 def split_address(address: str) -> tuple[str, int]:
