@@ -31,8 +31,14 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 BLOCK_TOKENS = 32
 
 
-def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tuple[Packed, StepTensors]:
-    """A step of pieces given as (computed, tokens), with blocks in random order."""
+def a_step(
+    lengths: list[tuple[int, int]],
+    group: int,
+    dtype: torch.dtype,
+    adapters: list[int] | None = None,
+    slots: dict[int, int] | None = None,
+) -> tuple[Packed, StepTensors]:
+    """A step of pieces given as (computed, tokens), with blocks in random order. `adapters`: of each piece."""
     generator = random.Random(1)
     free = list(range(512))
     generator.shuffle(free)
@@ -41,6 +47,7 @@ def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tu
         ids = [generator.randrange(1, 1_000) for _ in range(computed + tokens)]
         sequence = Sequence(key, ids, sampling=Sampling(temperature=0.0), lane=0, arrival=key, limit=10_000)
         sequence.computed = computed
+        sequence.adapter = adapters[key] if adapters else 0
         need = -(-len(ids) // BLOCK_TOKENS)
         sequence.blocks, free = free[:need], free[need:]
         work.append(Work(sequence, tokens))
@@ -50,9 +57,10 @@ def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tu
         blocks=1_024,
         tile_queries=attention.chunk_tile(dtype) // group,
         block_tokens=BLOCK_TOKENS,
+        adapters=len(slots or ()),
     )
     array = np.full(sum(section_lengths(capacity).values()), 1 << 20, dtype=np.int32)
-    packed = pack(work, capacity, host_sections(capacity, array), {})
+    packed = pack(work, capacity, host_sections(capacity, array), {}, slots)
     return packed, step_tensors(capacity, torch.from_numpy(array).to(DEVICE))
 
 

@@ -84,7 +84,9 @@ def a_call(gateway: Gateway, *, stream: bool = True, resume: ResumeMode = Resume
 async def _answer(gateway: Gateway, job: InferenceJob) -> tuple[str, list[int], End, int]:
     """Text, indexes of the pieces, the end, and how often earlier text was void."""
     stream = gateway.submit(job)
-    text, indexes, restarts, end = "", [], 0, None
+    text, restarts = "", 0
+    indexes: list[int] = []
+    end: End | None = None
     while end is None:
         delta, end = await stream.take()
         if stream.restarts != restarts:

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.worker_calls import Received, a_call, a_plan, receive
 from inferry.cluster import frames, link, owner_server
-from inferry.cluster.job_fields import error_to_fields, fields_to_error, fields_to_job, job_to_fields
+from inferry.cluster.job_fields import done_to_message, error_to_fields, fields_to_error, fields_to_job, job_to_fields
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import (
     ClientClosed,
@@ -22,7 +22,8 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import PooledInputs, RepeatPolicy, ResumePoint
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
-from inferry.domain.streams import Done, Item, Placed, Restarted
+from inferry.domain.response_shapes import shape_of, with_null_fields
+from inferry.domain.streams import Done, FinishReason, Item, Placed, Restarted, Usage
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import fields_of, replace
 from inferry.domain.workers import Capacity, Phase
@@ -73,6 +74,34 @@ def test_a_job_is_the_same_on_the_other_side() -> None:
     assert (there.arrived_at, there.deadline) == (990.0, 1010.0)
     here = replace(job, arrived_at=990.0, deadline=1010.0, payload=replace(job.payload, keeps_ids=True))
     assert fields_of(there) == fields_of(here)
+
+
+def test_the_shape_of_an_answer_is_sent_with_whole_answers() -> None:
+    answer = {"id": "x", "choices": [{"text": "a", "logprobs": None}], "usage": None}
+    done = Done("j", FinishReason.STOP, Usage(1, 0, 2), b"raw", stop_reason=7, shape=shape_of(answer))
+    whole, streamed = (
+        frames.decode_frame(frames.encode_frame([done_to_message(1, done, is_streamed=streamed)])[4:])[0]
+        for streamed in (False, True)
+    )
+    assert isinstance(whole, frames.Finish)
+    assert whole.shape is not None
+    assembled = {"id": "y", "choices": [{"text": "b"}]}
+    completed = {"id": "y", "choices": [{"text": "b", "logprobs": None}], "usage": None}
+    assert with_null_fields(assembled, whole.shape) == completed
+    assert isinstance(streamed, frames.Finish)
+    assert streamed.shape is None
+
+
+def test_a_message_that_cannot_be_sent_ends_the_connection(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with linked(tmp_path, a_worker()) as (_, remote):
+            connection = remote.link._connection
+            assert connection is not None
+            connection.send(frames.Cancel(1, [object()]))  # type: ignore[list-item]
+            await async_until(lambda: connection.is_lost)
+            await async_until(lambda: remote.view().phase is Phase.READY)
+
+    run(scenario())
 
 
 def test_workers_that_lost_a_job_here_mean_nothing_to_the_owner() -> None:

@@ -123,6 +123,7 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(tmp_path: Path, data: b
     run(scenario())
 
 
+@pytest.mark.plain
 def test_a_frame_may_arrive_in_any_pieces(tmp_path: Path) -> None:
     class Counting(link.LinkEnd):
         def __init__(self) -> None:

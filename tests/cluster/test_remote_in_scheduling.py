@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from inferry.dispatch.deadlines import Deadlines
 from inferry.domain.attempts import Attempt
 from inferry.domain.jobs import InferenceJob
@@ -58,21 +60,22 @@ def test_the_owner_watches_the_deadline_of_a_job_that_it_has() -> None:
     asyncio.run(scenario())
 
 
-class _FanOut(FanOut):
-    def _on_end(self, end: object) -> None:
-        raise NotImplementedError
-
-    def _on_reader_detached(self, reader: Reader) -> None:
-        raise NotImplementedError
-
-
+@pytest.mark.plain
 def test_a_reader_that_is_not_remote_gets_no_token_ids_of_a_shared_execution() -> None:
     leader = a_job("leader")
     leader = replace(leader, payload=replace(leader.payload, keeps_ids=True))
     asking = a_job("asking")
     asking = replace(asking, payload=replace(asking.payload, body=b'{"return_token_ids":true}'))
     stream = JobStream(Attempt(leader), MergeCounter())
-    shared = _FanOut(stream, HistoryBudget(10_000, 10_000))
+
+    class OnlyDeltas(FanOut):
+        def _on_end(self, end: object) -> None:
+            raise NotImplementedError
+
+        def _on_reader_detached(self, reader: Reader) -> None:
+            raise NotImplementedError
+
+    shared = OnlyDeltas(stream, HistoryBudget(10_000, 10_000))
     readers = [Reader(job, stream.attempt, MergeCounter()) for job in (leader, a_job("local"), asking)]
     shared.join(readers[0])
     shared.join(readers[1])

@@ -196,15 +196,29 @@ GROUP = MutantGroup(
         Mutant(
             "a long phase begins with any open slot",
             "engine/hybrid_planner.py",
-            "return limits.phase_tokens if is_due or has_urgent else 0",
-            "return limits.phase_tokens",
+            "return limits.phase_tokens if is_due or has_urgent else 0, False",
+            "return limits.phase_tokens, False",
             _MODES,
         ),
         Mutant(
             "phases are long however often they come",
             "engine/hybrid_planner.py",
-            "            return limits.short_phase_tokens\n",
-            "            return limits.phase_tokens\n",
+            "return int(limits.mixed_tokens * max(1.0, open_eighths)), True",
+            "return limits.phase_tokens, False",
+            _MODES,
+        ),
+        Mutant(
+            "open slots get no more prompt tokens beside decodes",
+            "engine/hybrid_planner.py",
+            "max(1.0, open_eighths)",
+            "1.0",
+            _MODES,
+        ),
+        Mutant(
+            "a step with prompts beside decodes counts as quiet",
+            "engine/hybrid_planner.py",
+            "HybridPlanner(0 if tokens else self.decode_steps + 1,",
+            "HybridPlanner(self.decode_steps + 1,",
             _MODES,
         ),
         Mutant(

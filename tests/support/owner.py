@@ -114,9 +114,18 @@ async def remote_worker(path: Path, name: str = "owner") -> AsyncIterator[Remote
         await link.close()
 
 
+class LinkedWorker:
+    """A remote worker with a link of its own, which ends with it."""
+
+    def __init__(self, worker: RemoteWorker) -> None:
+        self._worker = worker
+        self.name = worker.name
+        self.start, self.view, self.cards = worker.start, worker.view, worker.cards
+        self.run, self.cancel, self.close = worker.run, worker.cancel, worker.link.close
+
+
 @asynccontextmanager
-async def closing_link(path: Path) -> AsyncIterator[RemoteWorker]:
+async def closing_link(path: Path) -> AsyncIterator[LinkedWorker]:
     """The same, where closing the worker closes the link."""
     async with remote_worker(path) as worker:
-        worker.close = worker.link.close  # type: ignore[method-assign]
-        yield worker
+        yield LinkedWorker(worker)

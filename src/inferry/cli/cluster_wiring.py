@@ -145,7 +145,8 @@ class RemoteWorkers:
             for key in [key for key in self._workers if key not in served]:
                 self._remove(self._workers.pop(key))
         for worker in self._workers.values():
-            self._pool.worker_changed(worker.name)
+            self._pool.refresh_view(worker.name)
+            self._pool.refresh_worker(worker.name)
 
     def _served(self, models: ServedModels, link: OwnerLink, *, was_up: bool = False) -> None:
         key = models.isolation, models.precision

@@ -218,7 +218,7 @@ class Restart(Struct, tag=9, array_like=True, frozen=True):
 
 
 class Finish(Struct, tag=10, array_like=True, frozen=True):
-    """The end of a job (`domain.streams.Done`)."""
+    """The end of a job (`domain.streams.Done`). `shape` is for whole answers."""
 
     key: int
     finish: FinishReason
@@ -289,7 +289,15 @@ Message = (
     | Ping
 )
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _encode_other(value: object) -> object:
+    """A shape marks present fields by an ellipsis; any value but None and an object reads alike."""
+    if value is ...:
+        return True
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
 _decoder = msgspec.msgpack.Decoder(list[Message])
 
 

@@ -173,7 +173,7 @@ def usage_to_fields(usage: Usage) -> UsageFields:
     return UsageFields(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.gpu_seconds)
 
 
-def done_to_message(key: int, end: Done) -> Finish:
+def done_to_message(key: int, end: Done, *, is_streamed: bool) -> Finish:
     return Finish(
         key,
         end.finish,
@@ -182,7 +182,7 @@ def done_to_message(key: int, end: Done) -> Finish:
         None if end.stopped is None else error_to_fields(end.stopped),
         end.stopped_by_engine,
         end.stop_reason,
-        end.shape,
+        None if is_streamed else end.shape,
     )
 
 

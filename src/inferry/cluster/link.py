@@ -121,7 +121,11 @@ class LinkEnd(asyncio.Protocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             self._sent_at = self._loop.time()
-            transport.write(encode_frame(messages))
+            try:
+                transport.write(encode_frame(messages))
+            except Exception:
+                log.exception("a message cannot be sent to another process; the connection is closed")
+                transport.abort()
 
     # -- asyncio's callbacks -----------------------------------------------------------------------------------------
 

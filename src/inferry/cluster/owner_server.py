@@ -303,7 +303,7 @@ class OwnerConnection(LinkEnd):
         """The job has ended: its last output was sent before."""
         self.jobs.pop(owned.key, None)
         if isinstance(end, Done):
-            self.send(done_to_message(owned.key, end), len(end.raw))
+            self.send(done_to_message(owned.key, end, is_streamed=owned.job.stream), len(end.raw))
         else:
             self.send(failed_to_message(owned.key, end, self.rate_limits(owned.caller)))
 

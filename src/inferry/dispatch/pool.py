@@ -201,12 +201,11 @@ class Pool:
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
-    def worker_changed(self, name: str) -> None:
-        """The worker reports that its view has changed: the change takes effect before this returns."""
+    def refresh_view(self, name: str) -> None:
+        """What the worker serves has changed."""
         supervisor = self._supervisors.get(name)
         if supervisor is not None:
             supervisor.refresh()
-            supervisor.wake()
 
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""

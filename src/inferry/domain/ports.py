@@ -86,6 +86,20 @@ class RunKeeper(Protocol):
         """The run is over, by its agent's word or cancelled: nothing is kept for its next call."""
 
 
+@runtime_checkable
+class AdapterHost(Worker, Protocol):
+    """A worker that loads LoRA adapters while it runs. Each one is served as a model of its name."""
+
+    def may_load(self, path: str) -> bool:
+        """Whether the operator allows adapters from this path."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Return once calls may use the adapter. Raises GatewayError."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve the name no longer, at once. Return when the calls that use the adapter have ended and it is freed."""
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids and back. Thread-safe."""
 

@@ -21,8 +21,8 @@ from inferry.engine.prefix_keys import root_key
 from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner
 from inferry.engine.sequences import Sequence
 
-_SHORT_PHASE_COST = 3.0
-"""What the prompt tokens of a short phase may cost, in fixed costs of a step: a step of its own costs one."""
+_MIXED_COST = 1.5
+"""What prompt tokens beside decodes may cost, in fixed costs of a step, where phases of their own would be frequent."""
 
 
 class _Step:
@@ -117,14 +117,18 @@ class EngineCore:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
-            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt, request.adapter),
             run=request.run if self._kv_pause_s else None,
             kv_quota=request.kv_quota,
             batch=request.batch,
+            adapter=request.adapter,
         )
         self._sequences[request.key] = sequence
         insort(self._waiting, sequence, key=_rank)
         return None
+
+    def uses_adapter(self, adapter: int) -> bool:
+        return any(sequence.adapter == adapter for sequence in self._sequences.values())
 
     def abort(self, keys: Iterable[int]) -> list[Account]:
         """Free these sequences; return the accounts of those that had not ended."""
@@ -360,16 +364,16 @@ class EngineCore:
             self._limits = self._limit_phases(self._limits)
 
     def _limit_phases(self, limits: Limits) -> Limits:
-        """Phases by their modelled time: a long one within the time that decodes may wait, but at least a chunk; a
-        short one within `_SHORT_PHASE_COST`, but at least a block.
+        """Prompt tokens by their modelled time: of a phase within the time that decodes may wait, but at least a chunk;
+        beside decodes within `_MIXED_COST`, but at least a block.
         """
         costs, chunk_tokens = self._costs, limits.chunk_tokens
         phase_tokens = self._decode_wait_s / (costs.prompt_s + costs.base_s / chunk_tokens)
-        short_phase_tokens = _SHORT_PHASE_COST * costs.base_s / costs.prompt_s
+        mixed_tokens = _MIXED_COST * costs.base_s / costs.prompt_s
         return replace(
             limits,
             phase_tokens=max(chunk_tokens, int(phase_tokens)),
-            short_phase_tokens=max(limits.block_tokens, min(chunk_tokens, int(short_phase_tokens))),
+            mixed_tokens=max(limits.block_tokens, min(chunk_tokens, int(mixed_tokens))),
         )
 
     def _remove(self, sequence: Sequence) -> None:

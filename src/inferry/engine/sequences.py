@@ -16,11 +16,12 @@ class Sequence:
     With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
     `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
     `kv_quota`: its tenant, and the tokens that the running sequences of the tenant may have. Sequences
-    with different `batch` numbers never share a padded pass.
+    with different `batch` numbers never share a padded pass. `adapter`: the number of its LoRA adapter, 0 for none.
     """
 
     __slots__ = (
         "_block_keys",
+        "adapter",
         "arrival",
         "batch",
         "blocks",
@@ -61,6 +62,7 @@ class Sequence:
         run: str | None = None,
         kv_quota: tuple[str, int] | None = None,
         batch: int = 0,
+        adapter: int = 0,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -83,6 +85,7 @@ class Sequence:
         self.cached_tokens = 0
         self._block_keys: list[bytes] = []
         self.batch = batch
+        self.adapter = adapter
         self.hidden_sum: Any = None
         self.result = b""
 

@@ -52,6 +52,7 @@ class GpuRunner:
 
     def __init__(self, decoder: GpuDecoder, passes: Passes, score: Tensor | None = None) -> None:
         self._decoder = decoder
+        self.adapters = decoder.adapters
         self._passes = passes
         self._slots = [_Slot(decoder) for _ in range(_SLOTS)]
         self._launched = 0
@@ -91,7 +92,8 @@ class GpuRunner:
         slot.wait()
         self._launched += 1
         decoder = self._decoder
-        packed = pack(work, decoder.capacity, slot.sections, self._sampled_at)
+        slot_of = None if self.adapters is None else self.adapters.slots
+        packed = pack(work, decoder.capacity, slot.sections, self._sampled_at, slot_of)
         decoder.metadata[: packed.used].copy_(slot.metadata[: packed.used], non_blocking=True)
         self._passes.body(packed)
         if any(piece.sequence.is_pooled for piece in packed.pieces):

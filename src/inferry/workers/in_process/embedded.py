@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from inferry.domain.clock import Clock
@@ -47,6 +47,8 @@ class EmbeddedWorker(EngineWorker):
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_dirs: Sequence[Path] = (),
     ) -> None:
         config = engine or EngineConfig()
         super().__init__(
@@ -77,7 +79,18 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
             can_resume_seeded=True,  # it samples by seed and position
+            adapters=adapters,
+            adapter_dirs=adapter_dirs,
         )
+
+    def may_load(self, path: str) -> bool:
+        return self._adapters.may_load(path)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
 
 
 def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:
