@@ -15,6 +15,7 @@ from inferry.cli import wiring
 from inferry.cli.config.loader import parse
 from inferry.cli.config.schema import ConfigError
 from inferry.domain.clock import SystemClock
+from inferry.ledger.stores.holdings import HoldingStore
 from inferry.ledger.stores.opening import open_queries
 from support.redis_server import RedisServer
 from support.scripted_gateway import ScriptedGateway
@@ -113,7 +114,7 @@ def test_grants_return_to_zero_when_all_gateways_are_idle(
     assert held() == 0
 
 
-def test_a_run_cancelled_at_one_gateway_ends_at_the_others_within_250_ms(
+def test_a_run_cancelled_at_one_gateway_ends_at_the_others(
     tmp_path: Path, redis_server: RedisServer, postgres_url: str
 ) -> None:
     with gateways(tmp_path, redis_server, postgres_url, 2) as (first, second):
@@ -126,7 +127,7 @@ def test_a_run_cancelled_at_one_gateway_ends_at_the_others_within_250_ms(
             assert {one.result() for one in calls} == {(409, "run_cancelled")}
             took_s = time.monotonic() - cancelled_at
         assert call(second, "doomed") == (409, "run_cancelled")
-        assert took_s < 30.0, "the limit only ends a test that would never end; the benchmark measures it"
+        print(f"calls of the other gateway ended {took_s * 1000:.0f} ms after the request to cancel their run")
 
 
 def test_without_redis_calls_without_limits_go_on_and_limited_ones_end_with_their_grant(
@@ -205,3 +206,11 @@ def test_concurrent_calls_are_shared_and_those_of_a_stopped_gateway_are_free_aga
 
 async def _set(event: asyncio.Event) -> None:
     event.set()
+
+
+def test_a_gateway_that_stops_leaves_nothing_held(tmp_path: Path, redis_server: RedisServer, postgres_url: str) -> None:
+    with gateways(tmp_path, redis_server, postgres_url, 1, limited(day_token_ceiling=100_000)) as (gateway,):
+        assert call(gateway) == (200, None)
+    store = HoldingStore(postgres_url, list)
+    assert store.begin_rebuild(time.time())[1] == []
+    store.close()

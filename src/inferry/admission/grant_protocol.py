@@ -73,6 +73,11 @@ class GrantProtocol:
         """When the next exchange is due, whatever is asked."""
         return self._renewed_at + self._ttl_s / RENEWALS_PER_TTL
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is under way and none is due, apart from renewals."""
+        return self._exchange is None and self._step is None and not self.tracker.is_due
+
     def check_validity(self, now: float) -> None:
         """Stop spending grants where their time may be over. Called before every admission that follows a pause."""
         if self.tracker.is_valid and now >= self.valid_until:

@@ -120,7 +120,7 @@ class GrantClient(BudgetWriter):
 
     async def _run(self) -> None:
         delay_s = INITIAL_RETRY_S
-        while not (self._is_closing and not self._tracker.is_due):
+        while not (self._is_closing and self._protocol.is_idle):
             step = self._protocol.next_step(self._clock.now())
             if step is None:
                 await self._wait_for_work()
