@@ -22,6 +22,7 @@ BENCHES = {
     "overload": "30 s at three times the capacity, with the retries of the official client, against bare 429s",
     "messages": "an event of the Messages API beside one of chat completions: microseconds, without sockets",
     "path": "the cost of a call: the gateway beside a bare pass-through and other gateways, with a profile",
+    "processes": "requests per second and streams of 1 to 8 gateway processes on one port, and the latency of the hop",
     "recorder": "3,000 attempts/s into the recorder beside 300 live calls/s, with SQLite and with PostgreSQL",
     "runs": "time until the cancellation of a run with 1,000 queued steps is confirmed by the embedded engine",
     "scale": "the simulator itself: up to a million jobs over 200 workers, time and memory",

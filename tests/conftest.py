@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from support.children import TESTS, import_the_same_tree
 from support.postgres import PostgresServer
 from support.random_model import ensure_random_model
+from support.redis_server import RedisServer
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -76,6 +77,13 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.database()
     yield url
     postgres.drop(url)
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis server of its own, without state."""
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

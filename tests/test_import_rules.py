@@ -28,7 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
+    "cluster": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
+    "cluster/redis_client": {"redis"},
     "workers/http_client": {"httptools"},
+    "workers/remote": {"inferry.cluster"},
     "workers/in_process": {"inferry.engine", "vllm"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
@@ -61,7 +64,11 @@ TORCH_MODULES = {
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
-COMPOSITION_ROOT = {"cli/job_wiring", "cli/provider_wiring", "cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
+COMPOSITION_ROOT = {
+    *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
+    *("cli/election_wiring", "cli/storage_wiring", "cli/wiring"),
+    "cli/worker_wiring",
+}
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/keys",
     "cli/ledger",

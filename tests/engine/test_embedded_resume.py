@@ -46,7 +46,7 @@ class Heard:
             self.ids += item.token_ids
             if self._patience is not None and len(self.ids) >= self._patience:
                 self.enough.set()
-        else:
+        elif isinstance(item, Done | Failed):
             self.end = item
             self.enough.set()
 

@@ -45,7 +45,7 @@ class Heard:
             assert item.index == len(self.deltas[item.job_id])
             self.deltas[item.job_id].append(item)
             self.first.set()
-        else:
+        elif isinstance(item, Done | Failed):
             self.ends[item.job_id] = item
 
     def tokens(self, job_id: str) -> list[int]:

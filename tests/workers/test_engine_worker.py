@@ -126,7 +126,7 @@ class Scene:
     @property
     def end(self) -> Done | Failed:
         end = self.items[-1]
-        assert not isinstance(end, Delta)
+        assert isinstance(end, Done | Failed)
         return end
 
     @property

@@ -8,6 +8,7 @@ from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget import Budget
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import CancelSender
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.dispatch.deadlines import Deadlines
@@ -26,7 +27,6 @@ from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.dispatch.values import Sharing
-from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.clock import Clock
 from inferry.domain.job_events import JobEvents
 from inferry.domain.lanes import Lane, LanePolicy
@@ -52,7 +52,7 @@ def make_gateway(
     tokenizers: dict[str, Tokenizer] | None = None,
     gate: QuotaGate | None = None,
     runs: RunRegistry | None = None,
-    watermarks: WatermarkWriter | None = None,
+    watermarks: BudgetWriter | None = None,
     weight_of: Callable[[str], float] | None = None,
     sharing: Sharing | None = None,
     max_queued_bytes: int | None = None,
@@ -64,7 +64,7 @@ def make_gateway(
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
     if watermarks is not None:
         admission.on_renewed = watermarks.wake
-    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
+    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)

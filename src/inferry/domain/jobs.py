@@ -106,6 +106,7 @@ class Payload(Value):
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
     `pooled`: the inputs of a job that embeds or scores. `cache_salt`: the client's own, which is in the body too.
+    `keeps_ids`: events keep the token ids that were requested to resume the job; the reader removes them.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Payload(Value):
         media_bytes: int = 0,
         pooled: PooledInputs | None = None,
         cache_salt: str | None = None,
+        keeps_ids: bool = False,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -144,6 +146,7 @@ class Payload(Value):
         self.media_bytes: Final = media_bytes
         self.pooled: Final = pooled
         self.cache_salt: Final = cache_salt
+        self.keeps_ids: Final = keeps_ids
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"

@@ -99,7 +99,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
-    and is treated as down.
+    and is treated as down. `is_remote`: it passes jobs on to a process that queues and places them: no job is held or
+    limited for it here, and it takes jobs of every lane.
     """
 
     worker: str
@@ -129,3 +130,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_blocks: KvBlocks | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False
+    is_remote: bool = False
