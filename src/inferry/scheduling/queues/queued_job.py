@@ -66,7 +66,7 @@ class QueuedJob:
     `cold_tokens` is its value on arrival. `charged_tokens` and `produced` are the prompt and output tokens charged to
     its accounts so far. `prefix_group` are the ready jobs of its queue that share its prefix, `sibling_window` those
     that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers. `is_pooled`: it embeds or
-    scores.
+    scores. `is_released`: it is sent without the limits that hold jobs back.
 
     For its decision record: the job is ready since `ready_at` (held since then, while it is held), after `held_s`
     seconds that the rule `held_by` held it. Its queue was bound by `bound_when_ready` then, and by `bound` when the job
@@ -89,6 +89,7 @@ class QueuedJob:
         "held_by",
         "held_s",
         "is_pooled",
+        "is_released",
         "job",
         "kv_tokens",
         "lane",
@@ -123,6 +124,7 @@ class QueuedJob:
         self.prefill_tokens = self.cold_tokens = uncached if uncached > 0 else 1
         self.kv_tokens = prompt + footprint.output.expected
         self.is_pooled = False
+        self.is_released = False
         self.stays_in_groups = rules.borrow_groups and not _can_be_stopped(job)
         self.state: QueueState = HELD
         self.reason: ReleaseReason = _IMMEDIATE
