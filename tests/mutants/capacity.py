@@ -38,8 +38,8 @@ GROUP = MutantGroup(
         Mutant(
             "the engine alone is never full",
             "scheduling/capacity/direct_engine.py",
-            "return not running or (running < self._sequence_limit and self._kv_used + job.kv_tokens <= self._kv_limit)",
-            "return True",
+            "return not running or (running",
+            "return True or (running",
         ),
         Mutant(
             "jobs in the model's queue do not count",
