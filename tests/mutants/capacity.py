@@ -50,13 +50,13 @@ GROUP = MutantGroup(
         Mutant(
             "whoever is late never gives way",
             "scheduling/overload.py",
-            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
+            "if head.slo_start_at >= late_cutoff and head not in passed_over:",
             "if head not in passed_over:",
         ),
         Mutant(
             "whoever is late gives way for ever",
             "scheduling/overload.py",
-            "if not pending or now - head.job.arrived_at > MAX_PASSED_OVER_TTFTS * ttft_s:",
+            "if not pending or now - head.slo_start_at > MAX_PASSED_OVER_TTFTS * ttft_s:",
             "if not pending:",
         ),
         Mutant(

@@ -103,7 +103,7 @@ class ControlledFrontend(GatewayFrontend):
         super().open(simulation)
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
-        self._waiting[job.lane][job.job_id] = job.arrived_at
+        self._waiting[job.lane][job.job_id] = job.arrived_at + job.ttft_allowance_s
         self._arrivals += 1
         self.controllers[self._arrivals % len(self.controllers)].arrived(job.lane, job.footprint, now)
         super()._offer(call, job, now)
@@ -111,9 +111,9 @@ class ControlledFrontend(GatewayFrontend):
             del self._waiting[job.lane][job.job_id]  # it was refused
 
     def first_token(self, call: Call, now: float) -> None:
-        job, worker = self._open[call.job_id][1].job, call.worker or 0
-        prefill_tokens = job.footprint.prefill_tokens
-        stream = self.controllers[worker].first_token(job.lane, prefill_tokens, job.arrived_at, now)
+        attempt, worker = self._open[call.job_id][1], call.worker or 0
+        lane, prefill_tokens = attempt.job.lane, attempt.job.footprint.prefill_tokens
+        stream = self.controllers[worker].first_token(lane, prefill_tokens, attempt.slo_start_at, now)
         self._streams[worker][call] = stream
         if isinstance(call.sequence, EngineSequence):
             self._prompt_tokens[worker] += call.sequence.prompt - call.sequence.cached_tokens
