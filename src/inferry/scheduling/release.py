@@ -33,8 +33,6 @@ def overdue_queues(lane_queues: list[LaneQueue], tick_context: TickContext, walk
     Only one worker of a queue is looked at, in rotation: a walk costs the same with many workers.
     """
     overdue: list[RouteQueue] = []
-    if not tick_context.bounds_holds:
-        return overdue
     for lane_queue in lane_queues:
         for queue in lane_queue.waiting:
             workers, oldest = queue.route.workers, queue.oldest()

@@ -98,7 +98,8 @@ class Selector:
             entry.run.charge(entry.charged_tokens)
             self._lane_shares.admitted(lane_queue, entry.charged_tokens)
             self._add_to_plan(entry, worker)
-        self._send_overdue()
+        if self._tick_context.bounds_holds:
+            self._send_overdue()
         while True:
             self._walk += 1
             self._blocked.clear()

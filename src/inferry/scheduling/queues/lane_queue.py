@@ -193,9 +193,10 @@ class RouteQueue:
         if was_head:
             self.overtaken = 0
         if not self.size:
+            if self._single_job is None:
+                self._arrival_order.clear()
             self._single_job = None
             self._single_run = self._fair_queue = None
-            self._arrival_order.clear()
             self.bound = None
             del lane_queue.waiting[self]
             lane_queue.backlog.waiting -= 1
