@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
-    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton"},
+    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton", "llguidance"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
@@ -42,6 +42,9 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 """Forbidden in pure packages: time is an argument, decisions are return values."""
 
 TORCH_MODULES = {
+    "engine/adapters",
+    "engine/cpu_adapters",
+    "engine/lora",
     "engine/model",
     "engine/loader",
     "engine/rope",
@@ -50,8 +53,12 @@ TORCH_MODULES = {
     "engine/runner",
     "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
+    "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/masks",
+    "engine/gpu/kernels/lora",
     "engine/gpu/kernels/thresholds",
+    *(f"engine/profiling/{name}" for name in ("measure", "probes", "runners", "session")),
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
@@ -61,7 +68,6 @@ ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/ledger",
     "loadgen/events",
     "loadgen/load_generator",
-    "loadgen/load_test",
     "loadgen/prober",
     "loadgen/requests",
     "loadgen/server",

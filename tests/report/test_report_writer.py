@@ -7,7 +7,7 @@ import pytest
 from inferry.report import html
 from inferry.report.curves import BINS, peaks
 from inferry.report.formatting import NONE, count, money, seconds, share, tick
-from inferry.report.svg import MAX_SERIES, Series, bars, distribution, over_time
+from inferry.report.svg import MAX_SERIES, Series, bars, distribution, lines, over_time, stacked
 
 
 def test_a_page_is_one_file_that_loads_nothing() -> None:
@@ -87,3 +87,24 @@ def test_peaks_are_the_highest_counts_of_their_bins() -> None:
 )
 def test_figures_have_units(shown: str, text: str) -> None:
     assert shown == text
+
+
+def test_lines_have_a_point_per_value_and_a_target() -> None:
+    series = [Series("p50", 0, [(0.0, 0.01), (1.0, 0.1)], 0.2), Series("p99", 1, [(1.0, 0.5)], 0.2)]
+    made = lines("ttft", ["1", "2"], series, tick, is_log=True)
+    assert made.count("<polyline") == 2
+    assert made.count("<circle") == 3
+    assert made.count('class="mark"') == 1
+    assert "<title>p50, 2: 100 ms</title>" in made
+    assert lines("empty", ["1"], [Series("p50", 0, [])], tick) == ""
+    assert lines("flat", ["1"], [Series("p50", 0, [(0.0, 0.0)])], tick).count("<circle") == 1
+
+
+def test_stacked_bars_lie_upon_each_other() -> None:
+    made = stacked("time", ["1"], [Series("a", 0, [(0.0, 1.0)]), Series("b", 1, [(0.0, 3.0)])], "{:.0f}".format)
+    heights = re.findall(r'<rect class="s\d" x="[\d.]+" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', made)
+    assert heights == [("160.0", "50.0"), ("10.0", "150.0")]
+
+
+def test_a_plot_may_have_a_legend_of_its_own() -> None:
+    assert html.with_legend("<svg/>", ["one"]).startswith("<div><svg/>")

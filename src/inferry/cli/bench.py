@@ -1,41 +1,42 @@
-"""`inferry bench`: open-loop load test of a server."""
+"""`inferry bench`: open-loop load test of a server, or a sweep over concurrency."""
 
-import asyncio
-import contextlib
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import Progress, TaskID
 
 from inferry.cli.bench_options import MeasurementOptions, ResultOptions, ServerOptions, WorkloadOptions
 from inferry.cli.bench_output import (
     ProgressBar,
+    SweepProgressBar,
     comparison_warnings,
-    make_progress_bar,
     note,
     rich_table,
     show_result,
+    show_sweep,
     warn,
 )
+from inferry.cli.bench_run import INTERRUPTED, NO_CALL_COMPLETED, run_to_end
+from inferry.cli.formats import parse_sizes
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import check_key, console, fail, write_file
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 
 if TYPE_CHECKING:
     from inferry.loadgen.costs import Price
-    from inferry.loadgen.load_test import LoadTest
+    from inferry.loadgen.load_test import LoadTest, StopHook
     from inferry.loadgen.result import Result
+    from inferry.loadgen.sweep_result import SweepResult
     from inferry.loadgen.traffic import TrafficOptions
     from inferry.sim.costs import EngineModel
     from inferry.sim.workload import SloTarget
 
-SERVER_UNREACHABLE, NO_CALL_COMPLETED, INTERRUPTED = 3, 4, 130
 _SECRET_OPTIONS = ("--api-key", "--header")
 
 
@@ -51,10 +52,12 @@ def bench(
     measurement: MeasurementOptions,
     output: ResultOptions,
 ) -> None:
-    """Load-test any OpenAI-compatible server, open loop, and measure what clients see."""
+    """Load-test any OpenAI-compatible server, open loop, or closed loop over concurrency with --sweep, and measure what
+    clients see."""
+    from inferry.loadgen.result import Result
     from inferry.loadgen.traffic import EmptyLoad
 
-    for path in (output.out, output.page):
+    for path in (output.out, output.page, output.csv):
         if path is not None and not path.absolute().parent.is_dir():
             fail(f"no such directory: {path.absolute().parent}")
     if output.compare or output.before_after:
@@ -64,13 +67,16 @@ def bench(
         return
     if results:
         fail("results files need --compare or --before-after")
+    if output.csv is not None and workload.sweep is None:
+        fail("--csv needs --sweep")
     try:
-        result = _run(_load_test(server, workload, measurement, output.label), _api_key(server))
+        load_test, key = _load_test(server, workload, measurement, output.label), _api_key(server)
+        result = _run(load_test, key) if workload.sweep is None else _run_sweep(load_test, key, workload)
     except EmptyLoad as error:
         fail(str(error))
     _write_result(result, output)
-    show_result(result)
-    for path in (output.out, output.page):
+    show_result(result) if isinstance(result, Result) else show_sweep(result)
+    for path in (output.out, output.page, output.csv):
         if path is not None:
             note(f"written to {path}")
     if result.partial:
@@ -230,53 +236,50 @@ def _redacted_command() -> str:
 
 
 def _run(load_test: "LoadTest", key: str | None) -> "Result":
-    from inferry.ingress.http.lifecycle import raise_file_limit
     from inferry.loadgen.load_test import run_load_test
-    from inferry.loadgen.server import ProbeError
 
-    raise_file_limit()
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-    with contextlib.suppress(ImportError):  # not available on Windows
-        import uvloop
+    def measure(bar: Progress, task: TaskID, stop_by: "StopHook") -> Awaitable["Result"]:
+        return run_load_test(load_test, key, ProgressBar(bar, task), stop_by)
 
-        new_loop = uvloop.new_event_loop
-    with make_progress_bar() as bar:
-        task = bar.add_task(load_test.traffic.name, total=None, said="querying the server")
-        bar.refresh()
-        progress = ProgressBar(bar, task)
+    return run_to_end(load_test.traffic.name, measure)
 
-        async def main() -> "Result":
-            loop = asyncio.get_running_loop()
 
-            def stop_by(stop: Callable[[], None]) -> None:
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
-                        loop.add_signal_handler(number, stop)
+def _run_sweep(load_test: "LoadTest", key: str | None, workload: WorkloadOptions) -> "SweepResult":
+    from inferry.loadgen.sweep import Sweep, run_sweep
 
-            return await run_load_test(load_test, key, progress, stop_by)
+    if workload.pods is not None or workload.concurrency_cap is not None:
+        fail("--sweep cannot be combined with --pods or --concurrency-cap")
+    traffic = load_test.traffic
+    if any((traffic.poisson_per_s, traffic.bursts, traffic.agents, traffic.scenario, traffic.trace)):
+        fail("--sweep cannot be combined with --poisson, --bursts, --agents, --scenario or --trace")
+    if traffic.seconds is not None and not 0 < traffic.seconds < inf:
+        fail("--duration must be above 0")
+    sweep = Sweep(test=load_test, levels=parse_sizes(workload.sweep or ""), min_calls=workload.level_calls)
 
-        try:
-            with asyncio.Runner(loop_factory=new_loop) as runner:
-                return runner.run(main())
-        except ProbeError as error:
-            bar.stop()
-            fail(str(error), SERVER_UNREACHABLE)
-        except KeyboardInterrupt:
-            bar.stop()
-            fail("interrupted before the first call", INTERRUPTED)
+    def measure(bar: Progress, task: TaskID, stop_by: "StopHook") -> Awaitable["SweepResult"]:
+        return run_sweep(sweep, key, SweepProgressBar(bar, task), stop_by)
+
+    return run_to_end("sweep", measure)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def _write_result(result: "Result", output: ResultOptions) -> None:
-    from inferry.loadgen.report_page import html_page
-    from inferry.loadgen.result import to_json
+def _write_result(result: "Result | SweepResult", output: ResultOptions) -> None:
+    from inferry.loadgen import report_page, sweep_page, sweep_result
+    from inferry.loadgen.result import Result, to_json
 
-    if output.out is not None:
-        write_file(output.out, to_json(result))
-    if output.page is not None:
-        write_file(output.page, html_page([result]).encode())
+    if isinstance(result, Result):
+        files = [(output.out, to_json(result)), (output.page, report_page.html_page([result]).encode())]
+    else:
+        files = [
+            (output.out, sweep_result.to_json(result)),
+            (output.page, sweep_page.html_page(result).encode()),
+            (output.csv, sweep_result.to_csv(result)),
+        ]
+    for path, data in files:
+        if path is not None:
+            write_file(path, data)
 
 
 def _compare(paths: Sequence[Path], measurement: MeasurementOptions, output: ResultOptions) -> None:

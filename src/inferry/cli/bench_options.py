@@ -62,6 +62,17 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True):
         float | None,
         _workload(help="Seconds in which runs start; default: 60, or the length of the trace. All runs then complete."),
     ] = None
+    sweep: Annotated[
+        str | None,
+        _workload(
+            help="Closed loop, one level of concurrency after the other: 1,2,4,8, or 1..128 for doubled levels. "
+            "--duration and --warmup are per level; default: 10 s and the first call of every client.",
+            metavar="LEVELS",
+        ),
+    ] = None
+    level_calls: Annotated[
+        int, _workload(min=1, help="Least calls of a level of --sweep; at least one for every client.")
+    ] = 20
     scale: Annotated[float, _workload(help="Factor on the load.")] = 1.0
     seed: Annotated[int, _workload(help="The same seed sends the same calls.")] = 7
     digests: Annotated[int, _workload(min=0, help="Batch jobs at the start of the scenario.")] = 300
@@ -133,6 +144,7 @@ class ResultOptions(Struct, frozen=True, kw_only=True):
     label: Annotated[str, _result(help="Name of this result in comparisons.")] = ""
     out: Annotated[Path | None, _result(help="Write the result to this file.", metavar="RESULT.json")] = None
     page: Annotated[Path | None, _result("--html", help="Write an HTML report with plots.", metavar="FILE")] = None
+    csv: Annotated[Path | None, _result(help="Write the levels of a --sweep as CSV.", metavar="FILE")] = None
     compare: Annotated[bool, _result("--compare", help="Compare results files; sends nothing.")] = False
     before_after: Annotated[
         bool,

@@ -10,7 +10,11 @@ from rich.table import Table as RichTable
 from inferry.cli.terminal import console
 from inferry.loadgen.load_test import Progress as BenchProgress
 from inferry.loadgen.result import Result
+from inferry.loadgen.sweep import SweepProgress
+from inferry.loadgen.sweep_page import failure_rows, findings, latency_tables, throughput_table
+from inferry.loadgen.sweep_result import SweepResult
 from inferry.loadgen.tables import cost_table, failure_table, lane_table
+from inferry.report.formatting import seconds
 from inferry.report.html import TEXT_COLUMNS, Table
 
 MAX_LAG_MS, MAX_CLIENT_CPU = 20.0, 0.85
@@ -46,6 +50,56 @@ class ProgressBar:
         ended = counters.done + counters.failed
         self._bar.update(self._task, total=max(now.calls, 1), completed=ended, said=said)
         self._bar.refresh()
+
+
+class SweepProgressBar:
+    """Shows the level in progress, and prints a line for each level that has ended."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._level = ProgressBar(bar, task)
+        self._concurrency = 0
+
+    def __call__(self, now: SweepProgress) -> None:
+        if now.figures is not None:
+            level = now.figures
+            ttft = seconds(None if level.ttft is None else level.ttft.p95)
+            self._bar.console.print(
+                f"concurrency {level.concurrency:,}: {level.output_tokens_per_s:,.0f} output tokens/s, "
+                f"TTFT {ttft} at p95, {level.done:,} calls done, {level.failed:,} failed",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+            return
+        if now.concurrency != self._concurrency:
+            self._concurrency = now.concurrency
+            self._level = ProgressBar(self._bar, self._task)
+            self._bar.update(self._task, description=f"concurrency {now.concurrency:,} ({now.number}/{now.levels})")
+        self._level(now.progress)
+
+
+def show_sweep(result: SweepResult) -> None:
+    out = console(160)
+    out.print(rich_table(throughput_table(result)))
+    for name, table in latency_tables(result):
+        out.print(f"\n{name}", style="bold")
+        out.print(rich_table(table))
+    failures = failure_rows(result)
+    if failures.rows:
+        out.print()
+        out.print(rich_table(failures))
+    out.print(
+        f"\n{result.workload}, lane {result.lane}, on {result.model} at {result.url}", soft_wrap=True, markup=False
+    )
+    for sentence in findings(result):
+        out.print(sentence, soft_wrap=True, markup=False)
+    busiest = max((level.client_cpu for level in result.levels), default=0.0)
+    if busiest > MAX_CLIENT_CPU:
+        warn(f"the generator used {busiest:.0%} of a core: it may have limited the results")
+    if result.partial:
+        warn("interrupted: calls in flight were dropped and do not count")
 
 
 def comparison_warnings(results: Sequence[Result]) -> list[str]:

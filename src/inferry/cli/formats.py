@@ -6,6 +6,7 @@ import typer
 from rich.text import Text
 
 EMPTY = "–"  # noqa: RUF001 - shown for a missing number
+_MAX_SIZE = 4096
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -26,6 +27,21 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2] not in _UNITS_BYTES:
         raise typer.BadParameter(f"{text!r} is not an amount of memory such as 80GiB or 24GB")
     return int(float(match[1]) * _UNITS_BYTES[match[2]])
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Ascending sizes such as 1,2,8, or 1..128: doubled from the first to the last."""
+    first, dots, last = text.partition("..")
+    try:
+        sizes = [int(word) for word in text.split(",")] if not dots else [int(first)]
+        while dots and 0 < sizes[-1] < int(last):
+            sizes.append(min(2 * sizes[-1], int(last)))
+        is_ascending = sizes == sorted(set(sizes)) and (not dots or sizes[-1] == int(last))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of sizes such as 1,2,4 or 1..128") from None
+    if not is_ascending or not 1 <= sizes[0] <= sizes[-1] <= _MAX_SIZE:
+        raise typer.BadParameter(f"{text!r} has sizes that do not ascend from 1 to at most {_MAX_SIZE:,}")
+    return tuple(sizes)
 
 
 def safe_text(text: str) -> Text:

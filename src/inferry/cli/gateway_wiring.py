@@ -49,7 +49,7 @@ def make_gateway(
     recorder: Recorder,
     metrics: Metrics,
     clock: Clock,
-    tokenizers: Mapping[str, Tokenizer] | None = None,
+    tokenizers: dict[str, Tokenizer] | None = None,
     gate: QuotaGate | None = None,
     runs: RunRegistry | None = None,
     watermarks: WatermarkWriter | None = None,

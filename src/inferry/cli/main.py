@@ -14,6 +14,7 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from inferry._version import __version__
+from inferry.cli.adapters import adapters_app
 from inferry.cli.alerts import alerts_app
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
@@ -30,6 +31,7 @@ from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
 from inferry.cli.models import models_app
 from inferry.cli.plan import plan_app
+from inferry.cli.profile import profile
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
@@ -67,9 +69,11 @@ app.add_typer(alerts_app, name="alerts")
 app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
+app.add_typer(adapters_app, name="adapters")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)
+app.command()(profile)
 app.command()(doctor)
 app.command()(top)
 app.command("run-batch")(run_batch)

@@ -109,6 +109,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
     try:
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
+        from inferry.engine.peft_config import read_peft_config
         from inferry.engine.tiny import ensure_tiny_model
         from inferry.engine.tokenizer import HfTokenizer
         from inferry.streams.detokenizer import Assembler
@@ -126,11 +127,16 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         names = config.models or (directory.resolve().name,)
         if not (directory / "config.json").is_file():
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    adapters = {name: Path(path).expanduser() for name, path in config.adapters.items()}
     try:
-        tokenizer = HfTokenizer(directory)
+        tokenizer = HfTokenizer(directory, None if config.tool_call_format == "auto" else config.tool_call_format)
         engine = engine_config(config, resolve_device(config.device))
+        for path in adapters.values():
+            read_peft_config(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
+    if clashing := sorted(adapters.keys() & set(names)):
+        raise ConfigError(f"worker `{config.name}`: adapter {clashing[0]} has the name of the model")
     worker = EmbeddedWorker(
         config.name,
         model_dir=directory,
@@ -146,8 +152,11 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        tool_format=tokenizer.tool_format,
+        adapters=adapters,
+        adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
     )
-    return worker, dict.fromkeys(names, tokenizer)
+    return worker, dict.fromkeys((*names, *adapters), tokenizer)
 
 
 def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
+from inferry.dispatch.adapters import AdapterControl
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget_refusals import BudgetRefusals
 from inferry.dispatch.cancel_sender import PendingCancel
@@ -74,6 +75,7 @@ class Gateway:
         self.models = models
         self.now = clock.now
         self.wall = clock.wall
+        self.adapters = AdapterControl(pool, loop, models)
         self._pool = pool
         self._loop = loop
         self._host = host

@@ -21,7 +21,7 @@ class ModelCatalog:
         self,
         lanes: Mapping[Lane, LanePolicy],
         pool: Pool,
-        tokenizers: Mapping[str, Tokenizer],
+        tokenizers: dict[str, Tokenizer],
         estimator: Estimator,
         clock: Clock,
     ) -> None:
@@ -52,6 +52,14 @@ class ModelCatalog:
     def tokenizer(self, model: str) -> Tokenizer | None:
         """The model's tokenizer, where every worker of the model takes its token ids."""
         return self._tokenizers.get(model)
+
+    def share_tokenizer(self, adapter: str, model: str) -> None:
+        """The adapter's prompts are tokenized as those of its base model."""
+        if model in self._tokenizers:
+            self._tokenizers[adapter] = self._tokenizers[model]
+
+    def forget_tokenizer(self, adapter: str) -> None:
+        self._tokenizers.pop(adapter, None)
 
     def max_wait_ms(self, lane: Lane) -> float:
         return self._max_wait_ms[lane]

@@ -195,6 +195,12 @@ class Pool:
         if supervisor is not None:
             supervisor.suspect(confirmation)
 
+    def refresh_view(self, name: str) -> None:
+        """What the worker serves has changed."""
+        supervisor = self._supervisors.get(name)
+        if supervisor is not None:
+            supervisor.refresh()
+
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""
         supervisor = self._supervisors.get(name)
@@ -309,4 +315,5 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         tasks=a.tasks & b.tasks,
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
+        can_resume_constrained=a.can_resume_constrained and b.can_resume_constrained,
     )

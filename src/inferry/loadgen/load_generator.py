@@ -1,4 +1,5 @@
-"""Plays runs against a server, open loop: a call is sent when it is due, independent of other calls.
+"""Plays runs against a server, open loop: a call is sent when it is due, independent of other calls. Or closed loop:
+each client sends its next call when its last one has ended.
 
 Everything belongs to one event loop. A run begins at its time; each step is due when the tool time before it has
 passed, and all times of the call count from there. Requests are written before they are due. Only an explicit option
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from msgspec import Struct
@@ -26,6 +27,8 @@ LEAD_TIME_S = 0.25
 INITIAL_BACKOFF_S, MAX_BACKOFF_S, BACKOFF_JITTER = 0.5, 8.0, 0.25
 """Delays of the official SDKs before a retry: doubling, minus up to a quarter at random."""
 MAX_RETRY_AFTER_S = 60.0
+FAILED_CALL_PAUSE_S = 0.5
+"""Seconds that a client of a closed loop waits after a failed call."""
 
 
 class ClientLimits(Struct, frozen=True, kw_only=True):
@@ -107,7 +110,7 @@ class LoadGenerator:
         self._requests = requests
         self._limits = limits
         self._rng = Random(seed)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool] | asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         cap = limits.concurrency_cap
         self._cap: contextlib.AbstractAsyncContextManager[object] = (
@@ -126,6 +129,26 @@ class LoadGenerator:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
+    async def play_closed(self, runs: Iterator[Run], clients: int) -> None:
+        """Each of `clients` plays the next of `runs` when its last one has ended, until they end or until `stop`.
+
+        Each run begins when it is taken: its `at` is the time since `began`.
+        """
+        self.began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                task = group.create_task(self._play_next(runs))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _play_next(self, runs: Iterator[Run]) -> None:
+        for run in runs:
+            if self._stopping.is_set():
+                break
+            if not await self._play(0, run):
+                # A server that refuses at once would otherwise be flooded.
+                await asyncio.sleep(FAILED_CALL_PAUSE_S)
+
     def stop(self) -> None:
         """Send no more calls and drop those in progress."""
         self._stopping.set()
@@ -141,7 +164,7 @@ class LoadGenerator:
                     await self._stopping.wait()
         return self._stopping.is_set()
 
-    async def _play(self, number: int, run: Run) -> None:
+    async def _play(self, number: int, run: Run) -> bool:
         pod = self._pods[number % len(self._pods)] if self._pods else None
         began = self.began + run.at
         ok = cancelled = False
@@ -155,6 +178,7 @@ class LoadGenerator:
             now = time.perf_counter()
             stopped = not ok and not cancelled and self._stopping.is_set()
             self.run_records.append(RunRecord(run, began, now, ok, cancelled, stopped))
+        return ok
 
     async def _steps(self, run: Run, due: float, pod: asyncio.Semaphore | None) -> bool:
         for index, step in enumerate(run.steps):

@@ -22,12 +22,11 @@ from inferry.loadgen.result import Result
 from inferry.loadgen.rows import call_rows, run_rows
 from inferry.loadgen.server import redacted_url
 from inferry.loadgen.stream import Counters
-from inferry.loadgen.target import CONNECT_TIMEOUT_S, Target, find_target
+from inferry.loadgen.target import Target, open_target
 from inferry.loadgen.traffic import TrafficOptions, fit_to_context, make_runs
 from inferry.sim.calls import Run
 from inferry.sim.costs import EngineModel
 from inferry.sim.workload import SloTarget
-from inferry.workers.http_client import Client
 
 PROGRESS_INTERVAL_S = 0.25
 _PACKAGES = ("httptools", "msgspec")
@@ -71,21 +70,18 @@ async def run_load_test(bench: LoadTest, key: str | None, on_progress: OnProgres
     `install_stop` gets the function that stops the load test early; the result is then partial.
     """
     runs = make_runs(bench.traffic)
-    headers = {"content-type": "application/json"}
-    if key:
-        headers["authorization"] = f"Bearer {key}"
-    client = Client(bench.url.rstrip("/").removesuffix("/v1"), headers, CONNECT_TIMEOUT_S)
-    try:
-        target = await find_target(bench.url, bench.model, key, client, bench.request_metadata, bench.prompts)
-        limits = [one for one in (bench.max_context, target.context_tokens) if one is not None]
-        runs, shortened = fit_to_context(runs, min(limits, default=None))
+    async with open_target(bench.url, bench.model, key, bench.request_metadata, bench.prompts) as (client, target):
+        runs, shortened = fit_to_context(runs, context_limit(bench, target))
         salt = bench.salt or uuid4().hex
         requests = RequestMaker(client, target.model, target.form, bench.request_metadata, salt)
         load_generator = LoadGenerator(client, requests, bench.limits, bench.traffic.seed)
         conditions = await _play(load_generator, runs, on_progress, install_stop)
         return _result(bench, _SentLoad(target, salt, runs[-1].at, shortened), load_generator, conditions)
-    finally:
-        client.close()
+
+
+def context_limit(bench: LoadTest, target: Target) -> int | None:
+    """Most tokens of a call, by the option and by the model. None: not known."""
+    return min((one for one in (bench.max_context, target.context_tokens) if one is not None), default=None)
 
 
 class _SentLoad(Struct, frozen=True):
@@ -170,12 +166,8 @@ def _result(bench: LoadTest, sent: _SentLoad, load_generator: LoadGenerator, con
         url=redacted_url(bench.url),
         server=sent.target.server,
         model=sent.target.model,
-        versions={
-            "inferry": __version__,
-            "python": platform.python_version(),
-            **{package: importlib.metadata.version(package) for package in _PACKAGES},
-        },
-        settings=_settings(bench, sent),
+        versions=client_versions(),
+        settings=plain_settings(bench, sent.target, sent.salt),
         slo_targets={lane.name: slo_target for lane, slo_target in bench.slo_targets.items()},
         price=bench.price,
         engine_model=None if bench.engine is None else bench.engine.name,
@@ -195,22 +187,30 @@ def _result(bench: LoadTest, sent: _SentLoad, load_generator: LoadGenerator, con
     )
 
 
-def _settings(bench: LoadTest, sent: _SentLoad) -> dict[str, Any]:
+def client_versions() -> dict[str, str | None]:
+    return {
+        "inferry": __version__,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+    }
+
+
+def plain_settings(bench: LoadTest, target: Target, salt: str) -> dict[str, Any]:
     """The options as plain data, without header values, which may be secrets."""
     traffic = {name: getattr(bench.traffic, name) for name in TrafficOptions.__struct_fields__}
     traffic["trace"] = None if bench.traffic.trace is None else bench.traffic.trace.name
     traffic["lanes"] = {lane.name: part for lane, part in bench.traffic.lanes.items()}
     settings = {
         "traffic": {name: value for name, value in traffic.items() if value is not None},
-        "form": sent.target.form,
-        "context_tokens": sent.target.context_tokens,
+        "form": target.form,
+        "context_tokens": target.context_tokens,
         "max_context": bench.max_context,
         "limits": bench.limits,
         "lane_by": bench.request_metadata.lane_by,
         "tenant_header": bench.request_metadata.tenant_header,
         "run_ids": bench.request_metadata.run_ids,
         "headers": sorted(bench.request_metadata.headers),
-        "salt": sent.salt,
+        "salt": salt,
     }
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     return plain

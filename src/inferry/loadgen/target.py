@@ -1,6 +1,7 @@
 """The server under load: its model, and the form of requests that it accepts."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from msgspec import Struct
@@ -9,7 +10,7 @@ from inferry.domain.lanes import Lane
 from inferry.domain.values import replace
 from inferry.loadgen.load_generator import Call, ClientLimits, LoadGenerator
 from inferry.loadgen.requests import Prompts, RequestForm, RequestMaker, RequestMetadata
-from inferry.loadgen.server import NoSuchModel, NotAllowed, ProbeError, Refused, Server
+from inferry.loadgen.server import NoSuchModel, NotAllowed, Refused, Server
 from inferry.sim.calls import Run, Step
 from inferry.workers.http_client import Client
 
@@ -27,6 +28,21 @@ class Target(Struct, frozen=True, kw_only=True):
     server: str | None
     context_tokens: int | None
     form: RequestForm
+
+
+@asynccontextmanager
+async def open_target(
+    url: str, model: str | None, key: str | None, request_metadata: RequestMetadata, prompts: Prompts | None
+) -> AsyncIterator[tuple[Client, Target]]:
+    """A client of the server, closed at the end, and what was found. Raises ProbeError."""
+    headers = {"content-type": "application/json"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    client = Client(url.rstrip("/").removesuffix("/v1"), headers, CONNECT_TIMEOUT_S)
+    try:
+        yield client, await find_target(url, model, key, client, request_metadata, prompts)
+    finally:
+        client.close()
 
 
 async def find_target(
@@ -113,6 +129,3 @@ async def _trial(client: Client, model: str, form: RequestForm, request_metadata
     load_generator = LoadGenerator(client, requests, ClientLimits(call_timeout_s=TRIAL_TIMEOUT_S))
     await load_generator.play([run], lead_s=0.0)
     return load_generator.calls[0]
-
-
-__all__ = ["CONNECT_TIMEOUT_S", "ProbeError", "Target", "find_target"]

@@ -52,6 +52,11 @@ def legend(names: Iterable[str]) -> str:
     return f'<p class="legend">{"".join(entries)}</p>'
 
 
+def with_legend(plot: str, names: Iterable[str]) -> str:
+    """A plot with a legend of its own, for a section whose plots have different series."""
+    return f"<div>{plot}{legend(names)}</div>"
+
+
 def table(content: Table) -> str:
     kinds = [' class="word"' if heading in TEXT_COLUMNS else "" for heading in content.headings]
 
@@ -77,7 +82,7 @@ def _style() -> str:
         return "".join(f"--c{number}:{colour};" for number, colour in enumerate(colours))
 
     series = "".join(
-        f"polyline.s{n},line.s{n}{{stroke:var(--c{n})}}rect.s{n}{{fill:var(--c{n})}}i.s{n}{{background:var(--c{n})}}"
+        f"polyline.s{n},line.s{n}{{stroke:var(--c{n})}}rect.s{n},circle.s{n}{{fill:var(--c{n})}}i.s{n}{{background:var(--c{n})}}"
         for n in range(MAX_SERIES)
     )
     return (

@@ -1,6 +1,6 @@
 """Plots as SVG. Their colours are those of the page (`report.html`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
@@ -76,6 +76,75 @@ def over_time(caption: str, series: Sequence[Series], until_s: float) -> str:
         for one in series
         if one.points
     ]
+    return _figure(caption, shapes)
+
+
+def lines(
+    caption: str,
+    groups: Sequence[str],
+    series: Sequence[Series],
+    label: Callable[[float], str],
+    *,
+    is_log: bool = False,
+) -> str:
+    """Curves over names at even distances, such as sizes that double; points are (index of a name, value).
+
+    `label` formats a value of the axis, which starts at 0 unless `is_log`. The targets of series are horizontal lines.
+    """
+    values = [y for one in series for _, y in one.points if y > 0 or not is_log]
+    if not values:
+        return ""
+    targets = {one.target_line for one in series if one.target_line is not None}
+    targets = {value for value in targets if value < MAX_SPAN_FACTOR * max(values)}
+    if is_log:
+        low, high = _span(min(values), max([*values, *targets]))
+        ticks = [value for value in _ticks(low, high) if low <= value <= high]
+    else:
+        low, high = 0.0, _round_up(max([*values, *targets]))
+        ticks = [high * part for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+
+    def y_of(value: float) -> float:
+        if is_log:
+            return _y((log10(max(value, low)) - log10(low)) / (log10(high) - log10(low)))
+        return _y(value / high)
+
+    def x_of(index: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * (index + 0.5) / len(groups)
+
+    shapes = [_horizontal(y_of(value), label(value)) for value in ticks]
+    shapes += [_vertical(x_of(index), escape(name)) for index, name in enumerate(groups)]
+    shapes += [
+        f'<line class="mark" x1="{_LEFT}" x2="{_RIGHT}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}"/>'
+        for value in sorted(targets)
+    ]
+    for one in series:
+        places = [(x_of(x), y_of(y)) for x, y in one.points]
+        shapes += [_path(places, one)] if places else []
+        shapes += [
+            f'<circle class="s{one.colour}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+            f"<title>{escape(one.name)}, {escape(groups[int(at)])}: {label(value)}</title></circle>"
+            for (x, y), (at, value) in zip(places, one.points, strict=True)
+        ]
+    return _figure(caption, shapes)
+
+
+def stacked(caption: str, groups: Sequence[str], series: Sequence[Series], label: Callable[[float], str]) -> str:
+    """A bar per name, with the values of all series upon each other; points are (index of a name, value)."""
+    totals = [sum(y for one in series for x, y in one.points if x == index) for index in range(len(groups))]
+    top = _round_up(max(totals, default=0.0))
+    width = (_RIGHT - _LEFT) / max(1, len(groups))
+    shapes = [_horizontal(_y(part), label(top * part)) for part in (0.0, 0.5, 1.0)]
+    for index, name in enumerate(groups):
+        middle, base = _LEFT + (index + 0.5) * width, 0.0
+        shapes.append(f'<text x="{middle:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{escape(name)}</text>')
+        for one in series:
+            value = sum(y for x, y in one.points if x == index)
+            y, height = _y((base + value) / top), _y(base / top) - _y((base + value) / top)
+            shapes.append(
+                f'<rect class="s{one.colour}" x="{middle - width * 0.35:.1f}" y="{y:.1f}" width="{width * 0.7:.1f}" '
+                f'height="{height:.1f}"><title>{escape(one.name)}: {label(value)}</title></rect>'
+            )
+            base += value
     return _figure(caption, shapes)
 
 

@@ -32,7 +32,7 @@ def poisson(
     arrive, shape = named_rng(seed, f"{name}/arrive"), named_rng(seed, f"{name}/shape")
     number, at = 0, 0.0
     while (at := at + arrive.expovariate(rate_per_s)) < seconds:
-        yield _single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
+        yield single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
         number += 1
 
 
@@ -53,7 +53,7 @@ def bursts(
     number, start = 0, period_s / 2
     while start < seconds:
         for at in sorted(start + arrive.random() * duration_s for _ in range(calls)):
-            yield _single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
+            yield single_call_run(f"{name}-{number}", shape.choice(tenants), lane, at, lengths(shape))
             number += 1
         start += period_s
 
@@ -129,7 +129,8 @@ def busiest_window(runs: Sequence[Run], calls: int) -> list[Run]:
     return [replace(run, at=run.at - chosen[0].at) for run in chosen]
 
 
-def _single_call_run(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
+def single_call_run(run_id: str, tenant: str, lane: Lane, at: float, lengths: tuple[int, int]) -> Run:
+    """A run of one call with these prompt and output tokens."""
     prompt, output = lengths
     # Derived from the name, so that calls of different arrival streams share no prefix.
     segment = int.from_bytes(blake2b(run_id.encode(), digest_size=7).digest(), "big")

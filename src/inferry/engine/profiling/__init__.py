@@ -1,0 +1,1 @@
+"""Profiles steps of the embedded engine by batch size."""
