@@ -86,8 +86,8 @@ GROUP = MutantGroup(
         Mutant(
             "nobody is given up",
             "scheduling/overload.py",
-            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
-            "if head.job.arrived_at >= late_cutoff:",
+            "if head.slo_start_at >= late_cutoff and head not in passed_over:",
+            "if head.slo_start_at >= late_cutoff:",
         ),
         Mutant(
             "a rate is used as soon as it is observed",

@@ -268,16 +268,13 @@ def test_streams_that_have_all_missed_their_target_hold_no_prompts_back() -> Non
 
 def test_the_controller_says_how_long_jobs_would_wait_in_the_engine_alone() -> None:
     engine = an_engine(streams=0)
-    idle = engine.controller.capacity(engine.now).direct
-    assert idle is not None
+    footprint = Footprint(Estimate.exactly(2048), Estimate.exactly(0), Estimate.exactly(10))
     for _ in range(20):
-        footprint = Footprint(Estimate.exactly(2048), Estimate.exactly(0), Estimate.exactly(10))
         engine.controller.arrived(P2, footprint, engine.now)
-    busy = engine.controller.capacity(engine.now).direct
-    assert busy is not None
-    assert busy.waits_s[P2] > 18 * 2048 * PROMPT_S
-    assert busy.waits_s[P0] == idle.waits_s[P0]
-    assert busy.chunk_tokens == 2048
+    direct = engine.controller.capacity(engine.now).direct
+    assert direct is not None
+    assert direct.waits_s[P2] > 18 * 2048 * PROMPT_S > direct.waits_s[P0]
+    assert direct.chunk_tokens == 2048
 
 
 def test_prompts_sent_at_the_granted_rate_meet_the_slo() -> None:
