@@ -19,6 +19,7 @@ BENCHES = {
     "controller": "the capacity controller in the simulator: steps of load on three engines",
     "lanes": "time to first token of live calls: idle gateway, batch backlog, and with lanes off",
     "modes": "static, dynamic, continuous and hybrid batching of the embedded engine on one workload",
+    "never_worse": "the gateway against the engine alone with priorities, by lane: ten seeds, three loads, simulated",
     "overload": "30 s at three times the capacity, with the retries of the official client, against bare 429s",
     "messages": "an event of the Messages API beside one of chat completions: microseconds, without sockets",
     "path": "the cost of a call: the gateway beside a bare pass-through and other gateways, with a profile",

@@ -183,7 +183,7 @@ def make_loop(
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
     load = (depth, queue_admission, capacity, gpu_accounting, hedging, deadlines)
     events = JobEvents(
-        queued=(depth, queue_admission, deadlines, metrics),
+        queued=(depth, queue_admission, capacity, deadlines, metrics),
         sent=(*load, metrics),
         first_token=(capacity, gpu_accounting, hedging, metrics),
         produced=(metrics,),

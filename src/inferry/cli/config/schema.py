@@ -121,6 +121,9 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     without (null) is a batch lane."""
     itl_ms: float | UnsetType | None = UNSET
     """SLO target: inter-token latency. A lane has both targets or neither."""
+    ttft_ms_per_1k_tokens: float | UnsetType = UNSET
+    """Milliseconds added to `ttft_ms` for every 1,000 prompt tokens that are not cached, so that long prompts have a
+    target that they can meet."""
     groups: tuple[str, ...] | UnsetType | None = UNSET
     """Worker groups the lane may use, best first; null allows all. Workers name theirs in `workers[].group`."""
     borrow_groups: bool | UnsetType = UNSET

@@ -237,6 +237,9 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         resume=_resume(wire, call.features, card, lane, models),
         repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
         payload=_payload(call, lane, budget, prompt_ids, echo),
+        ttft_allowance_s=models.ttft_allowance_s(
+            lane, footprint, int_header(headers, b"x-inferry-ttft-ms-per-1k-tokens")
+        ),
     )
 
 
