@@ -19,6 +19,7 @@ BENCHES = {
     "controller": "the capacity controller in the simulator: steps of load on three engines",
     "lanes": "time to first token of live calls: idle gateway, batch backlog, and with lanes off",
     "modes": "static, dynamic, continuous and hybrid batching of the embedded engine on one workload",
+    "never_worse": "the gateway against the engine alone with priorities, by lane: ten seeds, three loads, simulated",
     "overload": "30 s at three times the capacity, with the retries of the official client, against bare 429s",
     "messages": "an event of the Messages API beside one of chat completions: microseconds, without sockets",
     "path": "the cost of a call: the gateway beside a bare pass-through and other gateways, with a profile",
@@ -28,6 +29,7 @@ BENCHES = {
     "scale": "the simulator itself: up to a million jobs over 200 workers, time and memory",
     "streams": "5,000 open streams: memory of each, and the effect of one slow reader on the others",
     "simulator": "the simulator against recorded runs, then the Harbor burst in it, ten seeds and eight arms",
+    "triage": "the bundled model: accuracy on held-out tickets, and its answers to unscripted ones",
     "waits": "predicted waits against the real scheduler in the simulator: how often a stated P90 holds",
     "windows": "batching windows: adaptive against off and fixed, before engines that batch or pad",
 }

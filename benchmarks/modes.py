@@ -14,7 +14,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -30,13 +29,13 @@ from rich.table import Table
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.workers import EngineMode
+from inferry.engine.bundled import BUNDLED_DIRECTORY
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.model import ModelConfig
 from inferry.engine.runner import TorchRunner, set_threads
 from inferry.engine.runners import Runner
-from inferry.engine.tiny import ensure_tiny_model
 
 MakeRunner = Callable[[EngineConfig], Runner]
 Figures = dict[str, float]
@@ -103,16 +102,15 @@ def measure(
 ) -> dict[str, object]:
     """All figures of one run: medians over the repetitions, each with its own lengths."""
     workload = workload or Workload()
-    with tempfile.TemporaryDirectory() as scratch:
-        threads = None
-        if make_runner is None:
-            threads = set_threads(None)
-            make_runner = _cpu_runner(ensure_tiny_model(Path(scratch) / "tiny"))
-        runs: dict[str, list[Figures]] = {arm.name: [] for arm in ARMS}
-        for seed in range(repetitions):
-            for arm in ARMS:
-                runs[arm.name].append(_run(arm, seed, workload, make_runner))
-                print(f"seed {seed}, {arm.name}: {json.dumps(runs[arm.name][-1])}", file=sys.stderr, flush=True)
+    threads = None
+    if make_runner is None:
+        threads = set_threads(None)
+        make_runner = _cpu_runner(BUNDLED_DIRECTORY)
+    runs: dict[str, list[Figures]] = {arm.name: [] for arm in ARMS}
+    for seed in range(repetitions):
+        for arm in ARMS:
+            runs[arm.name].append(_run(arm, seed, workload, make_runner))
+            print(f"seed {seed}, {arm.name}: {json.dumps(runs[arm.name][-1])}", file=sys.stderr, flush=True)
     modes = {
         name: {figure: statistics.median(run[figure] for run in of_mode) for figure in of_mode[0]}
         for name, of_mode in runs.items()

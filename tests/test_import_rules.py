@@ -22,13 +22,14 @@ ALLOWED: dict[str, set[str]] = {
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
-    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton"},
+    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton", "llguidance"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
     "cluster": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
+    "cluster/redis_client": {"redis"},
     "workers/http_client": {"httptools"},
     "workers/remote": {"inferry.cluster"},
     "workers/in_process": {"inferry.engine", "vllm"},
@@ -53,10 +54,10 @@ TORCH_MODULES = {
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
     "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/masks",
     "engine/gpu/kernels/lora",
     "engine/gpu/kernels/thresholds",
     *(f"engine/profiling/{name}" for name in ("measure", "probes", "runners", "session")),
@@ -64,7 +65,8 @@ TORCH_MODULES = {
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
 COMPOSITION_ROOT = {
-    *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/storage_wiring", "cli/wiring"),
+    *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
+    *("cli/election_wiring", "cli/storage_wiring", "cli/wiring"),
     "cli/worker_wiring",
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {

@@ -20,6 +20,7 @@ from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
 from inferry.cli.callback_secrets import callback_secrets_app
 from inferry.cli.config.alerts import check_webhook_secret
+from inferry.cli.config.cluster import advise_on_cluster
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import check_secret_variables
@@ -148,6 +149,8 @@ def check_config(
     except ConfigError as error:
         fail(str(error))
     for message in advise_on_tenants(config.tenants, config.prices, config.workers):
+        typer.echo(f"# {message}")
+    for message in advise_on_cluster(config.cluster, config.tenants):
         typer.echo(f"# {message}")
     if config.workers_file is not None:
         try:

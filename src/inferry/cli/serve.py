@@ -51,6 +51,8 @@ def run_server(config: Config, host: str, port: int, processes: int = 1) -> int:
         if processes > 1:
             raise ConfigError("several processes cannot share a ledger in memory: set `ledger` to a file or a database")
         log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
+    if processes > 1 and config.cluster.listen is not None:
+        raise ConfigError("--workers is for gateways that do not share their workers: remove cluster.listen")
     if processes == 1:
         run_alone(config, Listener(host, port))
         return 0
@@ -140,10 +142,16 @@ async def _serve_whole(
     config: Config, listener: Listener, sock: socket.socket, path: Path | None, lifeline: int | None
 ) -> None:
     """Serve with everything; with a `path`, for ingress processes too."""
-    from inferry.cli import cluster_wiring, wiring
+    from inferry.cli import cluster_wiring, election_wiring, wiring
+    from inferry.domain.clock import SystemClock
     from inferry.ingress.http import lifecycle
 
-    service = wiring.build(config)
+    clock, tokenizers = SystemClock(), dict["str", "Tokenizer"]()
+    if config.cluster.listen is None:
+        service = wiring.build(config, clock)
+    else:
+        service = election_wiring.build_service(config, clock, tokenizers)
+    member = None if service.sharing is None else election_wiring.join_cluster(config, service, clock, tokenizers)
     count = len(service.pool.names())
     build_kind = "compiled" if is_compiled() else "plain Python"
     log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
@@ -154,6 +162,8 @@ async def _serve_whole(
         if refusal is not None:
             raise ConfigError(refusal)
         service.start()
+        if member is not None:
+            member.start()
         if server is not None and path is not None:
             await server.listen_unix(path)
         url = listener.url if listener.port else f"{listener.url.rpartition(':')[0]}:{sock.getsockname()[1]}"
@@ -165,6 +175,8 @@ async def _serve_whole(
     finally:
         if server is not None:
             await server.close()
+        if member is not None:
+            await member.close()
         await service.close()
     log.info("stopped")
 

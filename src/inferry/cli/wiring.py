@@ -27,9 +27,11 @@ from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
+from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.spending_sync import SpendingSync
@@ -77,16 +79,20 @@ class Service(NamedTuple):
     observation: Observation
     diagnostics: Diagnostics
     tracing: Tracing | None = None
+    sharing: GatewaySharing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
         self.gateway.start()
         self.tenants.start()
-        self.storage.start()
+        if self.sharing is None:
+            self.storage.start()  # otherwise by the gateway that owns the workers
         self.observation.start()
         if self.watch is not None:
             self.watch.start()
+        if self.sharing is not None:
+            self.sharing.start()
 
     async def close(self) -> None:
         if self.watch is not None:
@@ -96,6 +102,8 @@ class Service(NamedTuple):
         await self.storage.close()
         await self.accounts.close()
         await self.gateway.close()
+        if self.sharing is not None:
+            await self.sharing.close()
         await self.tenants.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -139,15 +147,14 @@ def assemble(
     app_type: type[App] = App,
 ) -> Service:
     """The service around given workers."""
-    watermark_store, recorder = _open_ledger(config.ledger)
+    watermark_store, recorder = _open_ledger(config)
+    load_spending = partial(_load_spending, config.ledger, clock)
+    shared = make_shared_limits(config, recorder, clock, load_spending)
     tenants = watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
-    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
+    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
     pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
-    models = {model for worker in workers for model in worker.view().models}
-    metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.workers.health = pool.health
-    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    metrics = _make_metrics(config, workers, pool, tenants)
     tracing = make_tracing(config.tracing, clock, metrics)
     tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
@@ -178,7 +185,7 @@ def assemble(
         problem=lambda: tenants.ledger_error,
         tracer=tracer,
     )
-    accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
+    accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
@@ -187,9 +194,23 @@ def assemble(
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
+    sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _make_metrics(config: Config, workers: Sequence[Worker], pool: Pool, tenants: TenantWatcher) -> Metrics:
+    """Metrics with labels for the workers, also for those that come when this gateway owns them."""
+    models = {model for worker in workers for model in worker.view().models}
+    names = [worker.name for worker in workers]
+    if not workers:
+        models = {model for worker in config.workers for model in worker.models}
+        names = [worker.name for worker in config.workers]
+    metrics = Metrics(models, names)
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    return metrics
 
 
 def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
@@ -197,11 +218,13 @@ def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
     return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
-def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
+def _open_ledger(config: Config) -> tuple[WatermarkStore | None, Recorder]:
     """Raises ConfigError where the ledger cannot be opened, or another gateway has it."""
     try:
         # First, because it locks a PostgreSQL database. A ledger in memory needs no watermarks: budgets end with it.
-        watermarks = None if url == IN_MEMORY else WatermarkStore(url, exclusive=True)
+        # Gateways that share limits have grants instead.
+        url, is_shared = config.ledger, config.cluster.redis is not None
+        watermarks = None if url == IN_MEMORY or is_shared else WatermarkStore(url, exclusive=True)
         return watermarks, Recorder(AttemptStore(url))
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
@@ -255,19 +278,23 @@ def _restored_admission(
     config: Config,
     run_reader: LedgerQueries | None,
     store: WatermarkStore | None,
+    shared: SharedLimits | None,
     recorder: Recorder,
     clock: Clock,
-) -> tuple[QuotaGate, RunRegistry, WatermarkWriter | None]:
+) -> tuple[QuotaGate, RunRegistry, BudgetWriter | None]:
     """Quotas and runs as the ledger has them."""
-    gate = QuotaGate(config.price_list(), watermarks=None if store is None else WatermarkTracker())
+    tracker = shared.tracker if shared is not None else None if store is None else WatermarkTracker()
+    gate = QuotaGate(config.price_list(), watermarks=tracker)
     runs = RunRegistry()
     if run_reader is not None:
         gate.restore(run_reader.query_spending(clock.wall()), clock.now())
         runs.restore(run_reader.cancelled_runs(clock.wall() - runs.tombstone_s), clock.now())
+    if shared is not None:
+        return gate, runs, shared.grants
     return gate, runs, None if store is None else WatermarkWriter(gate, store, recorder, clock)
 
 
-def _follow_tenants(config: Config, service: Service, watermarks: WatermarkWriter | None) -> None:
+def _follow_tenants(config: Config, service: Service, watermarks: BudgetWriter | None) -> None:
     """What follows a change of tenants, a revoked key, and a ledger that was replaced."""
 
     def end_unauthorized() -> None:
@@ -290,12 +317,12 @@ def health_policy(config: HealthConfig) -> HealthPolicy:
     return HealthPolicy(**{name: getattr(config, name) for name in common})
 
 
-def _load_spending(ledger: str, wall: float) -> list[Spending]:
+def _load_spending(ledger: str, clock: Clock) -> list[Spending]:
     """The spending of all tenants, read with a connection of its own. Raises LedgerUnusable."""
     if ledger == IN_MEMORY:
         return []
     with opening.open_queries(ledger) as run_reader:
-        return run_reader.query_spending(wall)
+        return run_reader.query_spending(clock.wall())
 
 
 def _open_run_reader(ledger: str) -> LedgerQueries | None:

@@ -23,12 +23,11 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.routes import Task
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
+from inferry.engine.bundled import BUNDLED_DIRECTORY, BUNDLED_MODEL, check_bundled_model
 from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.profiles import MEDIA_FEATURES, PROFILES, Profile
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
-
-BUILT_IN_MODEL = "inferry-tiny"
 
 
 def make_worker(
@@ -110,7 +109,6 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
         from inferry.engine.peft_config import read_peft_config
-        from inferry.engine.tiny import ensure_tiny_model
         from inferry.engine.tokenizer import HfTokenizer
         from inferry.streams.detokenizer import Assembler
         from inferry.workers.in_process.embedded import EmbeddedWorker
@@ -120,8 +118,12 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             "(pip install 'inferry[engine]', in a clone pip install '.[engine]')"
         ) from None
     if config.model is None:
-        directory = ensure_tiny_model(model_home() / BUILT_IN_MODEL)
-        names = config.models or (BUILT_IN_MODEL,)
+        directory = BUNDLED_DIRECTORY
+        names = config.models or (BUNDLED_MODEL,)
+        try:
+            check_bundled_model(directory)
+        except ValueError as error:
+            raise ConfigError(f"worker `{config.name}`: {error}") from None
     else:
         directory = Path(config.model).expanduser()
         names = config.models or (directory.resolve().name,)
@@ -129,7 +131,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
     adapters = {name: Path(path).expanduser() for name, path in config.adapters.items()}
     try:
-        tokenizer = HfTokenizer(directory)
+        tokenizer = HfTokenizer(directory, None if config.tool_call_format == "auto" else config.tool_call_format)
         engine = engine_config(config, resolve_device(config.device))
         for path in adapters.values():
             read_peft_config(path)
@@ -152,6 +154,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        tool_format=tokenizer.tool_format,
         adapters=adapters,
         adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
     )
@@ -206,15 +209,6 @@ def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[W
         clock=clock,
     )
     return worker, dict.fromkeys(names, tokenizer)
-
-
-def model_home() -> Path:
-    """Where the built-in model is kept once made: INFERRY_HOME, else the user's cache directory."""
-    home = os.environ.get("INFERRY_HOME")
-    if home:
-        return Path(home) / "models"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "inferry" / "models"
 
 
 def advise(config: Config) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import Clock
 from inferry.domain.errors import NoWorker
+from inferry.domain.jobs import Footprint
 from inferry.domain.lanes import Lane, LanePolicy, evictable_lanes
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.routes import OutputLength
@@ -62,6 +63,11 @@ class ModelCatalog:
 
     def max_wait_ms(self, lane: Lane) -> float:
         return self._max_wait_ms[lane]
+
+    def ttft_allowance_s(self, lane: Lane, footprint: Footprint, ms_per_1k_tokens: int | None = None) -> float:
+        """What the call's or the lane's `ttft_ms_per_1k_tokens` adds to the TTFT target for this prompt."""
+        each_ms = self._lanes[lane].ttft_ms_per_1k_tokens if ms_per_1k_tokens is None else ms_per_1k_tokens
+        return each_ms * footprint.prefill_tokens / 1e6
 
     def output_length(self, lane: Lane, expected_tokens: int) -> OutputLength | None:
         return self._lanes[lane].output_length(expected_tokens)

@@ -90,8 +90,9 @@ class Attempt:
         self.renew_at_tokens = UNLIMITED
         # Whether every token so far met the lane's SLO; None where the lane has no target.
         self.slo_attained: bool | None = None
-        # When the SLO began to run for the first token of this attempt: later for an attempt that resumes a job.
-        self.slo_start_at = job.arrived_at
+        # When the SLO began to run for the first token of this attempt: later for a long prompt and for an attempt that
+        # resumes a job.
+        self.slo_start_at = job.arrived_at + job.ttft_allowance_s
         self.predicted: PredictedWait | None = None
         # Whether the worker reported a usage that cannot be true.
         self.usage_corrected = False

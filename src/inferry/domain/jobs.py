@@ -213,6 +213,7 @@ class InferenceJob(Value):
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
+    `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt.
     """
 
     # fmt: off
@@ -225,6 +226,7 @@ class InferenceJob(Value):
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
+        ttft_allowance_s: float = 0.0,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -258,3 +260,4 @@ class InferenceJob(Value):
         self.repeat: Final = repeat
         self.trace: Final = trace
         self.max_kv_tokens: Final = max_kv_tokens
+        self.ttft_allowance_s: Final = ttft_allowance_s

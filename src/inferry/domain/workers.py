@@ -9,6 +9,7 @@ from inferry.domain.routes import OutputLength
 
 KvPacking = Literal["sum", "timed"]
 EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+ToolFormatName = Literal["hermes", "llama3_json", "mistral"]
 """How the embedded engine batches sequences.
 
 `continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
@@ -24,12 +25,23 @@ class Phase(enum.Enum):
     DOWN = "down"
 
 
+class DirectWaits(Struct, frozen=True, gc=False):
+    """What jobs would wait in the engine if every call went there at once: seconds by lane, at the 95th percentile.
+
+    `prompt_token_s`: seconds per prompt token. `chunk_tokens`: prompt tokens in flight that keep the engine busy.
+    """
+
+    waits_s: tuple[float, ...]
+    prompt_token_s: float
+    chunk_tokens: int
+
+
 class Capacity(Struct, frozen=True, gc=False):
     """How much of a worker the gateway may use; None is no limit.
 
     Sequences, KV tokens (at the predicted peak) and prefill tokens are held by jobs in flight. `prefill_tokens_per_s`
     limits the rate of prefill while live sequences decode. `batch_sequences`: number of running sequences above which
-    lanes without an SLO target are not sent.
+    lanes without an SLO target are not sent. `direct` bounds how long jobs are held back.
     """
 
     sequences: int | None = None
@@ -37,6 +49,7 @@ class Capacity(Struct, frozen=True, gc=False):
     prefill_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
     batch_sequences: int | None = None
+    direct: DirectWaits | None = None
 
 
 class Load(Struct, frozen=True, gc=False):

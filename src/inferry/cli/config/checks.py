@@ -95,7 +95,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield f"{names} add up to {shares:g}; the sum must not exceed 1"
     for lane, policy in policies.items():
         where = f"lanes.{lane.name}"
-        yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
+        yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms", "ttft_ms_per_1k_tokens")
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
         if list(policy.prompt_buckets) != sorted({tokens for tokens in policy.prompt_buckets if tokens > 0}):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from inferry.cli.config.alerts import check_alerts
 from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
+from inferry.cli.config.cluster import check_cluster
 from inferry.cli.config.retention import check_retention
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
@@ -40,6 +41,7 @@ def check_config(config: Config) -> Iterator[str]:
         yield "workers_file is empty: remove it, or name a file"
     if (problem := ledger_url_error(config.ledger)) is not None:
         yield f"ledger {problem}"
+    yield from check_cluster(config.cluster, config.ledger, has_workers_file=config.workers_file is not None)
 
 
 def _check_server(server: ServerConfig) -> Iterator[str]:
