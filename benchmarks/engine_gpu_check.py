@@ -15,7 +15,7 @@ from torch import Tensor
 from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
-from inferry.engine.gpu.kernels import activation, attention, embedding, norms, rotary
+from inferry.engine.gpu.kernels import activation, attention, embedding, masks, norms, rotary
 from inferry.engine.gpu.loading import load_runner
 from inferry.engine.gpu.metadata import Capacity, Packed, host_sections, pack, section_lengths
 from inferry.engine.gpu.runner import GpuRunner
@@ -97,6 +97,18 @@ def check_elementwise() -> None:
         for heads, kv_heads, dim in ((32, 8, 128), (28, 4, 128), (14, 2, 64)):
             for has_norms in (False, True):
                 check_rotary(packed, step, heads, kv_heads, dim, dtype, has_norms)
+
+
+def check_masks() -> None:
+    for dtype in DTYPES:
+        for width in (4_096, 128_256, 151_936):
+            logits = rows_of(16, width, dtype)
+            pair = [logits.clone(), logits]
+            bits = torch.randint(-(2**31), 2**31, (5, -(-width // 32)), dtype=torch.int32, device=DEVICE)
+            rows = torch.tensor([15, 0, 7, 3, 8], device=DEVICE)
+            masks.mask_rows(pair[0], rows, bits)
+            masks.mask_rows_reference(pair[1], rows, bits)
+            assert torch.equal(*pair), f"masks of {width} tokens"
 
 
 def check_rotary(
@@ -278,6 +290,7 @@ def check_draws(directory: Path, config: EngineConfig) -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "elementwise kernels": check_elementwise,
+    "masks of grammars": check_masks,
     "attention": check_attention,
     **{
         f"{family} in {dtype}": partial(check_family, family, dtype)

@@ -6,7 +6,7 @@ _EQUALITY = ("tests/engine/test_lora_equality.py",)
 _DIRECTORIES = ("tests/engine/test_peft_directories.py",)
 _CONTROL = ("tests/engine/test_adapter_control.py",)
 _TABLE = ("tests/workers/test_adapter_table.py",)
-_SEVERAL = ("tests/dispatch/test_adapter_control.py",)
+_SEVERAL = ("tests/dispatch/test_adapters_on_workers.py",)
 _GPU = ("tests/engine/gpu/test_gpu_lora.py",)
 _MEMORY = ("tests/engine/test_adapter_memory.py",)
 

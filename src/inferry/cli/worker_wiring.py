@@ -129,7 +129,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
     adapters = {name: Path(path).expanduser() for name, path in config.adapters.items()}
     try:
-        tokenizer = HfTokenizer(directory)
+        tokenizer = HfTokenizer(directory, None if config.tool_call_format == "auto" else config.tool_call_format)
         engine = engine_config(config, resolve_device(config.device))
         for path in adapters.values():
             read_peft_config(path)
@@ -152,6 +152,7 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        tool_format=tokenizer.tool_format,
         adapters=adapters,
         adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
     )

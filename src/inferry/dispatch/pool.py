@@ -324,4 +324,5 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         tasks=a.tasks & b.tasks,
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
+        can_resume_constrained=a.can_resume_constrained and b.can_resume_constrained,
     )

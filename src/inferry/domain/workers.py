@@ -9,6 +9,7 @@ from inferry.domain.routes import OutputLength
 
 KvPacking = Literal["sum", "timed"]
 EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+ToolFormatName = Literal["hermes", "llama3_json", "mistral"]
 """How the embedded engine batches sequences.
 
 `continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.domain.workers import EngineMode
+from inferry.domain.workers import EngineMode, ToolFormatName
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -20,7 +20,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     the weights leave of `memory_share` of the device's memory. `prefix_cache`: full KV blocks stay after their
     sequence, and later sequences of the same salt with the same prefix use them. `kv_pause_s`: after a call of a run
     its blocks are kept for its next call for this long, 0 for not at all. `max_adapters`: LoRA adapters that may be
-    loaded at the same time, each with ranks of at most `max_adapter_rank`.
+    loaded at the same time, each with ranks of at most `max_adapter_rank`. `tool_format`: how the model
+    writes tool calls, None if it is not known.
     In the mode `hybrid` streams wait at most about `decode_wait_ms` for the prompts between two of their tokens.
     """
 
@@ -37,6 +38,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Device = "cpu"
     prefix_cache: bool = True
     kv_pause_s: float = 60.0
+    tool_format: ToolFormatName | None = None
     max_adapters: int = 0
     max_adapter_rank: int = 16
 

@@ -39,6 +39,8 @@ class Request(Struct, frozen=True, array_like=True):
     """The tenant, and the KV tokens that its sequences may hold at the same time; None for no limit."""
     batch: int = 0
     """Requests with different numbers never share a padded pass."""
+    output_ids: int = 0
+    """So many of the last `prompt_ids` are output of an earlier attempt, which the constraint covers."""
     adapter: int = 0
     """The number of a loaded LoRA adapter; 0 for none."""
 
@@ -129,10 +131,14 @@ class Account(Struct, frozen=True, array_like=True, gc=False):
 
 
 class End(Struct, frozen=True, array_like=True, gc=False):
-    """The end of a sequence. `stopped`: by a stop token; else by its length limit."""
+    """The end of a sequence. `stopped`: by a stop token or the end of its grammar; else by its length limit.
+
+    `error`: why its constraint cannot be met. It may quote the constraint, and is for the caller only.
+    """
 
     account: Account
     stopped: bool
+    error: str | None = None
 
 
 class StepDone(Struct, frozen=True, tag=11, array_like=True):

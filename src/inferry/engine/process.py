@@ -7,6 +7,7 @@ the gateway decides when the engine stops.
 """
 
 import contextlib
+import importlib.util
 import logging
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from inferry.engine.adapter_control import AdapterControl
 from inferry.engine.core import EngineCore
+from inferry.engine.grammars import Grammars
 from inferry.engine.messages import (
     HEARTBEAT_INTERVAL_S,
     Abort,
@@ -42,6 +44,7 @@ from inferry.engine.messages import (
 if TYPE_CHECKING:
     from inferry.engine.config import EngineConfig
     from inferry.engine.gpu.runner import GpuRunner
+    from inferry.engine.runners import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +169,7 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready, 
         config = fitted_to_cpu(model_dir, config)
         runner = TorchRunner.load(model_dir, config)
     runner.warm_up()
-    core = EngineCore(runner, config)
+    core = EngineCore(runner, config, grammars=_grammars(model_dir, config, runner))
     ready = Ready(
         context_tokens=core.context_tokens,
         kv_tokens=core.kv_tokens,
@@ -178,6 +181,15 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready, 
         features=runner.features,
     )
     return core, ready, AdapterControl(core, runner.adapters, config.max_adapters)
+
+
+def _grammars(model_dir: Path, config: "EngineConfig", runner: "Runner") -> Grammars | None:
+    """None without llguidance, or without a tokenizer."""
+    if importlib.util.find_spec("llguidance") is None or not (model_dir / "tokenizer.json").is_file():
+        return None
+    grammars = Grammars(model_dir, runner.vocab_size, runner.eos_ids, config.tool_format)
+    grammars.wait_until_loaded()  # at startup, so that neither the first call nor the idle engine pays for it
+    return grammars
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from inferry.domain.routes import OutputLength
-from inferry.domain.workers import EngineMode, KvPacking
+from inferry.domain.workers import EngineMode, KvPacking, ToolFormatName
 
 MediaKind = Literal["images", "audio_input", "video", "files"]
 
@@ -86,6 +86,9 @@ class EmbeddedWorkerConfig(
     """CPU threads of the engine; null: half of the cores."""
     default_output_tokens: int = 512
     """Output limit of a call without one."""
+    tool_call_format: Literal["auto"] | ToolFormatName = "auto"
+    """How the model writes tool calls: `hermes` (also Qwen), `llama3_json` or `mistral`. `auto` reads it from the chat
+    template; tools for a template that takes none are described in the system message, in the format `hermes`."""
 
 
 class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

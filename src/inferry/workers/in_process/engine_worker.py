@@ -19,12 +19,14 @@ from inferry.domain.routes import GENERATES, BatchKey, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, StepWork, WorkerView
 from inferry.engine.messages import Aborted, AdapterChanged, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.adapter_table import AdapterTable
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import EngineProgram
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.in_process.pooled_jobs import PooledJobs
+from inferry.workers.in_process.tool_calls import ToolCallWriter
 from inferry.workers.plan_completion import PlanCompletion
 
 _FEATURES = frozenset({"echo", "prefill"})
@@ -51,6 +53,8 @@ class EngineWorker:
     Engines differ in `program` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
     keeps the tenant's prompts apart in a prefix cache, where the engine has one. `adapters`: LoRA adapters and their
     directories; others may be loaded from below `adapter_dirs`.
+    `features`: further features of calls that it supports. `tool_format`: how the model writes tool calls, where it
+    may call any.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class EngineWorker:
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
         can_resume_seeded: bool = False,
+        features: frozenset[str] = frozenset(),
+        tool_format: ToolFormat | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_dirs: Sequence[Path] = (),
     ) -> None:
@@ -84,17 +90,15 @@ class EngineWorker:
         self._models = tuple(models)
         self._make_assembler = make_assembler
         self._controlled = controlled
-        self._group = group
-        self._pool = pool
-        self._precision = precision
-        self._output_length = output_length
-        self._kv_packing = kv_packing
+        self._group, self._pool, self._precision = group, pool, precision
+        self._output_length, self._kv_packing = output_length, kv_packing
         self._gpus = gpus
         self._salt_for = salt_for
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
         self._can_resume_seeded = can_resume_seeded
-        clock = clock or SystemClock()
+        self._features, self._tool_format = _FEATURES | features, tool_format
+        self._clock = clock = clock or SystemClock()
         self._created = int(clock.wall())
         self._keys = count(1)
         self._batch_numbers: dict[BatchKey, int] = {}
@@ -176,7 +180,8 @@ class EngineWorker:
                 default_output_tokens=self._default_output_tokens,
                 can_resume=True,
                 can_resume_seeded=self._can_resume_seeded,
-                features=_FEATURES if ready is None else _FEATURES.union(ready.features),
+                can_resume_constrained="structured_outputs" in self._features,
+                features=self._features if ready is None else self._features.union(ready.features),
                 created=self._created,
                 tasks=GENERATES if ready is None else frozenset(Task(name) for name in ready.tasks),
                 parent=parent,
@@ -201,6 +206,9 @@ class EngineWorker:
                 requests += self._pooled.add(job, emit, completion, batch, self._adapter_number(job) or 0)
                 continue
             live.assembler = self._make_assembler(job.payload.sampling.stop)
+            constraint = job.payload.sampling.constraint
+            if constraint is not None and constraint.tools and self._tool_format is not None:
+                live.tools = ToolCallWriter(job, constraint, self._tool_format, self._clock.wall())
             if live.earlier_ids:
                 self._replay(live, live.assembler)
             finish = self._already_finished(live)
@@ -295,9 +303,17 @@ class EngineWorker:
         run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
         kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
         sampling = engine_sampling(sampling, remaining)
-        adapter = self._adapter_number(job) or 0
         return Request(
-            live.key, prompt, sampling, job.lane, salt, run=run, kv_quota=kv_quota, batch=batch, adapter=adapter
+            live.key,
+            prompt,
+            sampling,
+            job.lane,
+            salt,
+            run=run,
+            kv_quota=kv_quota,
+            batch=batch,
+            output_ids=len(live.earlier_ids),
+            adapter=self._adapter_number(job) or 0,
         )
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:
