@@ -98,12 +98,22 @@ def test_a_job_that_ends_before_its_first_token_leaves_no_state() -> None:
     assert tracker._tracked["w"].controller._decoding_now() == 0
 
 
+def miss_targets(tracker: CapacityTracker, now: float) -> None:
+    """Streams that are late on every worker: how long jobs may be held back is bounded only then."""
+    for tracked in tracker._tracked.values():
+        for _ in range(3):
+            tracked.controller.sent(Lane.P0, 10, now)
+            late = tracked.controller.first_token(Lane.P0, 10, now - 60, now)
+            tracked.controller.ended(Lane.P0, late, now)
+
+
 def test_queued_jobs_are_given_in_rotation_to_the_models_of_the_workers_that_serve_them() -> None:
     tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
     for name in ("w", "v"):
         tracker.update_view(replace(_view(), worker=name), 0.0)
     tracker.update_view(_view(worker="other", models=frozenset({"n"})), 0.0)
     now = serve(tracker, 5.0)
+    miss_targets(tracker, now)
     for number in range(40):
         tracker.queued(Attempt(a_job(f"{number}", tokens=2_000, lane=Lane.P2, at=now)), now)
     waits = {view.worker: view.capacity.direct for view in tracker.refresh(now)}
@@ -113,6 +123,7 @@ def test_queued_jobs_are_given_in_rotation_to_the_models_of_the_workers_that_ser
     alone = CapacityTracker(DEFAULT_LANES, QueueDepth())
     alone.update_view(_view(), 0.0)
     serve(alone, 5.0)
+    miss_targets(alone, now)
     for number in range(20):
         alone.queued(Attempt(a_job(f"{number}", tokens=2_000, lane=Lane.P2, at=now)), now)
     assert alone.refresh(now)[0].capacity.direct == waits["w"]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferry.domain.jobs import Estimate, Footprint
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, Load
@@ -264,17 +263,6 @@ def test_streams_that_have_all_missed_their_target_hold_no_prompts_back() -> Non
     assert engine.controller.capacity(engine.now).prefill_tokens_per_s is None
     engine.start(P0)
     assert engine.controller.capacity(engine.now).prefill_tokens_per_s is not None
-
-
-def test_the_controller_says_how_long_jobs_would_wait_in_the_engine_alone() -> None:
-    engine = an_engine(streams=0)
-    footprint = Footprint(Estimate.exactly(2048), Estimate.exactly(0), Estimate.exactly(10))
-    for _ in range(20):
-        engine.controller.arrived(P2, footprint, engine.now)
-    direct = engine.controller.capacity(engine.now).direct
-    assert direct is not None
-    assert direct.waits_s[P2] > 18 * 2048 * PROMPT_S > direct.waits_s[P0]
-    assert direct.chunk_tokens == 2048
 
 
 def test_prompts_sent_at_the_granted_rate_meet_the_slo() -> None:

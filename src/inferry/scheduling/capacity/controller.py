@@ -45,6 +45,10 @@ INITIAL_PREFILL_TOKENS = 4096
 """Bound on prefill tokens in flight before costs are known."""
 OUTPUT_WEIGHT = 0.05
 """Weight of the latest job in the mean output tokens, predicted and real."""
+ATTAINMENT_WEIGHT = 0.05
+"""Weight of the latest ended stream in the share of streams that met their target."""
+HOLDING_PAYS = 0.9
+"""Where more streams than this meet their target, holding jobs back is what it is for, and is not bounded."""
 KV_FRACTION = 0.95
 """Part of the KV capacity that is used: output lengths are estimates."""
 
@@ -52,10 +56,11 @@ KV_FRACTION = 0.95
 class Stream:
     """A job that decodes. The owner of the controller counts `tokens` up as they come."""
 
-    __slots__ = ("arrived_at", "learned_tokens", "tokens")
+    __slots__ = ("arrived_at", "is_late", "learned_tokens", "tokens")
 
     def __init__(self, arrived_at: float) -> None:
         self.arrived_at = arrived_at
+        self.is_late = False
         self.tokens = 1
         self.learned_tokens = 1
 
@@ -98,6 +103,10 @@ class _SloLaneActivity(_LaneActivity):
                 least = slack
         self.slack_s = least
 
+    def missed(self, stream: Stream, now: float) -> bool:
+        """Whether the latest token of the stream comes after it was due."""
+        return now > stream.arrived_at + self.ttft_s + self.itl_s * (stream.tokens - 1)
+
     def ttft_left_fraction(self, now: float) -> float:
         """Part of its TTFT target that the longest-waiting job has left."""
         if self.waiting_since is None:
@@ -134,6 +143,7 @@ class CapacityController:
         self._direct = DirectEngine(len(Lane), self.costs)
         self._direct.limit(limits.sequences, limits.kv_tokens, chunk_tokens)
         self._expected_output = self._ended_output = 0.0
+        self._attainment = 1.0
 
     # -- what it is told -----------------------------------------------------------------------------------------------
 
@@ -160,6 +170,7 @@ class CapacityController:
         activity.prefilling -= 1
         self._prompt_tokens += prefill_tokens
         stream = Stream(arrived_at)
+        stream.is_late = isinstance(activity, _SloLaneActivity) and activity.missed(stream, now)
         activity.streams[stream] = None
         return stream
 
@@ -173,6 +184,9 @@ class CapacityController:
             del activity.streams[stream]
             self._ended_output = _smoothed(self._ended_output, stream.tokens)
             self._ended_tokens += stream.tokens - stream.learned_tokens
+            if isinstance(activity, _SloLaneActivity):
+                attained = not stream.is_late and not activity.missed(stream, now)
+                self._attainment += ATTAINMENT_WEIGHT * (attained - self._attainment)
 
     def waiting(self, lane: Lane, since: float | None) -> None:
         """Arrival time of the job that has waited longest in the lane, for any worker; None if no job waits."""
@@ -273,6 +287,8 @@ class CapacityController:
         if all(activity.is_idle(now) for activity in self._activities.values()):
             self._direct.clear()
         self._direct.advance(now)
+        if self._attainment >= HOLDING_PAYS:
+            return None
         waits_s = tuple([self._direct.wait_s(lane, now) for lane in range(len(Lane))])
         return DirectWaits(waits_s, self._direct.token_s() / self._token_ratio(), self._chunk_tokens)
 
