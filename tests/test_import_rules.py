@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "workers": DOMAIN | {"msgspec"},
     "workers/http_client": {"httptools"},
     "workers/in_process": {"inferry.engine", "vllm"},
+    "workers/ray": {"inferry.engine", "ray"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
     "client/adapters": {"agents", "anthropic", "langchain_anthropic", "langchain_core", "langchain_openai", "openai"},

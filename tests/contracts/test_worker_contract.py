@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from contracts.worker_calls import Received, a_call, a_plan, a_prompt, receive, until_ready
-from contracts.worker_setups import WorkerSetup, embedded, over_http, scripted, vllm_in_process, vllm_over_http
+from contracts.worker_setups import WorkerSetup, embedded, on_ray, over_http, scripted, vllm_in_process, vllm_over_http
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, WorkerLost
 from inferry.domain.jobs import ResumeMode, ResumePoint
 from inferry.domain.streams import Done, Failed, FinishReason
@@ -26,7 +26,7 @@ VLLM_KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[*SHARING_KINDS, *VLLM_KINDS], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=[*SHARING_KINDS, on_ray, *VLLM_KINDS], ids=lambda make: make.__name__)
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerSetup]:
     model = ensure_contract_model(tmp_path_factory.getbasetemp() / "contract-model")
     with ExitStack() as stack:

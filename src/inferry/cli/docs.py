@@ -93,6 +93,7 @@ def config_page() -> str:
         *_section("Top level", "", Config, docs),
         *_section("`server`", "server.", ServerConfig, docs),
         *_section("`health`", "health.", HealthConfig, docs),
+        *_section("`scaling`", "scaling.", ScalingConfig, docs),
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
@@ -116,6 +117,7 @@ def config_page() -> str:
             )
         ),
         *_section("`workers[]` of `kind: vllm-inprocess`", "", VllmInProcessWorkerConfig, docs),
+        *_section("`workers[]` of `kind: ray`", "", RayWorkerConfig, docs),
         "## Complete example",
         "Every key with its default, and three kinds of workers. A configuration needs only the keys it changes.",
         f"```yaml\n{example_config()}```",

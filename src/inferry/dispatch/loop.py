@@ -85,7 +85,7 @@ class DispatchLoop:
         self._evicted: set[str] = set()
         self._delayed: dict[str, asyncio.TimerHandle] = {}
         self._outage_timeout = OutageTimeout(
-            pool.policy.no_worker_timeout_s, self._now, pool.is_model_out, depth.waiting, self.cancel
+            pool.outage_timeout_s, self._now, pool.is_model_out, depth.waiting, self.cancel
         )
         self._idle = asyncio.Event()
         self._idle.set()

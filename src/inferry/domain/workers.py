@@ -98,7 +98,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
-    and is treated as down.
+    and is treated as down. `scale_up_wait_s`: the worker stands for replicas that are started on demand; it gets no job
+    itself, and a job whose model has no other worker waits this long for one.
     """
 
     worker: str
@@ -128,3 +129,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_blocks: KvBlocks | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False
+    scale_up_wait_s: float | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.prices import Price
 from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
@@ -138,6 +138,8 @@ def is_loopback(host: str) -> bool:
 
 def _models(worker: WorkerConfig) -> tuple[str, ...]:
     """The models of a worker as far as the configuration tells."""
+    if isinstance(worker, RayWorkerConfig):
+        return _models(worker.engine)
     if worker.models or not isinstance(worker, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
         return worker.models or (f"worker {worker.name}",)
     return ("inferry-tiny" if worker.model is None else Path(worker.model).expanduser().resolve().name,)

@@ -7,6 +7,7 @@ from inferry.cli.config.alerts import check_alerts
 from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
 from inferry.cli.config.retention import check_retention
+from inferry.cli.config.scaling import check_scaling
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
 from inferry.cli.config.storage import check_storage
@@ -27,6 +28,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_workers(config.workers)
     if config.workers_file is None:
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
+    yield from check_scaling(config.scaling)
     yield from check_single_flight(config.single_flight)
     yield from check_storage(config.storage)
     yield from check_retention(config.retention)

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from inferry.domain.clock import Clock
@@ -11,13 +12,13 @@ from inferry.domain.routes import OutputLength
 from inferry.domain.workers import KvPacking
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import EngineLink, EngineProgram, OpenLink
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
 class EmbeddedWorker(EngineWorker):
-    """Inferry's own engine.
+    """Inferry's own engine, in a process on this host unless `open_link` says otherwise.
 
     `prefill_tokens` limits the prompt tokens in flight, by default to four chunks. The engine orders prompts by lane:
     a live prompt waits for the current chunk only, and the other chunks keep the engine busy until more are sent. The
@@ -47,11 +48,12 @@ class EmbeddedWorker(EngineWorker):
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
+        open_link: OpenLink | None = None,
     ) -> None:
         config = engine or EngineConfig()
         super().__init__(
             name,
-            program=_program(model_dir, config),
+            open_link=open_link or partial(EngineLink.open, embedded_program(model_dir, config)),
             limits=EngineLimits(
                 sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
                 kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
@@ -80,7 +82,8 @@ class EmbeddedWorker(EngineWorker):
         )
 
 
-def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:
+def embedded_program(model_dir: Path, config: EngineConfig) -> EngineProgram:
+    """The engine with this interpreter and environment."""
     package_root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     return EngineProgram(

@@ -13,6 +13,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.workers import Phase
 from inferry.engine.messages import (
     Aborted,
+    Draining,
     Fatal,
     Heartbeat,
     Ready,
@@ -22,7 +23,7 @@ from inferry.engine.messages import (
     ToEngine,
     decode_from_engine,
 )
-from inferry.workers.in_process.engine_link import EngineLink, EngineProgram
+from inferry.workers.in_process.engine_link import Link, OpenLink
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class EngineSupervisor:
     def __init__(
         self,
         name: str,
-        program: EngineProgram,
+        open_link: OpenLink,
         clock: Clock,
         *,
         on_message: Callable[[StepDone | Aborted | Rejected], None],
@@ -60,7 +61,7 @@ class EngineSupervisor:
         stall_timeout_s: float,
     ) -> None:
         self._name = name
-        self._program = program
+        self._open_link = open_link
         self._clock = clock
         self._on_message = on_message
         self._on_lost = on_lost
@@ -75,14 +76,14 @@ class EngineSupervisor:
         self._progress_at = 0.0
         self._has_message = False
         self._missed_checks: int | None = None  # None until the first heartbeat
-        self._link: EngineLink | None = None
+        self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id of the engine that runs now."""
-        return None if self._link is None else self._link.process.pid
+        return None if self._link is None else self._link.pid
 
     @property
     def phase(self) -> Phase:
@@ -149,7 +150,7 @@ class EngineSupervisor:
     async def _run_process(self) -> str:
         """Run the process until it is lost; return why."""
         reason = "the engine process ended"
-        async with EngineLink.open(self._program, self._receive) as link:
+        async with self._open_link(self._receive) as link:
             self._phase = Phase.STARTING
             self._link = link
             self._progress_at = self._clock.now()
@@ -195,6 +196,8 @@ class EngineSupervisor:
                 self._set_phase(Phase.READY)
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)
+            case Draining():
+                self._set_phase(Phase.DRAINING)
             case Fatal(text):
                 logger.error("worker %s: fatal engine error: %s", self._name, text)
                 if self._link is not None:

@@ -19,7 +19,7 @@ from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, StepWork, WorkerView
 from inferry.engine.messages import Aborted, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import OpenLink
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.in_process.pooled_jobs import PooledJobs
@@ -44,9 +44,9 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
 
 
 class EngineWorker:
-    """`domain.ports.Worker` over an engine process that speaks `engine.messages`.
+    """`domain.ports.Worker` over an engine that speaks `engine.messages`.
 
-    Engines differ in `program` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
+    Engines differ in `open_link` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
     keeps the tenant's prompts apart in a prefix cache, where the engine has one.
     """
 
@@ -54,7 +54,7 @@ class EngineWorker:
         self,
         name: str,
         *,
-        program: EngineProgram,
+        open_link: OpenLink,
         limits: EngineLimits,
         models: Sequence[str],
         make_assembler: Callable[[tuple[str, ...]], TextAssembler],
@@ -97,7 +97,7 @@ class EngineWorker:
         self._pooled = PooledJobs(self._keys, self._jobs.abort)
         self._engine = EngineSupervisor(
             name,
-            program,
+            open_link,
             clock,
             on_message=self._on_message,
             on_lost=self._fail_all,
