@@ -57,7 +57,14 @@ TORCH_MODULES = {
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
-COMPOSITION_ROOT = {"cli/job_wiring", "cli/provider_wiring", "cli/storage_wiring", "cli/wiring", "cli/worker_wiring"}
+COMPOSITION_ROOT = {
+    "cli/job_wiring",
+    "cli/provider_wiring",
+    "cli/ray_wiring",
+    "cli/storage_wiring",
+    "cli/wiring",
+    "cli/worker_wiring",
+}
 ALSO_IMPORT_WORKERS_OR_STORES = {
     "cli/keys",
     "cli/ledger",

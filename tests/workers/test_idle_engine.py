@@ -48,7 +48,9 @@ def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkey
     async def scenario() -> None:
         worker = EngineWorker(
             "idler",
-            open_link=partial(EngineLink.open, EngineProgram(command, worker_environment, setup(Path("nowhere"), EngineConfig()))),
+            open_link=partial(
+                EngineLink.open, EngineProgram(command, worker_environment, setup(Path("nowhere"), EngineConfig()))
+            ),
             limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
             models=["m"],
             make_assembler=lambda stop: Silent(),

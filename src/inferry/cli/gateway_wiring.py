@@ -22,6 +22,7 @@ from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.queue_admission import QueueAdmission
+from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
@@ -37,6 +38,7 @@ from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
 from inferry.observe.watched_states import by_lane, by_limit
 from inferry.prediction.estimator import Estimator
+from inferry.prediction.scaling import ScalingPolicy
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
 from inferry.scheduling.scheduler import Scheduler
@@ -59,6 +61,8 @@ def make_gateway(
     keeps_retry_slots: bool = True,
     request_timeout_s: float | None = None,
     tracer: Tracer | None = None,
+    scaling: ScalingPolicy | None = None,
+    scaling_limits: Mapping[str, tuple[int, int]] | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
     admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
@@ -84,6 +88,13 @@ def make_gateway(
         budget=admission,
         tracer=tracer,
     )
+    scale = ScaleMonitor(lanes, pool, loop.used_fraction, depth, scaling or ScalingPolicy(), scaling_limits or {})
+    metrics.watch(
+        {
+            "inferry_desired_workers": scale.desired_by_group,
+            "inferry_waiting_work_seconds": scale.waiting_by_group,
+        }
+    )
     metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
@@ -100,6 +111,7 @@ def make_gateway(
         recorder=recorder,
         metrics=metrics,
         gpu_accounting=gpu_accounting,
+        scale=scale,
         watermarks=watermarks,
     )
 

@@ -31,6 +31,7 @@ from inferry.cli.ledger import ledger_app
 from inferry.cli.models import models_app
 from inferry.cli.plan import plan_app
 from inferry.cli.profile import profile
+from inferry.cli.ray import ray_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
@@ -68,6 +69,7 @@ app.add_typer(alerts_app, name="alerts")
 app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
+app.add_typer(ray_app, name="ray")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)

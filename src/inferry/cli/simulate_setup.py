@@ -9,6 +9,7 @@ from msgspec import Struct
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
     HttpWorkerConfig,
     RayWorkerConfig,
     VllmInProcessWorkerConfig,
@@ -36,7 +37,7 @@ class SimulatedWorker(Struct, frozen=True):
 
     flags: engines.EngineFlags
     capacity: Capacity
-    config: WorkerConfig
+    config: HttpWorkerConfig | EmbeddedWorkerConfig | VllmInProcessWorkerConfig
 
 
 class Arm(Struct, frozen=True):

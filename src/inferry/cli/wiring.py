@@ -20,6 +20,7 @@ from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     OpenAIWorkerConfig,
+    RayWorkerConfig,
     VllmInProcessWorkerConfig,
     WorkerConfig,
 )
@@ -27,6 +28,7 @@ from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
+from inferry.cli.ray_wiring import RayFleet, ray_fleets, scaling_limits
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
@@ -42,6 +44,7 @@ from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
+from inferry.ingress.admin_scale import AdminScale
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
 from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
@@ -78,6 +81,7 @@ class Service(NamedTuple):
     diagnostics: Diagnostics
     tracing: Tracing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
+    ray_fleets: Sequence[RayFleet] = ()
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
@@ -87,10 +91,14 @@ class Service(NamedTuple):
         self.observation.start()
         if self.watch is not None:
             self.watch.start()
+        for fleet in self.ray_fleets:
+            fleet.start()
 
     async def close(self) -> None:
         if self.watch is not None:
             await self.watch.close()
+        for fleet in self.ray_fleets:
+            await fleet.close()
         await self.observation.close()
         await self.app.close()
         await self.storage.close()
@@ -120,11 +128,17 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     watched = _load_watched_workers(config)
     kinds: dict[str, str] = {}
     for worker_config in (*config.workers, *watched.values()):
+        if isinstance(worker_config, RayWorkerConfig):
+            continue  # its workers are added below
         worker, found = make_worker(worker_config, clock, config.lane_policies(), config.health)
         workers.append(worker)
         tokenizers.update(found)
         kinds[worker_config.name] = worker_kind(worker_config)
     service = assemble(config, workers, tokenizers, clock, kinds)
+    fleets = ray_fleets(config, service.gateway, service.pool, clock)
+    for fleet in fleets:
+        tokenizers.update(fleet.tokenizers)
+    service = service._replace(ray_fleets=fleets)
     if config.workers_file is None:
         return service
     return service._replace(watch=_watch(config, service, watched, tokenizers, clock))
@@ -165,6 +179,8 @@ def assemble(
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
+        scaling=config.scaling.policy(),
+        scaling_limits=scaling_limits(config),
     )
     app = App(
         gateway,
@@ -186,6 +202,8 @@ def assemble(
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
+    observation.followers.append(gateway.scale.sample)
+    app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
     _follow_tenants(config, service, watermarks)
     return service

@@ -17,6 +17,7 @@ from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.run_cancellation import RunCanceller
+from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.values import CancelReport, WorkerReport
 from inferry.dispatch.watermark_writer import WatermarkWriter
@@ -69,6 +70,7 @@ class Gateway:
         recorder: Recorder,
         metrics: Metrics,
         gpu_accounting: GpuAccounting,
+        scale: ScaleMonitor,
         watermarks: WatermarkWriter | None = None,
     ) -> None:
         self.models = models
@@ -84,6 +86,7 @@ class Gateway:
         self._recorder = recorder
         self._metrics = metrics
         self._gpu_accounting = gpu_accounting
+        self.scale = scale
         self._watermarks = watermarks
         self._retry_spreader = QuotaRetrySpreader()
         self._budget_refusals = BudgetRefusals()

@@ -75,6 +75,7 @@ class DispatchLoop:
         self._queue_admission = queue_admission
         self.queue_depths = depth.by_lane
         self._fleet = fleet
+        self.used_fraction = fleet.used_fraction
         self._usage_validator = usage_validator
         self._cancel_sender = cancel_sender
         self._tasks = tasks

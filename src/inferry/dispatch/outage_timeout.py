@@ -1,8 +1,8 @@
 """How long queued jobs wait for a worker of their model to come up.
 
 Belongs to the dispatch loop. While a model is out (`Pool.is_model_out`), a queued job of it waits for the model's
-timeout (`Pool.outage_timeout_s`), counted from its arrival or from the beginning of the outage, whichever is later. A job with a
-deadline waits until that.
+timeout (`Pool.outage_timeout_s`), counted from its arrival or from the beginning of the outage, whichever is later. A
+job with a deadline waits until that.
 """
 
 import asyncio

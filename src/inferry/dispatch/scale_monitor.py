@@ -3,14 +3,13 @@
 Belongs to the event loop of the gateway. It reads; whatever follows the advice (Ray Serve, Kubernetes) does so itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from inferry.dispatch.pool import Pool
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.queue_depth import QueueDepth
 from inferry.domain.workers import Phase, WorkerView
 from inferry.prediction.scaling import GroupDemand, GroupScaler, ScaleAdvice, ScalingPolicy, WorkCost
-from inferry.scheduling.scheduler import Scheduler
 
 MAX_SAMPLED_JOBS = 1000
 """Queued jobs of a lane and model whose tokens are added up, so that a long queue does not delay the event loop."""
@@ -20,22 +19,23 @@ Reading = tuple[float, int, int]
 
 
 class ScaleMonitor:
-    """`limits` are the fewest and most replicas of groups that the gateway scales itself. In other groups the advice is
-    at least one worker: the gateway could not start the first.
+    """`used_fraction` is the part of a worker's capacity in use. `limits` are the fewest and most replicas of groups
+    that the gateway scales itself. In other groups the advice is at least one worker: the gateway could not start the
+    first.
     """
 
     def __init__(
         self,
         lanes: Mapping[Lane, LanePolicy],
         pool: Pool,
-        scheduler: Scheduler,
+        used_fraction: Callable[[WorkerView], float],
         depth: QueueDepth,
         policy: ScalingPolicy,
         limits: Mapping[str, tuple[int, int]],
     ) -> None:
         self._lanes = lanes
         self._pool = pool
-        self._scheduler = scheduler
+        self._used_fraction = used_fraction
         self._depth = depth
         self._policy = policy
         self._limits = limits
@@ -53,6 +53,10 @@ class ScaleMonitor:
         advice = self._advice.get(group)
         return None if advice is None else advice.desired
 
+    def assume_needed(self, group: str, workers: int, now: float) -> None:
+        """This many replicas of the group run already: they are not stopped before `scale_down_after_s`."""
+        self._scaler(group).assume_needed(workers, now)
+
     def desired_by_group(self) -> dict[str, float]:
         return {advice.group: float(advice.desired) for advice in self.report()}
 
@@ -68,10 +72,9 @@ class ScaleMonitor:
         for view in views:
             groups.setdefault(view.group, []).append(view)
         for group, members in groups.items():
-            scaler = self._scalers.get(group)
-            if scaler is None:
-                scaler = self._scalers[group] = GroupScaler(group, self._policy)
-            self._advice[group] = scaler.advise(self._demand(group, members, waiting.get(group, (0, 0.0))), now)
+            self._advice[group] = self._scaler(group).advise(
+                self._demand(group, members, waiting.get(group, (0, 0.0))), now
+            )
         for group in self._advice.keys() - groups.keys():
             del self._advice[group], self._scalers[group]
 
@@ -80,7 +83,7 @@ class ScaleMonitor:
         min_workers, max_workers = self._limits.get(group, (1, None))
         return GroupDemand(
             workers=len(workers),
-            in_use=sum(self._scheduler.used_fraction(view.worker) for view in members),
+            in_use=sum([self._used_fraction(view) for view in members]),
             waiting_jobs=waiting[0],
             waiting_s=waiting[1],
             min_workers=min_workers,
@@ -114,6 +117,12 @@ class ScaleMonitor:
                 busy_s, prompt_tokens, output_tokens = (new - old for new, old in zip(reading, before, strict=True))
                 self._cost(view.group).observe(elapsed_s, busy_s, prompt_tokens, output_tokens)
         self._readings = readings
+
+    def _scaler(self, group: str) -> GroupScaler:
+        scaler = self._scalers.get(group)
+        if scaler is None:
+            scaler = self._scalers[group] = GroupScaler(group, self._policy)
+        return scaler
 
     def _cost(self, group: str) -> WorkCost:
         cost = self._costs.get(group)

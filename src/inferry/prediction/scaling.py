@@ -46,7 +46,7 @@ class GroupDemand(Struct, frozen=True, kw_only=True):
 
 
 class ScaleAdvice(Struct, frozen=True, kw_only=True):
-    """What `GET /admin/scale` says of a group. `needed` is the rule's result now, `desired` what the group should have."""
+    """What `GET /admin/scale` says of a group. `needed`: the rule's result now. `desired`: workers it should have."""
 
     group: str
     current: int
@@ -97,15 +97,17 @@ class GroupScaler:
         # Times and needs, each need smaller than the one before: the first is the largest of the window.
         self._needs: deque[tuple[float, int]] = deque()
 
+    def assume_needed(self, workers: int, now: float) -> None:
+        """This many workers were found: they count as needed until now."""
+        self._add(workers, now)
+
     def advise(self, demand: GroupDemand, now: float) -> ScaleAdvice:
         needed = needed_workers(demand, self._policy)
         needs = self._needs
         if not needs:
             # The past is not known: the present workers may have been needed.
-            needs.append((now, max(needed, _within_limits(demand.workers, demand))))
-        while needs and needs[-1][1] <= needed:
-            needs.pop()
-        needs.append((now, needed))
+            self._add(demand.workers, now)
+        self._add(needed, now)
         while len(needs) > 1 and needs[0][0] <= now - self._policy.scale_down_after_s:
             needs.popleft()
         desired = _within_limits(needs[0][1], demand)
@@ -121,6 +123,11 @@ class GroupScaler:
             max_workers=demand.max_workers,
             reason=self._reason(demand, needed, desired),
         )
+
+    def _add(self, workers: int, now: float) -> None:
+        while self._needs and self._needs[-1][1] <= workers:
+            self._needs.pop()
+        self._needs.append((now, workers))
 
     def _reason(self, demand: GroupDemand, needed: int, desired: int) -> str:
         policy = self._policy

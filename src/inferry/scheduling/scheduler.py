@@ -256,15 +256,6 @@ class Scheduler:
         """What this gateway's jobs in flight take up on the worker."""
         return self._workers[worker].own_use() if worker in self._workers else CapacityUse()
 
-    def used_fraction(self, worker: str) -> float:
-        """The part of the worker's sequences or KV tokens that this gateway's jobs use, whichever is larger."""
-        state = self._workers.get(worker)
-        if state is None or state.view is None:
-            return 0.0
-        use, capacity = state.own_use(), state.view.capacity
-        amounts = ((use.sequences, capacity.sequences), (use.kv_tokens, capacity.kv_tokens))
-        return max((used / limit for used, limit in amounts if limit), default=0.0)
-
     def decision(self, job_id: str, now: float) -> Decision | None:
         """The record of a job that is queued, was just planned, or expired in the last tick."""
         entry = self._entries.get(job_id)

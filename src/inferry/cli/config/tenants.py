@@ -85,7 +85,8 @@ def advise_on_tenants(
                 f"{tenants[worker.pool].isolation}: it gets no calls until isolation is pool"
             )
     for worker in workers:
-        for model in _models(worker) if worker.gpus == 0 else ():
+        engine = worker.engine if isinstance(worker, RayWorkerConfig) else worker
+        for model in _models(worker) if engine.gpus == 0 else ():
             price = prices.get(model, prices.get("*", PriceConfig())).price()
             if price.gpu_hour is not None and not price.is_per_token:
                 yield f"prices: {model} has a price per GPU-hour only, and worker {worker.name} has no GPUs: it is free"

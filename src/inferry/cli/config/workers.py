@@ -252,8 +252,8 @@ class RayWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_scale_up_wait_s: float = 300.0
     """How long a call for a model without a replica waits for one, in seconds; then it gets 503 `no_worker`."""
     drain_timeout_s: float = 60.0
-    """Time for the calls of a replica to complete before the replica is stopped, in seconds. What is left then resumes on
-    another replica."""
+    """Time for the calls of a replica to complete before the replica is stopped, in seconds. What is left then resumes
+    on another replica."""
 
     @property
     def models(self) -> tuple[str, ...]:

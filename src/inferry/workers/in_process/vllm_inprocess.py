@@ -49,8 +49,8 @@ class VllmEngine(Struct, frozen=True, kw_only=True):
 class VllmInProcessWorker(EngineWorker):
     """vLLM without its HTTP server: token ids in and out, lanes as priorities, and measured steps.
 
-    The prompt tokens in flight are limited to four steps, as for the embedded engine. The process is on this host unless
-    `open_link` says otherwise.
+    The prompt tokens in flight are limited to four steps, as for the embedded engine. The process is on this host
+    unless `open_link` says otherwise.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ exceed the engine's capacity together. The requests of a gateway that has fallen
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -46,6 +47,7 @@ class EngineHost:
         self._outbox: list[bytes] = []
         self._has_news = asyncio.Event()
         self._pending_aborts = 0
+        self._is_idle = asyncio.Event()
 
     async def run(self) -> str:
         """Run the engine until it ends; return the reason."""
@@ -103,9 +105,10 @@ class EngineHost:
         """Take no more requests; return when those that the engine has are done, or after the timeout."""
         self._is_draining = True
         self._forward(frame(Draining()))
-        deadline = time.monotonic() + timeout_s
-        while self._session is not None and self._session.keys and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        if self._session is not None and self._session.keys:
+            self._is_idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_idle.wait(), timeout_s)
 
     def _on_message(self, body: bytes) -> None:
         message = decode_from_engine(body)
@@ -121,6 +124,8 @@ class EngineHost:
             return  # of an earlier session: the engine answers in order
         if self._session is not None:
             self._session.sent(message)
+            if not self._session.keys:
+                self._is_idle.set()
         self._forward(frame(message))
 
     def _forward(self, data: bytes) -> None:
@@ -131,6 +136,7 @@ class EngineHost:
     def _end_session(self) -> None:
         session, self._session = self._session, None
         self._has_news.set()
+        self._is_idle.set()
         if session is not None and session.keys and self._link is not None:
             self._pending_aborts += 1
             self._link.send(Abort(_HOST_ABORT, sorted(session.keys)))

@@ -22,7 +22,7 @@ _DRAIN_SHARE = 0.9
 class EngineReplica:
     """`cpus` and `gpus` are those of the actor; it is in the replica's placement group, so both are on one node."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, make_program: Callable[[], EngineProgram], cpus: float, gpus: float, drain_timeout_s: float
     ) -> None:
         context = serve.get_replica_context()

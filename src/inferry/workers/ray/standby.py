@@ -13,8 +13,8 @@ from inferry.domain.workers import Capacity, Phase, WorkerView
 
 
 class Standby:
-    """`template` is a worker as replicas are, never started. `replicas` are those of the gateway now, by name. The cards
-    are those of a replica that is up, or was the last.
+    """`template` is a worker as replicas are, never started. `replicas` are those of the gateway now, by name. The
+    cards are those of a replica that is up, or was the last.
     """
 
     def __init__(
