@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 from typer.testing import CliRunner
 
 from inferry.cli.main import app
-from inferry.workers.ray import serve
-from support.ray_cluster import LIMIT_S, ray_cluster
+from support.ray_cluster import LIMIT_S, Cluster, ray, ray_cluster, serve
 from support.serving import Serving
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # warnings of Ray's own code
 APP = "fleet"
 ENGINE = {"kind": "embedded", "max_sequences": 2, "kv_tokens": 8192, "threads": 1, "capacity": "fixed"}
 SCALING = {"target_wait_s": 1.0, "scale_down_after_s": 3.0}

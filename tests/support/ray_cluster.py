@@ -4,6 +4,7 @@ import contextlib
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,12 @@ import ray  # a missing Ray fails the tests: it is in the `dev` extra
 from ray.cluster_utils import Cluster
 
 from support.children import import_the_same_tree
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray Serve uses deprecated features of pydantic
+    from inferry.workers.ray import serve
+
+__all__ = ["LIMIT_S", "Cluster", "named_actors", "ray", "ray_cluster", "serve", "until_gone"]
 
 LIMIT_S = 300.0
 

@@ -62,12 +62,9 @@ def make_gateway(
     request_timeout_s: float | None = None,
     tracer: Tracer | None = None,
     scaling: ScalingPolicy | None = None,
-    scaling_limits: Mapping[str, tuple[int, int]] | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
-    admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
-    if watermarks is not None:
-        admission.on_renewed = watermarks.wake
+    admission = _admission_control(gate or QuotaGate({}), runs or RunRegistry(), clock, watermarks)
     depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
@@ -88,13 +85,6 @@ def make_gateway(
         budget=admission,
         tracer=tracer,
     )
-    scale = ScaleMonitor(lanes, pool, loop.used_fraction, depth, scaling or ScalingPolicy(), scaling_limits or {})
-    metrics.watch(
-        {
-            "inferry_desired_workers": scale.desired_by_group,
-            "inferry_waiting_work_seconds": scale.waiting_by_group,
-        }
-    )
     metrics.tenants.weight_of = weight_of or metrics.tenants.weight_of
     _watch_states(metrics, pool, recorder, scheduler, depth, limiter, waits, estimator, admission, loop, lanes, clock)
     host = JobHost(pool, loop, admission, recorder, metrics, watermarks, tracer)
@@ -111,9 +101,36 @@ def make_gateway(
         recorder=recorder,
         metrics=metrics,
         gpu_accounting=gpu_accounting,
-        scale=scale,
+        scale=_scale_monitor(lanes, pool, loop, depth, scaling or ScalingPolicy(), metrics),
         watermarks=watermarks,
     )
+
+
+def _admission_control(
+    gate: QuotaGate, runs: RunRegistry, clock: Clock, watermarks: WatermarkWriter | None
+) -> AdmissionControl:
+    admission = AdmissionControl(gate, runs, clock)
+    if watermarks is not None:
+        admission.on_renewed = watermarks.wake
+    return admission
+
+
+def _scale_monitor(
+    lanes: Mapping[Lane, LanePolicy],
+    pool: Pool,
+    loop: DispatchLoop,
+    depth: QueueDepth,
+    policy: ScalingPolicy,
+    metrics: Metrics,
+) -> ScaleMonitor:
+    scale = ScaleMonitor(lanes, pool, loop.used_fraction, depth, policy)
+    metrics.watch(
+        {
+            "inferry_desired_workers": scale.desired_by_group,
+            "inferry_waiting_work_seconds": scale.waiting_by_group,
+        }
+    )
+    return scale
 
 
 def _watch_gpu_time(metrics: Metrics, gpu_accounting: GpuAccounting) -> None:

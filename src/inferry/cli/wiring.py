@@ -179,8 +179,7 @@ def assemble(
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
-        scaling=config.scaling.policy(),
-        scaling_limits=scaling_limits(config),
+        scaling=config.scaling.policy(scaling_limits(config)),
     )
     app = App(
         gateway,
@@ -198,15 +197,19 @@ def assemble(
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
     _mount_dashboard(config, app, gateway, observation)
-    observation.followers.append(gateway.account_gpu_time)
+    _follow_samples(app, gateway, observation)
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
-    observation.followers.append(gateway.scale.sample)
-    app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _follow_samples(app: App, gateway: Gateway, observation: Observation) -> None:
+    """What is computed once a second: GPU time, and how many workers each group should have."""
+    observation.followers += [gateway.account_gpu_time, gateway.scale.sample]
+    app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
 
 
 def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:

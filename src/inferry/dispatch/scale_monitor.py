@@ -19,9 +19,8 @@ Reading = tuple[float, int, int]
 
 
 class ScaleMonitor:
-    """`used_fraction` is the part of a worker's capacity in use. `limits` are the fewest and most replicas of groups
-    that the gateway scales itself. In other groups the advice is at least one worker: the gateway could not start the
-    first.
+    """`used_fraction` is the part of a worker's capacity in use. In groups without limits in the policy the advice is at
+    least one worker: the gateway could not start the first.
     """
 
     def __init__(
@@ -31,14 +30,12 @@ class ScaleMonitor:
         used_fraction: Callable[[WorkerView], float],
         depth: QueueDepth,
         policy: ScalingPolicy,
-        limits: Mapping[str, tuple[int, int]],
     ) -> None:
         self._lanes = lanes
         self._pool = pool
         self._used_fraction = used_fraction
         self._depth = depth
         self._policy = policy
-        self._limits = limits
         self._scalers: dict[str, GroupScaler] = {}
         self._costs: dict[str, WorkCost] = {}
         self._readings: dict[str, Reading] = {}
@@ -80,7 +77,7 @@ class ScaleMonitor:
 
     def _demand(self, group: str, members: list[WorkerView], waiting: tuple[int, float]) -> GroupDemand:
         workers = [view for view in members if view.scale_up_wait_s is None and view.phase is not Phase.DRAINING]
-        min_workers, max_workers = self._limits.get(group, (1, None))
+        min_workers, max_workers = self._policy.limits.get(group, (1, None))
         return GroupDemand(
             workers=len(workers),
             in_use=sum([self._used_fraction(view) for view in members]),

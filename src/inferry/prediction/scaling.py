@@ -9,6 +9,7 @@ Kubernetes' HorizontalPodAutoscaler does. Between two falls therefore lies at le
 """
 
 from collections import deque
+from collections.abc import Mapping
 from math import ceil, exp
 
 from msgspec import Struct
@@ -26,12 +27,14 @@ _ROUNDING = 1e-6
 
 class ScalingPolicy(Struct, frozen=True, kw_only=True):
     """`target_wait_s`: waiting work is to be drained within this time. `utilization`: part of the capacity that running
-    work should use. `scale_down_after_s`: how long fewer workers must have been enough.
+    work should use. `scale_down_after_s`: how long fewer workers must have been enough. `limits`: the fewest and most
+    workers of the groups that the gateway scales itself.
     """
 
     target_wait_s: float = 10.0
     utilization: float = 0.8
     scale_down_after_s: float = 300.0
+    limits: Mapping[str, tuple[int, int]] = {}
 
 
 class GroupDemand(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The `scaling` section of the configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -19,11 +19,13 @@ class ScalingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     scale_down_after_s: float = 300.0
     """Workers are stopped when fewer have been enough for this many seconds."""
 
-    def policy(self) -> ScalingPolicy:
+    def policy(self, limits: Mapping[str, tuple[int, int]]) -> ScalingPolicy:
+        """`limits`: see `ScalingPolicy`."""
         return ScalingPolicy(
             target_wait_s=self.target_wait_s,
             utilization=self.utilization,
             scale_down_after_s=self.scale_down_after_s,
+            limits=limits,
         )
 
 
