@@ -19,8 +19,8 @@ Reading = tuple[float, int, int]
 
 
 class ScaleMonitor:
-    """`used_fraction` is the part of a worker's capacity in use. In groups without limits in the policy the advice is at
-    least one worker: the gateway could not start the first.
+    """`used_fraction` is the part of a worker's capacity in use. In groups without limits in the policy the advice is
+    at least one worker: the gateway could not start the first.
     """
 
     def __init__(
