@@ -78,13 +78,14 @@ def test_a_draining_worker_gets_no_calls_and_no_probes_and_completes_what_it_has
             leaving.gate.clear()
             running = house.submit()
             await house.until(lambda: leaving.plans)
-            plans = len(leaving.plans)
+            plans, probes = len(leaving.plans), house.pool._supervisors["a"]._probes
             leaving.phase = Phase.DRAINING
             await house.until(lambda: house.phase(leaving) is Phase.DRAINING)
             house.pool.add(other)
             assert isinstance((await read(house.submit()))[1], Done)
             await asyncio.sleep(60)
             assert len(leaving.plans) == plans
+            assert house.pool._supervisors["a"]._probes == probes
             leaving.gate.set()
             assert isinstance((await read(running))[1], Done)
 

@@ -22,6 +22,7 @@ from mutants import (
     prompts,
     queues,
     responses,
+    scaling,
     scheduling,
     single_flight,
     streams,
@@ -30,6 +31,7 @@ from mutants import (
 
 GROUPS = {
     "scheduling": scheduling.GROUP,
+    "scaling": scaling.GROUP,
     "capacity": capacity.GROUP,
     "queues": queues.GROUP,
     "packing": packing.GROUP,
