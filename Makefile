@@ -11,13 +11,14 @@ export PEERS ?= $(CURDIR)/.venv-peers
 BIN := $(VENV)/bin
 NODE_CLIENTS := tests/clients/node_modules/.installed
 PROMTOOL := $(VENV)/promtool/promtool
+REDIS := $(VENV)/redis/redis-server
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Tests that wait leave their core idle, so there is one process more than there are cores, up to eight. Tests of a file
 # stay together because of shared fixtures; slow ones come first (tests/conftest.py).
 TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
 PYTEST := $(BIN)/pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos clean clients chromium test-vllm venv-vllm venv-peers
+.PHONY: help serve compiled test test-busy venv check bench before-after docs mutants fuzz chaos lease-schedules clean clients chromium test-vllm venv-vllm venv-peers
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo "make mutants mutation tests: every named mutant must be caught (GROUP=name for one group, JOBS)"
 	@echo "make fuzz    differential HTTP tests and fuzzing (FUZZ_CONNECTIONS, FUZZ_CASES, FUZZ_EXAMPLES, FUZZ_PATHS, FUZZ_SEED)"
 	@echo "make chaos   kill -9 of the gateway during batches and async jobs, 100 seeds each (SEEDS, FIRST_SEED)"
+	@echo "make lease-schedules  shared limits and ownership in virtual time: 10,000 seeded schedules each (SCHEDULES, FIRST_SCHEDULE)"
 	@echo "make docs    regenerate the reference pages, alert rules and Grafana dashboards"
 	@echo "make test-vllm  worker contract, failover, cancellation and vLLM's own endpoints, with real vLLM on the CPU (VLLM_VENV)"
 	@echo "make venv-vllm  vLLM for CPUs in its own virtual environment (VLLM_VENV, VLLM_INDEX_URL)"
@@ -70,9 +72,12 @@ chromium:
 $(PROMTOOL): | $(VENV)/bin/python
 	@scripts/install_promtool.sh $(dir $@)
 
+$(REDIS): | $(VENV)/bin/python
+	@scripts/install_redis.sh $(dir $@)
+
 # Beside the source, so that an edited source file triggers a rebuild. Without a compiler or Python.h setup.py says so
 # and the build contains plain Python.
-build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c')
+build/compiled/.built: $(VENV)/.installed-serve setup.py $(shell find src -name '*.py' -o -name '*.c' -o -path '*/engine/triage/*')
 	@echo "compiling the hot path (one to two minutes, once; COMPILED=0 skips it)"
 	@rm -rf build && mkdir -p build/compiled
 	@$(BIN)/python setup.py --quiet build --build-lib build/compiled > build/log 2>&1 || { tail -20 build/log; exit 1; }
@@ -89,14 +94,14 @@ serve: $(VENV)/.installed-serve
 	@exec $(BIN)/inferry serve --host $(HOST) --port $(PORT) $(if $(CONFIG),--config $(CONFIG))
 
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks training
+	$(BIN)/ruff format --check src tests benchmarks training
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_import_rules.py tests/test_repository.py
 
 # The compiled code is what is served, so it is tested first. Then the tests that need plain Python, and the packages on
 # the hot path once more as plain Python.
-test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) chromium
+test: $(VENV)/.installed-dev $(NODE_CLIENTS) $(PROMTOOL) $(REDIS) chromium
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check compiled
 	PYTHONPATH=$(CURDIR)/build/compiled $(PYTEST) -m 'not vllm and not plain'
 	$(PYTEST) -m 'plain or both'
@@ -143,6 +148,9 @@ fuzz: $(VENV)/.installed-dev
 	  $(BIN)/pytest -q tests/ingress/http/test_http_differential.py tests/e2e/test_fuzz.py tests/e2e/test_schema_fuzz.py
 
 # A new gateway process for each kill; a failure names its seed.
+lease-schedules: $(VENV)/.installed-dev
+	SCHEDULES=$${SCHEDULES:-10000} FIRST_SCHEDULE=$${FIRST_SCHEDULE:-0} $(PYTEST) --dist load tests/simulation/test_shared_leases.py
+
 chaos: $(VENV)/.installed-dev
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_batches $${FIRST_SEED:-1} $${SEEDS:-100}
 	cd tests && PYTHONPATH=. ../$(BIN)/python -m support.killed_jobs $${FIRST_SEED:-1} $${SEEDS:-100}

@@ -134,7 +134,7 @@ def lanes_figures(trees: Trees, rounds: int) -> list[Figure]:
             idle, loaded, _ = await lanes.live_ttft_ms(http, random.Random(number))
         return {"idle": idle, "loaded": loaded}
 
-    pairs = _in_turn(trees, {}, one_round, rounds)
+    pairs = _in_turn(trees, lanes.CONFIG, one_round, rounds)
     return [
         _figure(pairs, f"TTFT {name} ms, {title}", partial(_of_times, kind, of))
         for kind, title in (("idle", "idle"), ("loaded", f"{lanes.QUEUED} batch jobs queued"))

@@ -8,7 +8,6 @@ import asyncio
 import os
 import random
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -24,11 +23,11 @@ from inferry.domain.plans import BatchPlan
 from inferry.domain.routes import BatchKey, RouteKey
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Delta, Item
+from inferry.engine.bundled import BUNDLED_DIRECTORY, BUNDLED_MODEL
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner, set_threads
-from inferry.engine.tiny import ensure_tiny_model
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
 from inferry.workers.in_process.embedded import EmbeddedWorker
@@ -43,29 +42,27 @@ BACKGROUND = 60
 TTFT_SAMPLES = 15
 
 
-def measure(repetitions: int = REPETITIONS, model_dir: Path | None = None) -> dict[str, object]:
+def measure(repetitions: int = REPETITIONS, directory: Path = BUNDLED_DIRECTORY) -> dict[str, object]:
     """All figures of one run. Seconds are medians over the repetitions, each with its own prompts."""
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = ensure_tiny_model(model_dir or Path(scratch) / "tiny")
-        threads = set_threads(None)
-        return {
-            "threads": threads,
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "repetitions": repetitions,
-            "load_average": os.getloadavg()[0],
-            **asyncio.run(_measure_worker(directory, repetitions)),
-            "step_ms": {
-                f"prompts of {low} to {high}": {str(batch): _step_ms(directory, batch, low, high) for batch in BATCHES}
-                for low, high in ((30, 30), (100, 500))
-            },
-        }
+    threads = set_threads(None)
+    return {
+        "threads": threads,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "repetitions": repetitions,
+        "load_average": os.getloadavg()[0],
+        **asyncio.run(_measure_worker(directory, repetitions)),
+        "step_ms": {
+            f"prompts of {low} to {high}": {str(batch): _step_ms(directory, batch, low, high) for batch in BATCHES}
+            for low, high in ((30, 30), (100, 500))
+        },
+    }
 
 
 async def _measure_worker(directory: Path, repetitions: int) -> dict[str, object]:
     tokenizer = HfTokenizer(directory)
     worker = EmbeddedWorker(
-        "bench", model_dir=directory, models=["tiny"], make_assembler=lambda stop: Assembler(tokenizer, stop)
+        "bench", model_dir=directory, models=[BUNDLED_MODEL], make_assembler=lambda stop: Assembler(tokenizer, stop)
     )
     await worker.start()
     try:
@@ -230,7 +227,7 @@ async def _call(
 
 
 def _job(job_id: str, prompt: list[int], tokens: int, lane: Lane) -> InferenceJob:
-    route = RouteKey("tiny")
+    route = RouteKey(BUNDLED_MODEL)
     return InferenceJob(
         job_id=job_id,
         tenant="bench",
@@ -257,7 +254,7 @@ def _greedy(tokens: int) -> Sampling:
 
 
 def _prompt(rng: random.Random, tokens: int) -> list[int]:
-    return [rng.randrange(7, 4_096) for _ in range(tokens)]
+    return [rng.randrange(7, 3_072) for _ in range(tokens)]
 
 
 def report(measured: dict[str, object]) -> Table:

@@ -131,16 +131,16 @@ def print_profile(runner: GpuRunner, config: EngineConfig, count: int) -> None:
     for request in requests_of(count, runner.vocab_size, OUTPUT_TOKENS, 99):
         assert core.add(request) is None
     prompt_steps = -(-count * PROMPT_TOKENS // config.chunk_tokens)
-    _profiled(f"n={count}, {prompt_steps} steps with prompts", lambda: [core.step() for _ in range(prompt_steps)])
+    print_kernels(f"n={count}, {prompt_steps} steps with prompts", lambda: [core.step() for _ in range(prompt_steps)])
     for _ in range(4):
         core.step()
-    _profiled(f"n={count}, {PROFILED_STEPS} decode steps", lambda: [core.step() for _ in range(PROFILED_STEPS)])
+    print_kernels(f"n={count}, {PROFILED_STEPS} decode steps", lambda: [core.step() for _ in range(PROFILED_STEPS)])
     core.abort([*range(count)])
     while core._in_flight:
         core.step()
 
 
-def _profiled(title: str, work: Callable[[], object]) -> None:
+def print_kernels(title: str, work: Callable[[], object]) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         started = time.perf_counter()
         work()
@@ -212,14 +212,15 @@ def _attempt(title: str, work: Callable[[], object]) -> bool:
     return True
 
 
-def _all(parts: dict[str, Callable[[], None]]) -> int:
-    outcomes = [_attempt(name, part) for name, part in parts.items()]
+def _all(parts: dict[str, Callable[[], None]], only: str) -> int:
+    outcomes = [_attempt(name, part) for name, part in parts.items() if only in name]
     return 0 if all(outcomes) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--only", default="", help="run only checks or kernels whose name contains this text")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
@@ -240,11 +241,11 @@ def main() -> int:
     if arguments.check:
         from benchmarks.engine_gpu_check import CHECKS
 
-        return _all(CHECKS)
+        return _all(CHECKS, arguments.only)
     if arguments.kernels:
         from benchmarks.engine_gpu_kernels import MEASUREMENTS
 
-        return _all(MEASUREMENTS)
+        return _all(MEASUREMENTS, arguments.only)
     model = read_config(arguments.model) if arguments.model else llama_8b()
     model = dataclasses.replace(model, layers=min(model.layers, arguments.layers))
     results = run_throughput(model, sizes, arguments.chunk_tokens, arguments.profile)

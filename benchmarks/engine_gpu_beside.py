@@ -18,12 +18,14 @@ from benchmarks.engine_gpu_vllm import write_model
 ORDER = ("inferry", "vllm", "vllm", "inferry")
 RESULTS = Path(__file__).parent / "results" / "engine-gpu.json"
 TIMEOUT_S = 900
+Figures = dict[str, dict[str, float]]
 
 
 def compare(sizes: list[int], chunk_tokens: int, vllm_python: str, out: Path | None) -> int:
-    """Run all arms and write their medians. An arm that fails is noted, and the others still run."""
-    runs: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in ORDER}
+    """Run all arms and write their medians after each. An arm that fails is noted, and the others still run."""
+    runs: dict[str, list[Figures]] = {name: [] for name in ORDER}
     failures: list[str] = []
+    versions = _versions(vllm_python)
     with tempfile.TemporaryDirectory() as scratch:
         write_model(Path(scratch))
         for number, name in enumerate(ORDER):
@@ -32,17 +34,25 @@ def compare(sizes: list[int], chunk_tokens: int, vllm_python: str, out: Path | N
                 failures.append(f"{name}, run {number}")
             else:
                 runs[name].append(found)
+            result = {"versions": versions, "failures": failures, **summary(runs, sizes, chunk_tokens)}
+            (out or RESULTS).write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def summary(runs: dict[str, list[Figures]], sizes: list[int], chunk_tokens: int) -> dict[str, object]:
+    """Medians of each arm and their ratios; also printed."""
     arms = {name: _medians(of_arm, sizes) for name, of_arm in runs.items() if of_arm}
-    ratios = {
-        str(size): arms["inferry"][str(size)]["tokens_per_s"] / arms["vllm"][str(size)]["tokens_per_s"]
-        for size in sizes
-        if len(arms) == 2
-    }
-    result = {
+    ratios: dict[str, float] = {}
+    for size in map(str, sizes) if len(arms) == 2 else ():
+        ours, theirs = (arms[name][size]["tokens_per_s"] for name in ("inferry", "vllm"))
+        ratios[size] = ours / theirs
+        print(
+            f"n={size:>4s} output tokens/s, inferry / vLLM: {ours:,.0f} / {theirs:,.0f} = {ratios[size]:.3f}",
+            flush=True,
+        )
+    return {
         "command": "python -m benchmarks.engine_gpu --beside-vllm",
-        "versions": _versions(vllm_python),
         "order": ORDER,
-        "failures": failures,
         "prompt_tokens": 512,
         "output_tokens": 128,
         "chunk_tokens": chunk_tokens,
@@ -50,16 +60,11 @@ def compare(sizes: list[int], chunk_tokens: int, vllm_python: str, out: Path | N
         "runs": runs,
         "inferry_by_vllm": ratios,
     }
-    (out or RESULTS).write_text(json.dumps(result, indent=1) + "\n")
-    for size, ratio in ratios.items():
-        both = " / ".join(f"{arms[name][size]['tokens_per_s']:,.0f}" for name in ("inferry", "vllm"))
-        print(f"n={size:>4s} output tokens/s, inferry / vLLM: {both} = {ratio:.3f}")
-    return 1 if failures else 0
 
 
 def _run_arm(
     name: str, scratch: Path, number: int, sizes: list[int], chunk_tokens: int, vllm_python: str
-) -> dict[str, dict[str, float]] | None:
+) -> Figures | None:
     out = scratch / f"{number}.json"
     shared = ["--sizes", ",".join(map(str, sizes)), "--chunk-tokens", str(chunk_tokens), "--out", str(out)]
     if name == "inferry":
@@ -75,11 +80,11 @@ def _run_arm(
     print(f"== {name}, run {number}: status {ended}, {time.perf_counter() - started:.0f} s", flush=True)
     if ended != 0 or not out.is_file():
         return None
-    found: dict[str, dict[str, float]] = json.loads(out.read_text())
+    found: Figures = json.loads(out.read_text())
     return found
 
 
-def _medians(runs: list[dict[str, dict[str, float]]], sizes: list[int]) -> dict[str, dict[str, float]]:
+def _medians(runs: list[Figures], sizes: list[int]) -> Figures:
     return {
         str(size): {figure: statistics.median(run[str(size)][figure] for run in runs) for figure in runs[0][str(size)]}
         for size in sizes

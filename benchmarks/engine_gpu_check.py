@@ -15,7 +15,7 @@ from torch import Tensor
 from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
-from inferry.engine.gpu.kernels import activation, attention, embedding, norms, rotary
+from inferry.engine.gpu.kernels import activation, attention, embedding, masks, norms, rotary
 from inferry.engine.gpu.loading import load_runner
 from inferry.engine.gpu.metadata import Capacity, Packed, host_sections, pack, section_lengths
 from inferry.engine.gpu.runner import GpuRunner
@@ -31,8 +31,14 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 BLOCK_TOKENS = 32
 
 
-def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tuple[Packed, StepTensors]:
-    """A step of pieces given as (computed, tokens), with blocks in random order."""
+def a_step(
+    lengths: list[tuple[int, int]],
+    group: int,
+    dtype: torch.dtype,
+    adapters: list[int] | None = None,
+    slots: dict[int, int] | None = None,
+) -> tuple[Packed, StepTensors]:
+    """A step of pieces given as (computed, tokens), with blocks in random order. `adapters`: of each piece."""
     generator = random.Random(1)
     free = list(range(512))
     generator.shuffle(free)
@@ -41,6 +47,7 @@ def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tu
         ids = [generator.randrange(1, 1_000) for _ in range(computed + tokens)]
         sequence = Sequence(key, ids, sampling=Sampling(temperature=0.0), lane=0, arrival=key, limit=10_000)
         sequence.computed = computed
+        sequence.adapter = adapters[key] if adapters else 0
         need = -(-len(ids) // BLOCK_TOKENS)
         sequence.blocks, free = free[:need], free[need:]
         work.append(Work(sequence, tokens))
@@ -50,9 +57,10 @@ def a_step(lengths: list[tuple[int, int]], group: int, dtype: torch.dtype) -> tu
         blocks=1_024,
         tile_queries=attention.chunk_tile(dtype) // group,
         block_tokens=BLOCK_TOKENS,
+        adapters=len(slots or ()),
     )
     array = np.full(sum(section_lengths(capacity).values()), 1 << 20, dtype=np.int32)
-    packed = pack(work, capacity, host_sections(capacity, array), {})
+    packed = pack(work, capacity, host_sections(capacity, array), {}, slots)
     return packed, step_tensors(capacity, torch.from_numpy(array).to(DEVICE))
 
 
@@ -89,6 +97,18 @@ def check_elementwise() -> None:
         for heads, kv_heads, dim in ((32, 8, 128), (28, 4, 128), (14, 2, 64)):
             for has_norms in (False, True):
                 check_rotary(packed, step, heads, kv_heads, dim, dtype, has_norms)
+
+
+def check_masks() -> None:
+    for dtype in DTYPES:
+        for width in (4_096, 128_256, 151_936):
+            logits = rows_of(16, width, dtype)
+            pair = [logits.clone(), logits]
+            bits = torch.randint(-(2**31), 2**31, (5, -(-width // 32)), dtype=torch.int32, device=DEVICE)
+            rows = torch.tensor([15, 0, 7, 3, 8], device=DEVICE)
+            masks.mask_rows(pair[0], rows, bits)
+            masks.mask_rows_reference(pair[1], rows, bits)
+            assert torch.equal(*pair), f"masks of {width} tokens"
 
 
 def check_rotary(
@@ -270,6 +290,7 @@ def check_draws(directory: Path, config: EngineConfig) -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "elementwise kernels": check_elementwise,
+    "masks of grammars": check_masks,
     "attention": check_attention,
     **{
         f"{family} in {dtype}": partial(check_family, family, dtype)

@@ -25,6 +25,9 @@ MATRICES = {
     "down": (4_096, 14_336),
     "head": (128_256, 4_096),
 }
+CHUNK_SHAPES = tuple(
+    attention.ChunkShape(*how) for how in ((64, 8, 2), (64, 8, 3), (128, 8, 2), (128, 8, 3), (64, 4, 3))
+)
 
 
 def microseconds(launches: list[Callable[[], None]], repeats: int = 12) -> float:
@@ -135,21 +138,30 @@ def measure_decodes() -> None:
 def measure_chunks() -> None:
     heads, kv_heads, dim = 32, 8, 128
     cache = LayerCache(*(torch.randn(8_192, kv_heads, 32, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)))
-    for lengths in ([(0, 512)], [(0, 512)] * 4, [(0, 512)] * 16, [(0, 8_192)], [(8_192, 2_048)]):
+    for lengths in ([(0, 512)], [(0, 512)] * 16, [(0, 8_192)], [(2_048, 2_048)], [(8_192, 2_048)]):
         rows = sum(tokens for _, tokens in lengths)
         step = a_step(lengths, 8_192)
         qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(rows, heads * dim, device="cuda", dtype=torch.bfloat16)
         tiles = sum(-(-tokens // 32) for _, tokens in lengths)
-        spent = microseconds([lambda: attention.attend_chunks(step, qkv, cache, out, tiles)] * 4)
         work = sum(4 * heads * dim * tokens * (seen + tokens / 2) for seen, tokens in lengths)
+        figures = {}
+        for shape in CHUNK_SHAPES:
+            try:
+                figures[str(tuple(shape))] = microseconds(
+                    [lambda: attention.attend_chunks(step, qkv, cache, out, tiles, None, shape)] * 4
+                )
+            except Exception as error:
+                print(f"   {shape}: {type(error).__name__}")
         q, k, v = (torch.randn(1, heads, lengths[0][1], dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         torch_us = microseconds(
             [lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)] * 4  # type: ignore[list-item]
         )
+        best = sorted(figures.items(), key=lambda item: item[1])
         print(
-            f"   chunks {len(lengths)} x {lengths[0]}: {spent:.1f} us = {work / spent / 1e6:.0f} TFLOP/s; "
-            f"one without paging or context in torch: {torch_us:.1f} us",
+            f"   chunks {len(lengths)} x {lengths[0]}: "
+            + ", ".join(f"{label} {us:.1f} us = {work / us / 1e6:.0f} TFLOP/s" for label, us in best[:5])
+            + f"; one without paging or context in torch: {torch_us:.1f} us",
             flush=True,
         )
 

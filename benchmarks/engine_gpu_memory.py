@@ -1,12 +1,13 @@
 """The memory estimate against a GPU: `python -m benchmarks.engine_gpu_memory` on a host with CUDA.
 
-Three shapes with random weights. For each: the KV cache that fills 80 % of the device by the estimate, and then what
-the device has allocated once graphs are captured and sequences have been sampled. Exits with 1 if an estimate is off by
-more than 10 %.
+Three shapes with random weights. For each: the KV cache that fills 25 % and 80 % of the device by the estimate, and
+then what the device has allocated once graphs are captured and sequences have been sampled. Exits with 1 if an estimate
+is off by more than 10 %.
 """
 
 import gc
 import importlib
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -31,6 +32,7 @@ SHAPES = {
     "3B": {"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36}
     | {"num_attention_heads": 16, "num_key_value_heads": 2},
 }
+SHARES = (0.25, 0.8)
 _TOLERANCE = 0.1
 
 
@@ -52,7 +54,7 @@ def run(model: ModelConfig, config: EngineConfig, gpu: Any, weights: Any) -> tup
     return used_bytes(), int(runner.graph_bytes)
 
 
-def check(name: str, shape: dict[str, int]) -> bool:
+def check(name: str, shape: dict[str, int], share: float) -> bool:
     gpu = importlib.import_module("inferry.engine.gpu.loading")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_LLAMA | shape))
@@ -60,7 +62,7 @@ def check(name: str, shape: dict[str, int]) -> bool:
     memory = MemoryModel(model, "bfloat16", "cuda")
     runtime = used_bytes()
     _, total = torch.cuda.mem_get_info()
-    limits = EngineConfig(kv_tokens="auto", max_sequences=256, chunk_tokens=2_048)
+    limits = EngineConfig(kv_tokens="auto", max_sequences=256, chunk_tokens=2_048, memory_share=share)
     config = fitted(memory, limits, total, total - runtime)
     make = importlib.import_module("inferry.engine.gpu.weights").random_weights
     used, graphs = run(model, config, gpu, make(model, torch.bfloat16, torch.device("cuda")))
@@ -70,15 +72,15 @@ def check(name: str, shape: dict[str, int]) -> bool:
     parts = {
         part: getattr(estimate, part) for part in ("weights", "kv_cache", "workspace", "graphs", "runtime", "total")
     }
-    print(json.dumps({"shape": name, **figures, "estimate": parts}), flush=True)
+    print(json.dumps({"shape": name, "share": share, **figures, "estimate": parts}), flush=True)
     return abs(error) <= _TOLERANCE
 
 
 def main() -> int:
     torch.zeros(1, device="cuda")
     outcomes = []
-    for name, shape in SHAPES.items():
-        outcomes.append(check(name, shape))
+    for name, share in itertools.product(SHAPES, SHARES):
+        outcomes.append(check(name, SHAPES[name], share))
         gc.collect()
         torch.cuda.empty_cache()
     return 0 if all(outcomes) else 1

@@ -51,6 +51,7 @@ def main() -> None:
         max_num_batched_tokens=arguments.chunk_tokens,
         gpu_memory_utilization=0.85,
         enable_prefix_caching=False,
+        attention_config={"backend": "FLASH_ATTN"},
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
 

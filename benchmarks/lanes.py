@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.serving import run_gateway
+from inferry.engine.bundled import BUNDLED_DIRECTORY
 
 ROUNDS = 3
 PROBES = 40
@@ -21,11 +22,12 @@ QUEUED = 200
 RUNNING = 64
 LIVE_SHAPE = {"prompt": 256, "output": 16}
 BATCH_SHAPE = {"prompt": 256, "output": 128}
-MODEL = "inferry-tiny"
+MODEL = "m"
+CONFIG = {"workers": [{"name": "local", "kind": "embedded", "model": str(BUNDLED_DIRECTORY), "models": [MODEL]}]}
 
 
 def measure() -> dict[str, Any]:
-    with run_gateway({}) as (port, _):
+    with run_gateway(CONFIG) as (port, _):
         return asyncio.run(_measure(f"http://127.0.0.1:{port}"))
 
 
@@ -142,7 +144,7 @@ async def _first_token(http: aiohttp.ClientSession, rng: random.Random, lane: st
 
 
 def _body(rng: random.Random, shape: dict[str, int], *, stream: bool) -> dict[str, Any]:
-    prompt = [rng.randrange(100, 4000) for _ in range(shape["prompt"])]
+    prompt = [rng.randrange(100, 3000) for _ in range(shape["prompt"])]
     return {"model": MODEL, "prompt": prompt, "max_tokens": shape["output"], "ignore_eos": True, "stream": stream}
 
 

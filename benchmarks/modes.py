@@ -1,42 +1,63 @@
 """The four modes of the embedded engine on one workload: throughput, first tokens, inter-token latencies, padding.
 
-`python -m benchmarks.modes` prints a table; `measure()` returns the same figures. The core of the engine runs without
-process and gateway. Another runner is measured with another `make_runner` and `Workload`, on the same requests.
-Compared modes alternate, so that a busy machine slows all of them. Prompts have log-uniform lengths and outputs
-exponential ones. Clients are a closed loop with more calls than a batch has rows, so that calls wait in every mode.
+`python -m benchmarks.modes` prints a table; `measure()` returns the same figures. `--gpu` measures random weights of
+the shape of Llama 3.1 8B in bfloat16 on a GPU. The core of the engine runs without process and gateway. Another runner
+is measured with another `make_runner` and `Workload`, on the same requests. Compared modes alternate, so that a busy
+machine slows all of them. Prompts have log-uniform lengths and outputs exponential ones. Clients are a closed loop with
+more calls than a batch has rows, so that calls wait in every mode: a gateway sends an engine as many with `capacity:
+fixed`. `hybrid` is measured without waiting calls as well.
 """
 
+import argparse
+import json
 import os
 import random
 import statistics
-import tempfile
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
 
+import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from inferry.domain.lanes import Lane
 from inferry.domain.sampling import Sampling
 from inferry.domain.workers import EngineMode
+from inferry.engine.bundled import BUNDLED_DIRECTORY
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.messages import Request
+from inferry.engine.model import ModelConfig
 from inferry.engine.runner import TorchRunner, set_threads
 from inferry.engine.runners import Runner
-from inferry.engine.tiny import ensure_tiny_model
 
 MakeRunner = Callable[[EngineConfig], Runner]
-ARMS: tuple[tuple[str, EngineMode], ...] = (
-    ("static", "static"),
-    ("static, prompts in buckets", "static"),
-    ("dynamic", "dynamic"),
-    ("continuous", "continuous"),
-    ("hybrid", "hybrid"),
+Figures = dict[str, float]
+
+
+class Arm(Struct, frozen=True):
+    """One measured way to batch. `is_queued`: more calls are open than the batch has rows."""
+
+    name: str
+    mode: EngineMode
+    has_buckets: bool = False
+    is_queued: bool = True
+
+
+ARMS = (
+    Arm("static", "static"),
+    Arm("static, prompts in buckets", "static", has_buckets=True),
+    Arm("dynamic", "dynamic"),
+    Arm("continuous", "continuous"),
+    Arm("hybrid", "hybrid"),
+    Arm("continuous, no call waits", "continuous", is_queued=False),
+    Arm("hybrid, no call waits", "hybrid", is_queued=False),
 )
 EXPECTED = {
     "source": "texts on batching that the project started from; an A100 with Llama-2-7B, batch 32",
@@ -73,6 +94,7 @@ class Latencies(Struct):
 
     first_token: list[float]
     inter_token: list[float]
+    whole: list[float]
 
 
 def measure(
@@ -80,15 +102,15 @@ def measure(
 ) -> dict[str, object]:
     """All figures of one run: medians over the repetitions, each with its own lengths."""
     workload = workload or Workload()
-    with tempfile.TemporaryDirectory() as scratch:
-        threads = None
-        if make_runner is None:
-            threads = set_threads(None)
-            make_runner = _cpu_runner(ensure_tiny_model(Path(scratch) / "tiny"))
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name, _ in ARMS}
-        for seed in range(repetitions):
-            for name, mode in ARMS:
-                runs[name].append(_run(name, mode, seed, workload, make_runner))
+    threads = None
+    if make_runner is None:
+        threads = set_threads(None)
+        make_runner = _cpu_runner(BUNDLED_DIRECTORY)
+    runs: dict[str, list[Figures]] = {arm.name: [] for arm in ARMS}
+    for seed in range(repetitions):
+        for arm in ARMS:
+            runs[arm.name].append(_run(arm, seed, workload, make_runner))
+            print(f"seed {seed}, {arm.name}: {json.dumps(runs[arm.name][-1])}", file=sys.stderr, flush=True)
     modes = {
         name: {figure: statistics.median(run[figure] for run in of_mode) for figure in of_mode[0]}
         for name, of_mode in runs.items()
@@ -113,9 +135,26 @@ def _cpu_runner(model_dir: Path) -> MakeRunner:
     return make
 
 
-def _run(name: str, mode: EngineMode, seed: int, workload: Workload, make_runner: MakeRunner) -> dict[str, float]:
+def gpu_runner(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> MakeRunner:
+    """Runners with the same random weights. Those of padded and of other modes differ in their memory."""
+    # Imported here: the CPU's benchmark works without triton.
+    from inferry.engine.gpu.loading import build_runner
+    from inferry.engine.gpu.weights import random_weights
+
+    weights = random_weights(model, dtype, device)
+    built: dict[EngineMode, Runner] = {}
+
+    def make(config: EngineConfig) -> Runner:
+        if config.mode not in built:
+            built[config.mode] = build_runner(model, weights, config, device)
+        return built[config.mode]
+
+    return make
+
+
+def _run(arm: Arm, seed: int, workload: Workload, make_runner: MakeRunner) -> Figures:
     config = EngineConfig(
-        mode=mode,
+        mode=arm.mode,
         max_sequences=workload.batch,
         kv_tokens=workload.kv_tokens,
         chunk_tokens=workload.chunk_tokens,
@@ -124,15 +163,17 @@ def _run(name: str, mode: EngineMode, seed: int, workload: Workload, make_runner
         prefix_cache=False,
     )
     core = EngineCore(make_runner(config), config)
-    requests = _requests(seed, workload, workload.buckets if "buckets" in name else ())
+    requests = _requests(seed, workload, workload.buckets if arm.has_buckets else ())
     started = time.perf_counter()
-    latencies = _serve(core, requests, workload.concurrency)
+    latencies = _serve(core, requests, workload.concurrency if arm.is_queued else workload.batch)
     elapsed_s = time.perf_counter() - started
     stats = core.stats()
     output_tokens = sum(request.sampling.max_tokens for request in requests)
     return {
         "output_tokens_per_s": output_tokens / elapsed_s,
         "requests_per_s": len(requests) / elapsed_s,
+        "latency_p50_ms": _percentile_ms(latencies.whole, 0.5),
+        "latency_p99_ms": _percentile_ms(latencies.whole, 0.99),
         "ttft_p50_ms": _percentile_ms(latencies.first_token, 0.5),
         "ttft_p99_ms": _percentile_ms(latencies.first_token, 0.99),
         "itl_p50_ms": _percentile_ms(latencies.inter_token, 0.5),
@@ -163,7 +204,7 @@ def _serve(core: EngineCore, requests: list[Request], concurrency: int) -> Laten
     waiting = iter(requests)
     sent_at: dict[int, float] = {}
     last_at: dict[int, float] = {}
-    latencies = Latencies([], [])
+    latencies = Latencies([], [], [])
 
     def send(now: float) -> None:
         request = next(waiting, None)
@@ -183,7 +224,8 @@ def _serve(core: EngineCore, requests: list[Request], concurrency: int) -> Laten
             else:
                 latencies.first_token.append(now - sent_at[key])
             last_at[key] = now
-        for _ in done.ends:
+        for end in done.ends:
+            latencies.whole.append(now - sent_at[end.account.key])
             send(now)
     return latencies
 
@@ -193,7 +235,7 @@ def _percentile_ms(seconds: list[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] * 1000
 
 
-def _ratios(modes: dict[str, dict[str, float]]) -> dict[str, float]:
+def _ratios(modes: dict[str, Figures]) -> dict[str, float]:
     """Throughput of one mode by another's, and latencies of `hybrid` by those of `continuous`."""
 
     def ratio(figure: str, one: str, other: str) -> float:
@@ -206,6 +248,7 @@ def _ratios(modes: dict[str, dict[str, float]]) -> dict[str, float]:
         "continuous_by_dynamic": ratio(throughput, "continuous", "dynamic"),
         "hybrid_by_continuous": ratio(throughput, "hybrid", "continuous"),
         "hybrid_itl_p99_by_continuous": ratio("itl_p99_ms", "hybrid", "continuous"),
+        "hybrid_itl_p99_by_continuous, no call waits": ratio("itl_p99_ms", ARMS[-1].name, ARMS[-2].name),
     }
 
 
@@ -220,5 +263,34 @@ def report(measured: dict[str, object]) -> Table:
     return table
 
 
+def measure_gpu(repetitions: int, workload: Workload) -> dict[str, object]:
+    """The same on a GPU, in one process: one set of weights, and each mode's graphs captured before it is measured."""
+    from benchmarks.engine_gpu import llama_8b
+
+    model = llama_8b()
+    make_runner = gpu_runner(model, torch.device("cuda"), torch.bfloat16)
+    for arm in ARMS:  # the first run of a mode compiles and captures
+        _run(arm, 99, replace(workload, jobs=workload.batch, max_output_tokens=4), make_runner)
+    return {"gpu": torch.cuda.get_device_name(), **measure(repetitions, workload, make_runner)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--jobs", type=int, default=Workload().jobs)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    arguments = parser.parse_args()
+    if arguments.gpu:
+        workload = Workload(jobs=arguments.jobs, prompt_tokens=(32, 1_024), buckets=(128, 384), vocabulary=128_000)
+        measured = measure_gpu(arguments.repetitions or 1, workload)
+    else:
+        measured = measure(arguments.repetitions or 3, Workload(jobs=arguments.jobs))
+    Console(width=250).print(report(measured))
+    print(json.dumps(measured["ratios"], indent=1))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(measured, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    Console().print(report(measure()))
+    main()

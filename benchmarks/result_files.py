@@ -18,7 +18,7 @@ PACKAGES = ("inferry", "aiohttp", "httptools", "msgspec", "torch", "transformers
 def save(name: str, result: dict[str, Any]) -> Path:
     """Write a result with its command, commit and versions."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name.replace('_', '-')}.json"
     record = {
         "bench": name,
         "command": f"make bench BENCH={name}",

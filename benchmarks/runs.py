@@ -21,9 +21,10 @@ from typing import Any, Self
 import aiohttp
 
 from benchmarks.serving import parse_metrics, run_gateway
+from inferry.engine.bundled import BUNDLED_DIRECTORY
 from inferry.ledger.stores.opening import open_queries
 
-MODEL = "inferry-tiny"
+MODEL = "m"
 ROUNDS = 110
 RUNNING, QUEUED = 64, 1000
 CHILDREN, GRANDCHILDREN = 4, 5
@@ -47,7 +48,7 @@ def measure(rounds: int = ROUNDS, running: int = RUNNING, queued: int = QUEUED) 
 def worker_for(running: int) -> dict[str, Any]:
     """Capacity for all running steps and for P1's reserve, independent of targets."""
     limits = {"max_sequences": running + 5, "kv_tokens": 2 * KV_TOKENS, "capacity": "fixed"}
-    return {"name": "local", "kind": "embedded", **limits}
+    return {"name": "local", "kind": "embedded", "model": str(BUNDLED_DIRECTORY), "models": [MODEL], **limits}
 
 
 async def _measure(port: int, pid: int, rounds: int, running: int, queued: int) -> dict[str, Any]:

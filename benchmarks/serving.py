@@ -27,12 +27,12 @@ def free_port() -> int:
 def run_process(
     command: list[str],
     *,
-    core: int | None = None,
+    core: int | str | None = None,
     cwd: Path | None = None,
     extra_env: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process until the block ends, optionally on one core; `quiet` drops its standard error too."""
+    """A process until the block ends, optionally on one core or a range; `quiet` drops its standard error too."""
     pinned = ["taskset", "-c", str(core), *command] if core is not None else command
     errors = subprocess.DEVNULL if quiet else None
     env = None if extra_env is None else {**os.environ, **extra_env}
@@ -50,13 +50,13 @@ def run_process(
 
 @contextlib.contextmanager
 def run_gateway(
-    config: dict[str, Any], *, core: int | None = None, package: Path | None = None
+    config: dict[str, Any], *, core: int | str | None = None, package: Path | None = None, processes: int = 1
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """`inferry serve` with this configuration, ready: its port and its process.
 
     `package` is another directory to import the package from. A package of an earlier commit gets its own config keys.
     """
-    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package) as served:
+    with tempfile.TemporaryDirectory() as name, _serving(config, Path(name), core, package, processes) as served:
         yield served
 
 
@@ -76,12 +76,12 @@ def run_gateway_with_key(
 
 @contextlib.contextmanager
 def _serving(
-    config: dict[str, Any], directory: Path, core: int | None, package: Path | None = None
+    config: dict[str, Any], directory: Path, core: int | str | None, package: Path | None = None, processes: int = 1
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = free_port()
     (directory / "inferry.yaml").write_text(json.dumps(_config_of(package, config)))
     command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(port)]
-    command += ["--log-level", "warning"]
+    command += ["--log-level", "warning", *([] if processes == 1 else ["--workers", str(processes)])]
     with run_process(command, core=core, cwd=directory, extra_env=_environment(package)) as process:
         wait_for(f"http://127.0.0.1:{port}/ready", process)
         yield port, process

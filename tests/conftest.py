@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from inferry.engine.tiny import ensure_tiny_model
 from support.children import TESTS, import_the_same_tree
 from support.postgres import PostgresServer
+from support.random_model import ensure_random_model
+from support.redis_server import RedisServer
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving
 
@@ -78,6 +79,13 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop(url)
 
 
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis server of its own, without state."""
+    with RedisServer() as server:
+        yield server
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new ledger, in SQLite and in PostgreSQL: every store passes the same tests with both."""
@@ -103,8 +111,8 @@ def short_timeout_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model, made once for all tests."""
-    return ensure_tiny_model(tmp_path_factory.getbasetemp() / "inferry-tiny")
+    """A random model, made once for all tests."""
+    return ensure_random_model(tmp_path_factory.getbasetemp() / "random-model")
 
 
 @pytest.fixture(scope="session")

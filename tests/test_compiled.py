@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "inferry"
 HOT_PACKAGES = {
-    *("admission", "dispatch", "domain", "ingress", "ledger", "observe", "prediction", "runs", "scheduling"),
+    *("admission", "cluster", "dispatch", "domain", "ingress", "ledger", "observe", "prediction", "runs", "scheduling"),
     *("streams", "workers"),
 }
 COLD_PACKAGES = {"cli", "client", "durable", "engine", "loadgen", "report", "sim"}

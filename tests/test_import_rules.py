@@ -22,13 +22,16 @@ ALLOWED: dict[str, set[str]] = {
     "streams": DOMAIN | {"msgspec"},
     "ledger": DOMAIN | {"msgspec", "sqlalchemy"},
     "observe": DOMAIN | {"msgspec", "prometheus_client", "opentelemetry"},
-    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton"},
+    "engine": DOMAIN | {"msgspec", "numpy", "torch", "safetensors", "tokenizers", "jinja2", "triton", "llguidance"},
     "dispatch": DOMAIN | PURE | {"msgspec", "inferry.streams", "inferry.ledger", "inferry.observe"},
     "ingress": DOMAIN
     | {"msgspec", "httptools", "inferry._version", "inferry.dispatch.gateway", "inferry.durable", "inferry.observe"},
     "durable": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
     "workers": DOMAIN | {"msgspec"},
+    "cluster": DOMAIN | {"msgspec", "inferry.dispatch.gateway"},
+    "cluster/redis_client": {"redis"},
     "workers/http_client": {"httptools"},
+    "workers/remote": {"inferry.cluster"},
     "workers/in_process": {"inferry.engine", "vllm"},
     "workers/ray": {"inferry.engine", "ray"},
     "report": {"msgspec"},
@@ -43,26 +46,28 @@ IMPURE = {"asyncio", "time", "random", "logging", "threading", "socket"}
 """Forbidden in pure packages: time is an argument, decisions are return values."""
 
 TORCH_MODULES = {
+    "engine/adapters",
+    "engine/cpu_adapters",
+    "engine/lora",
     "engine/model",
     "engine/loader",
     "engine/rope",
     "engine/pooling",
     "engine/sampling",
     "engine/runner",
-    "engine/tiny",
     *(f"engine/gpu/{name}" for name in ("decoder", "graphs", "loading", "runner", "sampling", "tensors", "weights")),
+    "engine/gpu/adapters",
     *(f"engine/gpu/kernels/{name}" for name in ("activation", "attention", "embedding", "norms", "rotary")),
+    "engine/gpu/kernels/masks",
+    "engine/gpu/kernels/lora",
     "engine/gpu/kernels/thresholds",
     *(f"engine/profiling/{name}" for name in ("measure", "probes", "runners", "session")),
 }
 """torch only where something is computed: the planner and the block pool are tested without it."""
 
 COMPOSITION_ROOT = {
-    "cli/job_wiring",
-    "cli/provider_wiring",
-    "cli/ray_wiring",
-    "cli/storage_wiring",
-    "cli/wiring",
+    *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
+    *("cli/election_wiring", "cli/ray_wiring", "cli/storage_wiring", "cli/wiring", "cli/workers_file_wiring"),
     "cli/worker_wiring",
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {

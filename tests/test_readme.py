@@ -16,14 +16,19 @@ from support.serving import Serving
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+CLASSES = {
+    '"Classify this ticket: I was charged twice this month."': "billing",
+    '"Policy: no refund date. Check this reply: You will have your money back on Friday."': "violates: no refund date",
+}
+PRINTS = "print(answer.choices[0].message.content)"
+(ANSWERS,) = re.findall(r"<!-- answers: triage -->\n```text\n(.*?)```", README, re.DOTALL)
 EXAMPLES = re.findall(r"<!-- run: (\w+) -->\n```\w+\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> object:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> object:
     directory = tmp_path_factory.mktemp("readme")
-    worker = {"name": "local", "kind": "embedded", "model": str(tiny_model), "models": ["inferry-tiny"]}
-    config = {"workers": [worker], "ledger": f"sqlite:///{directory / 'inferry.db'}"}
+    config = {"ledger": f"sqlite:///{directory / 'inferry.db'}"}
     with Serving(directory, config=config) as serving:
         yield serving, directory
 
@@ -51,6 +56,17 @@ def test_an_example_runs(language: str, code: str, gateway: tuple[Serving, Path]
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert '"error":{' not in done.stdout
+    for prompt, expected in CLASSES.items():
+        if prompt in code:
+            assert expected in done.stdout, "the model's class of the example's ticket"
+    if PRINTS in code:
+        assert done.stdout == ANSWERS
+
+
+def test_an_example_classifies_a_ticket_and_one_has_its_answers_below_it() -> None:
+    assert any(prompt in code for _, code in EXAMPLES for prompt in CLASSES)
+    assert sum(PRINTS in code for _, code in EXAMPLES) == 1
+    assert ANSWERS.strip()
 
 
 def test_the_configuration_shown_is_one() -> None:

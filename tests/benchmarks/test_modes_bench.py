@@ -22,7 +22,7 @@ def test_all_modes_are_measured_with_any_runner() -> None:
     measured = measure(1, SMALL, FakeRunner)
     modes = measured["modes"]
     assert isinstance(modes, dict)
-    assert list(modes) == [name for name, _ in ARMS]
+    assert list(modes) == [arm.name for arm in ARMS]
     assert modes["static"]["padding_of_decodes"] > modes["dynamic"]["padding_of_decodes"] > 0
     assert modes["static"]["padding_of_prompts"] > modes["static, prompts in buckets"]["padding_of_prompts"]
     for name in ("continuous", "hybrid"):

@@ -297,7 +297,7 @@ def test_a_variable_that_would_set_nothing_is_an_error() -> None:
     assert error_of({}, {"INFERRY_LOG_LEVEL": "debug"}) == unknown
 
 
-@pytest.mark.parametrize("name", ["INFERRY_HOME", "SERVER__PORT", "OTHER_SERVER__PORT", "PATH"])
+@pytest.mark.parametrize("name", ["SERVER__PORT", "OTHER_SERVER__PORT", "PATH"])
 def test_a_variable_that_is_not_ours_is_left_alone(name: str) -> None:
     assert parse({}, {name: "1"}) == Config()
 

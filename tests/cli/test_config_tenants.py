@@ -225,7 +225,7 @@ def check(tmp_path: Path) -> Callable[[str], Any]:
 def test_check_config_reports_unpriced_models(check: Callable[[str], Any]) -> None:
     result = check("tenants: {acme: {day_money_ceiling: 5}}\n")
     assert result.exit_code == 0
-    assert "# tenants.acme.day_money_ceiling: calls of inferry-tiny are not counted" in result.stdout
+    assert "# tenants.acme.day_money_ceiling: calls of inferry-triage are not counted" in result.stdout
     assert "# tenants" not in check("tenants: {acme: {day_money_ceiling: 5}}\nprices: {'*': {input: 1}}\n").stdout
 
 

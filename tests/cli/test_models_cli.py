@@ -26,7 +26,7 @@ def report(directory: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture
 def changed(tiny_model: Path, tmp_path: Path) -> Any:
-    """A copy of the built-in model with another config."""
+    """A copy of the random model with another config."""
 
     def change(**settings: Any) -> Path:
         directory = tmp_path / "model"

@@ -48,10 +48,12 @@ def test_a_directory_with_config_json_alone_needs_random_weights(tiny_model: Pat
     assert "random weights" in done.output
 
 
-def test_the_bundled_model_has_a_name(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferry.engine.tiny.ensure_tiny_model", lambda _: tiny_model)
+def test_the_bundled_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = invoke("bundled", *SMALL)
     assert done.exit_code == 0, done.output
+    assert "triage in float32" in done.output
+    monkeypatch.setattr("inferry.cli.profile.BUNDLED_DIRECTORY", tmp_path)
+    assert "has no bundled model: install inferry again" in invoke("bundled", *SMALL).output
 
 
 def test_mistakes_are_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

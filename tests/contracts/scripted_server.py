@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from inferry.domain.event_ids import strip_token_ids
 from support import upstream
 
 CONTEXT = 4096
@@ -21,8 +23,20 @@ def text_of(token: int) -> str:
     return "" if token % 10 == 3 else f" w{token}"
 
 
-async def words(up: upstream.Upstream, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """As vLLM answers /v1/completions with token ids: events with ids, the last with a reason, usage, [DONE]."""
+async def yield_once(number: int) -> None:
+    await asyncio.sleep(0)
+
+
+async def words(
+    up: upstream.Upstream,
+    request: web.Request,
+    body: dict[str, Any],
+    pause: Callable[[int], Awaitable[None]] = yield_once,
+) -> web.StreamResponse:
+    """As vLLM answers /v1/completions with token ids: events with ids, the last with a reason, usage, [DONE].
+
+    `pause` is awaited after each token, with the number of tokens so far.
+    """
     ids: list[int] = list(body["prompt"])
     if len(ids) >= CONTEXT:
         message = f"This model's maximum context length is {CONTEXT} tokens."
@@ -39,10 +53,11 @@ async def words(up: upstream.Upstream, request: web.Request, body: dict[str, Any
         if found:
             text, finish = (written + text)[len(written) : min(found)], "stop"
         written += text
-        await response.write(_event(text, ids[-1:], finish, None if number else ids[:-1]))
+        event = _event(text, ids[-1:], finish, None if number else ids[:-1])
+        await response.write(event if body.get("return_token_ids") else strip_token_ids(event))
         if finish == "stop":
             break
-        await asyncio.sleep(0)
+        await pause(number + 1)
     await response.write(upstream.usage(prompt_tokens, len(ids) - prompt_tokens) + upstream.DONE)
     return response
 

@@ -10,7 +10,17 @@ from contextlib import ExitStack
 import pytest
 
 from contracts.worker_calls import Received, a_call, a_plan, a_prompt, receive, until_ready
-from contracts.worker_setups import WorkerSetup, embedded, on_ray, over_http, scripted, vllm_in_process, vllm_over_http
+from contracts.worker_setups import (
+    WorkerSetup,
+    embedded,
+    on_ray,
+    over_http,
+    remote,
+    remote_over_http,
+    scripted,
+    vllm_in_process,
+    vllm_over_http,
+)
 from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, WorkerLost
 from inferry.domain.jobs import ResumeMode, ResumePoint
 from inferry.domain.streams import Done, Failed, FinishReason
@@ -18,7 +28,7 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Phase
 from support.contract_model import SPOKEN, ensure_contract_model
 
-SHARING_KINDS = [scripted, over_http, embedded]
+SHARING_KINDS = [scripted, over_http, embedded, remote, remote_over_http]
 
 
 VLLM_KINDS = [
@@ -118,7 +128,7 @@ def test_a_worker_is_ready_after_its_start_and_names_its_models(setup: WorkerSet
     assert view.phase is Phase.READY
     assert view.worker == setup.worker.name
     assert view.models == {"m"} == {card.name for card in setup.worker.cards()}
-    assert view.capacity.sequences is not None
+    assert (view.capacity.sequences is not None) is setup.limited
     assert all(card.can_resume for card in setup.worker.cards())
     if setup.context is not None:
         assert [card.context_tokens for card in setup.worker.cards()] == [setup.context]

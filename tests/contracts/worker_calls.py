@@ -31,7 +31,7 @@ class Received:
             self.deltas[item.job_id].append(item)
             if item.tokens:
                 self.first.set()
-        else:
+        elif isinstance(item, Done | Failed):
             self.ends[item.job_id] = item
 
     def counted(self, job_id: str) -> int:

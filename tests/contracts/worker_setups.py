@@ -1,10 +1,11 @@
 """Every implementation of Worker under the contract, each running on an event loop of its own."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from contracts.scripted_server import CONTEXT as WORDY_CONTEXT
 from contracts.scripted_server import words
 from inferry.domain.clock import SystemClock
 from inferry.domain.ports import Worker
+from inferry.domain.workers import Capacity
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
@@ -22,6 +24,7 @@ from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessW
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support import upstream
+from support.owner import RunningOwner, closing_link, running_owner
 from support.ray_cluster import ray_cluster, until_gone
 from support.scripted_worker import ScriptedWorker
 from support.vllm_server import BLOCKS_PER_CEILING, CONTEXT, ENVIRONMENT, VllmServer, engine_cores, vllm_venv
@@ -37,6 +40,7 @@ class WorkerSetup:
     writes characters that take several tokens; empty where it has no such. `stops` says that it knows stop strings.
     `long` is how many tokens a job takes that is to be stopped: some are hundreds ahead of what is heard of them.
     `kill` makes an end of what computes; None where there is nothing that comes back by itself or is brought back.
+    `limited`: its view has limits; jobs are passed on where it has none.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class WorkerSetup:
         long: int = 200,
         kill: Callable[[], None] | None = None,
         revive: Callable[[], None] = lambda: None,
+        limited: bool = True,
     ) -> None:
         self._runner = runner
         self.worker = worker
@@ -61,6 +66,11 @@ class WorkerSetup:
         self.long = long
         self.kill = kill
         self.revive = revive
+        self.limited = limited
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._runner.get_loop()
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float = 100) -> T:
         return self._runner.run(asyncio.wait_for(work, seconds))
@@ -100,6 +110,54 @@ def over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
             await worker.close()
 
     with running_worker(make_worker, context=WORDY_CONTEXT) as setup:
+        yield setup
+
+
+@contextmanager
+def remote(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    """An ingress process before an owner with a scripted worker."""
+
+    def make_workers() -> ScriptedWorker:
+        return ScriptedWorker(
+            words=[f" w{number}" for number in range(400)], can_resume=True, capacity=Capacity(sequences=64)
+        )
+
+    with _passed_on(make_workers, scratch, stops=False) as setup:
+        yield setup
+
+
+@contextmanager
+def remote_over_http(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    """An ingress process before an owner whose engine sends events."""
+    up = upstream.Upstream(words)
+
+    def make_workers() -> OpenAIHttpWorker:
+        return OpenAIHttpWorker("http", HttpWorkerSettings(url=up.url), SystemClock())
+
+    with _passed_on(make_workers, scratch, up, context=WORDY_CONTEXT) as setup:
+        yield setup
+
+
+@contextmanager
+def _passed_on(
+    make_owned: Callable[[], Worker], scratch: Path, engine: Any = None, **more: Any
+) -> Iterator[WorkerSetup]:
+    owners: list[RunningOwner] = []
+    paths = (scratch / f"{number}.sock" for number in itertools.count())
+
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        path = next(paths)
+        async with AsyncExitStack() as stack:
+            if engine is not None and not owners:
+                await stack.enter_async_context(engine)
+            owner = await stack.enter_async_context(running_owner([make_owned()], path))
+            owners.append(owner)
+            yield await stack.enter_async_context(closing_link(path))
+
+    with running_worker(make_worker, limited=False, **more) as setup:
+        setup.kill = lambda: asyncio.run_coroutine_threadsafe(owners[0].stop(), setup.loop).result()
+        setup.revive = lambda: asyncio.run_coroutine_threadsafe(owners[0].listen(), setup.loop).result()
         yield setup
 
 

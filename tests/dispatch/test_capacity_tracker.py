@@ -96,3 +96,23 @@ def test_a_job_that_ends_before_its_first_token_leaves_no_state() -> None:
         tracker.ended(send_job(tracker, float(number)), number + 0.5)
     assert not tracker._tracked["w"].jobs
     assert tracker._tracked["w"].controller._decoding_now() == 0
+
+
+def test_queued_jobs_are_given_in_rotation_to_the_models_of_the_workers_that_serve_them() -> None:
+    tracker = CapacityTracker(DEFAULT_LANES, QueueDepth())
+    for name in ("w", "v"):
+        tracker.update_view(replace(_view(), worker=name), 0.0)
+    tracker.update_view(_view(worker="other", models=frozenset({"n"})), 0.0)
+    now = serve(tracker, 5.0)
+    for number in range(40):
+        tracker.queued(Attempt(a_job(f"{number}", tokens=2_000, lane=Lane.P2, at=now)), now)
+    waits = {view.worker: view.capacity.direct for view in tracker.refresh(now)}
+    assert waits["w"] is not None
+    assert waits["w"].waits_s[Lane.P2] > 1.0
+    assert "other" not in waits
+    alone = CapacityTracker(DEFAULT_LANES, QueueDepth())
+    alone.update_view(_view(), 0.0)
+    serve(alone, 5.0)
+    for number in range(20):
+        alone.queued(Attempt(a_job(f"{number}", tokens=2_000, lane=Lane.P2, at=now)), now)
+    assert alone.refresh(now)[0].capacity.direct == waits["w"]

@@ -17,7 +17,7 @@ from inferry.domain.ledger import GpuTimeKind, LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit
 from inferry.domain.prices import Price
-from inferry.domain.streams import Delta, Done, FinishReason, Item, Usage
+from inferry.domain.streams import Done, Failed, FinishReason, Item, Usage
 from inferry.domain.tenants import Limits, Tenant
 from inferry.domain.values import replace
 from inferry.domain.workers import Phase, WorkerView
@@ -45,7 +45,7 @@ class Engine(ScriptedWorker):
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
         def pass_on(item: Item) -> None:
-            if not isinstance(item, Delta):
+            if isinstance(item, Done | Failed):
                 usage = item.usage
                 measured = 0.5 if self._measures else None
                 self.busy_s += measured or 0.0

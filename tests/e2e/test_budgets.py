@@ -133,7 +133,7 @@ def test_sixty_four_sub_agents_on_the_embedded_engine_never_overspend(tmp_path: 
         async def agent(http: aiohttp.ClientSession, number: int, most: int, leaves: bool) -> int:
             headers = {"x-inferry-tenant": "acme", "x-inferry-run-id": f"sub-{number}"}
             headers["x-inferry-parent-run-id"] = "root"
-            body = call(most, stream=True, ignore_eos=True) | {"model": "inferry-tiny", "temperature": 1}
+            body = call(most, stream=True, ignore_eos=True) | {"model": "inferry-triage", "temperature": 1}
             async with http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers) as answer:
                 if leaves and answer.status == 200:
                     await answer.content.readany()

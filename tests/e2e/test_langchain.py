@@ -76,6 +76,6 @@ def test_errors_are_the_clients_own(real: Serving) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         a_model(real, model="nope").invoke(ASKED)
     assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as tools:
-        a_model(real).bind_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}]).invoke(ASKED)
-    assert tools.value.code == "unsupported_feature"
+    with pytest.raises(openai.BadRequestError) as several:
+        a_model(real, n=2).invoke(ASKED)
+    assert several.value.code == "unsupported_feature"

@@ -200,15 +200,7 @@ def test_structured_outputs_parse_into_the_requested_type(able: HttpGateway, api
 # -- where the worker cannot -----------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("tools", {"tools": [WEATHER]}),
-    ("tools", {"tools": [WEATHER], "tool_choice": "none"}),
-    ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice", {"tool_choice": NAMED}),
     ("functions", {"functions": [{"name": "f"}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
-    ("response_format", {"response_format": JSON_SCHEMA}),
-    ("structured_outputs", {"extra_body": {"structured_outputs": {"json": SCHEMA}}}),
-    ("guided_regex", {"extra_body": {"guided_regex": "a+"}}),
     ("logprobs", {"logprobs": True}),
     ("logprobs", {"logprobs": True, "top_logprobs": 2}),
     ("top_logprobs", {"top_logprobs": 2}),
@@ -217,15 +209,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("frequency_penalty", {"frequency_penalty": 0.5}),
     ("logit_bias", {"logit_bias": {"5": 1}}),
     ("modalities", {"modalities": ["text", "audio"]}),
-    (
-        "messages[0].tool_calls",
-        {
-            "messages": [
-                {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
-                {"role": "tool", "tool_call_id": "c", "content": "done"},
-            ]
-        },
-    ),
 ]
 
 

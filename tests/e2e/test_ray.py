@@ -21,12 +21,12 @@ ENGINE = {"kind": "embedded", "max_sequences": 2, "kv_tokens": 8192, "threads": 
 SCALING = {"target_wait_s": 1.0, "scale_down_after_s": 3.0}
 
 
-def config(cluster: Cluster, min_replicas: int, max_replicas: int) -> dict[str, Any]:
+def config(cluster: Cluster, model: Path, min_replicas: int, max_replicas: int) -> dict[str, Any]:
     worker = {
         "kind": "ray",
         "name": APP,
         "address": cluster.address,
-        "engine": ENGINE,
+        "engine": {**ENGINE, "model": str(model), "models": ["m"]},
         "min_replicas": min_replicas,
         "max_replicas": max_replicas,
         "drain_timeout_s": 30.0,
@@ -36,11 +36,11 @@ def config(cluster: Cluster, min_replicas: int, max_replicas: int) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Cluster]:
     """A cluster with the application, deployed and deleted by the command line."""
     with ray_cluster(nodes=4) as found:
         path = tmp_path_factory.mktemp("ray") / "config.json"
-        path.write_text(json.dumps(config(found, 1, 1)))
+        path.write_text(json.dumps(config(found, tiny_model, 1, 1)))
         command("deploy", path, f"{APP}: application {APP} runs")
         command("status", path, "1 running")
         yield found
@@ -87,7 +87,7 @@ class Stream:
 
     def _read(self) -> None:
         body = {
-            "model": "inferry-tiny",
+            "model": "m",
             "prompt": "one two three",
             "stream": True,
             "temperature": 0,
@@ -115,8 +115,8 @@ def served_without_error(stream: Stream) -> bool:
     return stream.error is None and stream.finished
 
 
-def test_a_step_of_load_starts_replicas_and_stops_them_again(cluster: Cluster, tmp_path: Path) -> None:
-    with Serving(tmp_path, config=config(cluster, 1, 3)) as gateway:
+def test_a_step_of_load_starts_and_stops_replicas(cluster: Cluster, tiny_model: Path, tmp_path: Path) -> None:
+    with Serving(tmp_path, config=config(cluster, tiny_model, 1, 3)) as gateway:
         until(lambda: len(ready(gateway)) == 1, "one replica")
         streams: list[Stream] = []
         end = time.monotonic() + LIMIT_S
@@ -130,17 +130,17 @@ def test_a_step_of_load_starts_replicas_and_stops_them_again(cluster: Cluster, t
         assert len(ready(gateway)) == 1
 
 
-def test_the_first_call_after_scaling_to_zero_is_answered(cluster: Cluster, tmp_path: Path) -> None:
-    with Serving(tmp_path, config=config(cluster, 0, 1)) as gateway:
+def test_the_first_call_after_scaling_to_zero_is_answered(cluster: Cluster, tiny_model: Path, tmp_path: Path) -> None:
+    with Serving(tmp_path, config=config(cluster, tiny_model, 0, 1)) as gateway:
         until(lambda: not serve.replicas(APP) and gateway.service.pool.names() == [APP], "no replica")
         stream = Stream(gateway, 5).join()
         assert served_without_error(stream), stream.error
         assert stream.tokens >= 1
 
 
-def test_a_killed_node_causes_no_client_error(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_node_causes_no_client_error(cluster: Cluster, tiny_model: Path, tmp_path: Path) -> None:
     """Last in this file: the cluster has one node less afterwards."""
-    with Serving(tmp_path, config=config(cluster, 2, 2)) as gateway:
+    with Serving(tmp_path, config=config(cluster, tiny_model, 2, 2)) as gateway:
         until(lambda: len(ready(gateway)) == 2, "two replicas")
         whole = Stream(gateway, 400).join()
         assert served_without_error(whole)

@@ -48,7 +48,13 @@ class FallingBack:
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         raise NotImplementedError
 
-    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        continues_last: bool = False,
+        tools: Sequence[dict[str, object]] = (),
+    ) -> list[int]:
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:

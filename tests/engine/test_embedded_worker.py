@@ -45,7 +45,7 @@ class Heard:
             assert item.index == len(self.deltas[item.job_id])
             self.deltas[item.job_id].append(item)
             self.first.set()
-        else:
+        elif isinstance(item, Done | Failed):
             self.ends[item.job_id] = item
 
     def tokens(self, job_id: str) -> list[int]:
@@ -110,7 +110,7 @@ def test_the_view_and_the_card_describe_the_engine(env: EngineHost) -> None:
         "tiny",
         16_384,
         4096,
-        frozenset({"echo", "prefill"}),
+        frozenset({"echo", "prefill", "structured_outputs"}),
     )
 
 

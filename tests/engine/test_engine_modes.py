@@ -38,7 +38,7 @@ class StepRules:
         assert work, "a step computes something"
         long_prompts = sum(piece.tokens for piece in prompts if piece.tokens > 1)
         assert long_prompts + padding_tokens <= self._config.chunk_tokens
-        if self._config.mode != "continuous" and not self._config.prefix_cache:
+        if self._config.pads and not self._config.prefix_cache:
             assert not (prompts or padding_tokens) or not (decodes or padding_rows)
         if self._config.mode in ("continuous", "hybrid"):
             assert not padding

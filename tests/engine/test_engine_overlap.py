@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from inferry.domain.constraints import Constraint
 from inferry.domain.sampling import Sampling
 from inferry.domain.workers import EngineMode
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
+from inferry.engine.grammars import Grammars
+from inferry.engine.matcher import Matcher
 from inferry.engine.messages import End, Request
 from inferry.engine.planner import Work
 from inferry.engine.runners import UNKNOWN
+from inferry.engine.sequences import Sequence as EngineSequence
 from support.engine_fixtures import FakeRunner, drain, fake_output, greedy, note
 
 CONFIG = EngineConfig(max_sequences=4, kv_tokens=256, chunk_tokens=16, block_tokens=4)
@@ -166,3 +170,82 @@ def test_every_mode_gives_the_same_tokens_with_steps_in_flight(mode: EngineMode,
             output = outputs.get(request.key, [])
             assert output == fake_output(request.prompt_ids, len(output))
             assert request.key in aborted or len(output) == request.sampling.max_tokens
+
+
+class CountingMatcher(Matcher):
+    """A grammar of `length` tokens, whichever."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(None)
+        self.consumed: list[int] = []
+        self._length = length
+
+    def consume(self, token: int) -> bool:
+        self.consumed.append(token)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.consumed) == self._length
+
+
+class InstantGrammars(Grammars):
+    """Compiles at once."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._started: list[EngineSequence] = []
+        self.matchers: dict[int, CountingMatcher] = {}
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._started)
+
+    def start(self, sequence: EngineSequence, constraint: Constraint, output_ids: list[int], now: float) -> None:
+        sequence.matcher = self.matchers[sequence.key] = CountingMatcher(self._length)
+        self._started.append(sequence)
+
+    def collect(self, now: float, timeout_s: float) -> list[tuple[EngineSequence, str | None]]:
+        started, self._started = self._started, []
+        return [(sequence, None) for sequence in started]
+
+    def discard(self, key: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kv_tokens", [256, 28])
+@pytest.mark.parametrize("mode", ["continuous", "hybrid", "dynamic", "static"])
+def test_a_token_under_a_grammar_is_sampled_after_the_one_before_it_is_known(mode: EngineMode, kv_tokens: int) -> None:
+    config = EngineConfig(mode=mode, max_sequences=4, kv_tokens=kv_tokens, chunk_tokens=16, block_tokens=4)
+    runner = OverlappingFake(config)
+    grammars = InstantGrammars(length=9)
+    core = EngineCore(runner, config, grammars=grammars)
+    steps: list[set[int]] = []
+    wrong: list[int] = []
+
+    def before(work: Sequence[Work]) -> None:
+        steps.append({piece.sequence.key for piece in work})
+        for piece in work:
+            matcher, sequence = piece.sequence.matcher, piece.sequence
+            if isinstance(matcher, CountingMatcher) and len(matcher.consumed) != sequence.output_tokens:
+                wrong.append(sequence.key)
+
+    runner.before = before
+    constrained = Sampling(temperature=0.0, max_tokens=30, ignore_eos=True, constraint=Constraint("response_format"))
+    requests = [a_request(1, 5, constrained), a_request(2, 5, greedy(14)), a_request(3, 5, constrained)]
+    for request in requests:
+        assert core.add(request) is None
+    outputs = drain(core)
+    assert wrong == []
+    for request in requests:
+        expected = fake_output(request.prompt_ids, 14 if request.key == 2 else 9)
+        assert outputs[request.key] == expected
+    assert grammars.matchers[1].consumed == outputs[1]
+    assert core.pool.free == core.pool.total
+    if kv_tokens == 28:
+        assert core.stats().preemptions > 0
+        return
+    free = [2 in keys for keys in steps]
+    first = free.index(True)
+    assert all(free[first : first + 14])  # the free sequence is in every step, as if it were alone
+    assert runner.most_in_flight == 2

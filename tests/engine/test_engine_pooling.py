@@ -123,7 +123,7 @@ def test_a_base_model_embeds_and_does_not_generate(tmp_path: Path) -> None:
     directory = embedding_model(tmp_path / "base")
     assert read_config(directory).tasks == {Task.EMBED, Task.SCORE}
     found = pooled(a_core(directory), prompts())
-    assert all(close(a, b) for a, b in zip(found, pooled(a_core(tmp_path / "built-in"), prompts()), strict=True))
+    assert all(close(a, b) for a, b in zip(found, pooled(a_core(tmp_path / "random"), prompts()), strict=True))
 
 
 def test_pooling_of_the_last_token_is_read_from_the_checkpoint(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from inferry.engine.sequences import Sequence
 from support.engine_fixtures import greedy
 from support.modelled_runner import modelled
 
-LIMITS = Limits(max_sequences=8, chunk_tokens=64, block_tokens=4, phase_tokens=128, short_phase_tokens=16)
+LIMITS = Limits(max_sequences=8, chunk_tokens=64, block_tokens=4, phase_tokens=128, mixed_tokens=16)
 FULL = 8
 
 
@@ -64,29 +64,32 @@ def test_while_prepared_sequences_take_the_free_slots_no_prompt_is_computed() ->
 def test_a_long_phase_waits_for_quiet_steps_or_for_an_eighth_of_the_slots(
     decode_steps: int, open_slots: int, begins: bool
 ) -> None:
-    limits = Limits(max_sequences=16, chunk_tokens=64, block_tokens=4, phase_tokens=128, short_phase_tokens=16)
+    limits = Limits(max_sequences=16, chunk_tokens=64, block_tokens=4, phase_tokens=128, mixed_tokens=16)
     planner = HybridPlanner(decode_steps=decode_steps, seats=16 - open_slots, freed_per_step=0.01)
     plan, following = planner.plan(decoding(16 - open_slots), [a_sequence(50 + n, 10) for n in range(4)], 1_000, limits)
     assert (len(work(plan)) == 4) is begins
     assert following.phase_limit == (limits.phase_tokens if begins else 0)
 
 
-def test_where_prepared_sequences_would_not_last_phases_are_short_and_begin_at_once() -> None:
+def test_where_prepared_sequences_would_not_last_prompts_are_computed_beside_decodes() -> None:
     waiting = [a_sequence(50 + key, 10) for key in range(4)]
     planner = HybridPlanner(decode_steps=1, seats=FULL - 1, freed_per_step=0.05)
     plan, planner = planned(planner, decoding(FULL - 1), waiting)
-    assert work(plan) == [(50, 10), (51, 6)]
-    # The prompts that are left wait until the others have decoded.
+    assert work(plan) == [*((key, 1) for key in range(FULL - 1)), (50, 10), (51, 6)]
+    assert plan.admitted == (waiting[0],)
+    assert (planner.phase_tokens, planner.decode_steps) == (0, 0)
+    # The next slot has a prepared sequence soon: no other prompt joins these steps.
     waiting[1].computed, waiting[1].blocks = 6, [1, 2, 3]
     waiting[0].computed, waiting[0].blocks = 10, [4, 5, 6]
     plan, _ = planned(planner, [*decoding(FULL - 1), waiting[0]], waiting[1:])
     assert {piece.tokens for piece in plan.work} == {1}
 
 
-def test_a_prompt_that_no_phase_can_finish_is_computed_in_short_phases() -> None:
-    planner = HybridPlanner(decode_steps=1, seats=2)
-    plan, _ = planned(planner, decoding(2), [a_sequence(50, 10_000)], free=10_000)
-    assert work(plan) == [(50, LIMITS.short_phase_tokens)]
+@pytest.mark.parametrize(("running", "tokens"), [(FULL - 1, 16), (FULL - 3, 3 * 16), (2, 64)])
+def test_more_prompt_tokens_are_computed_beside_decodes_the_more_slots_are_open(running: int, tokens: int) -> None:
+    planner = HybridPlanner(decode_steps=1, seats=running)
+    plan, _ = planned(planner, decoding(running), [a_sequence(50, 10_000)], free=10_000)
+    assert work(plan) == [*((key, 1) for key in range(running)), (50, tokens)]
 
 
 def test_a_prompt_of_a_higher_lane_is_prepared_at_once() -> None:
@@ -117,15 +120,16 @@ def test_the_rate_of_ends_counts_those_before_a_prefill_step_too() -> None:
     planner = HybridPlanner(decode_steps=1, seats=FULL, freed_per_step=1.0)
     _, after_decode = planned(planner, decoding(FULL - 2), [])
     assert after_decode.freed_per_step == pytest.approx(1.01)
-    _, after_prefill = planned(planner, decoding(FULL - 2), [a_sequence(50, 6)])
+    in_a_phase = HybridPlanner(phase_tokens=4, phase_limit=64, seats=FULL, freed_per_step=1.0)
+    _, after_prefill = planned(in_a_phase, decoding(FULL - 2), [a_sequence(50, 6)])
     assert after_prefill.freed_per_step == pytest.approx(1.02)
 
 
 @pytest.mark.parametrize("concurrency", [32, 48, 96])
 def test_on_an_h200_hybrid_has_shorter_inter_token_latencies_at_p99_than_continuous(concurrency: int) -> None:
     hybrid, continuous = (modelled(mode, jobs=600, concurrency=concurrency) for mode in ("hybrid", "continuous"))
-    assert hybrid.percentile(0.99) < 0.9 * continuous.percentile(0.99)
-    assert hybrid.tokens_per_s > 0.85 * continuous.tokens_per_s
+    assert hybrid.percentile(0.99) < 0.5 * continuous.percentile(0.99)
+    assert hybrid.tokens_per_s > 0.97 * continuous.tokens_per_s
 
 
 def test_with_a_queue_streams_wait_for_prompts_in_fewer_than_one_percent_of_the_steps() -> None:

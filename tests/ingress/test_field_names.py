@@ -9,7 +9,8 @@ from inferry.ingress.errors import FieldNames
 from support.scripted_gateway import ScriptedGateway
 from support.serving import Serving, post
 
-SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+SCHEMA = {"type": "json_schema", "name": "a", "schema": {"properties": {"x": {"type": "objekt"}}}}
+PATTERN = {"type": "json_schema", "name": "a", "schema": {"type": "string", "pattern": "(a"}}
 TOO_LONG = "word " * 20_000
 
 
@@ -18,7 +19,8 @@ TOO_LONG = "word " * 20_000
     [
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 2**40}, "max_output_tokens"),
-        ({"text": {"format": SCHEMA}}, "text.format"),
+        ({"text": {"format": SCHEMA}}, "text.format.schema.properties.x.type"),
+        ({"text": {"format": PATTERN}}, "text.format"),
         ({"temperature": 3.0}, "temperature"),
     ],
 )
@@ -39,10 +41,12 @@ def test_a_prompt_that_is_too_long_is_the_input(real: Serving) -> None:
 
 def test_messages_name_their_own_fields(real: Serving) -> None:
     body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
-    wanted = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    wanted = {"format": {"type": "json_schema", "schema": SCHEMA["schema"]}}
     status, _, answer = post(real.url, "/v1/messages", {**body, "output_config": wanted})
     assert status == 400
-    assert "`output_config.format`" in answer["error"]["message"]
+    assert "`output_config.format.schema.properties.x.type`" in answer["error"]["message"]
+    status, _, answer = post(real.url, "/v1/messages", {**body, "top_k": 2**40, "stop_sequences": [""]})
+    assert "`stop_sequences`" in answer["error"]["message"]
 
 
 def test_prefilled_answers_are_continued_or_refused_by_name(scripted: ScriptedGateway, real: Serving) -> None:

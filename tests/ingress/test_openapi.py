@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
+from inferry.ingress.admin import is_admin_path
 from inferry.ingress.app import App
 from inferry.ingress.dashboard import values
 from inferry.ingress.dashboard.static import PATHS as FILE_PATHS
@@ -62,7 +63,7 @@ def test_methods_that_are_documented_are_taken_and_others_are_not(gateway: Tenan
     there = path.replace("{id}", "nobody").replace("{name}", "nobody").replace("{model}", "nobody")
     known = {method for method, one in documented() if one == path}
     for method in ("get", "put", "post", "delete", "patch", "options"):
-        say = gateway.as_admin if path.startswith("/admin/") else None
+        say = gateway.as_admin if is_admin_path(path) else None
         if say is not None:
             answer = say(method.upper(), there, b"{}")
         else:
@@ -119,7 +120,7 @@ def test_every_error_code_is_named_with_its_status() -> None:
 
 def test_responses_match_the_openapi_document(gateway: TenantGateway, key: str) -> None:
     def read(kind: Any, method: str, path: str, body: Any = None) -> Any:
-        sent = gateway.as_admin if path.startswith("/admin/") else None
+        sent = gateway.as_admin if is_admin_path(path) else None
         answer = gateway.call(method, path, body, bearer(key)) if sent is None else sent(method, path, body)
         assert answer.status in (200, 201), answer.body
         return msgspec.json.decode(answer.body, type=kind)

@@ -206,8 +206,13 @@ def test_wrong_calls_are_refused_before_anything_is_sent(inferry: Invoke, words:
 def test_slo_targets_can_be_given_by_lane(inferry: Invoke, tmp_path: Path) -> None:
     with an_engine() as server:
         done = inferry(
-            "--url", server.url, *SMALL, "--ttft-ms", "700", "--ttft-ms", "P0=100", "--itl-ms", "40", "--out", "r.json"
+            *("--url", server.url, *SMALL, "--ttft-ms", "700", "--ttft-ms", "P0=100", "--itl-ms", "40"),
+            *("--ttft-ms-per-1k-tokens", "P1=20", "--out", "r.json"),
         )
     assert done.exit_code == 0, done.output
     slo_targets = from_json((tmp_path / "r.json").read_bytes()).slo_targets
-    assert slo_targets == {"P0": SloTarget(0.1, 0.04), "P1": SloTarget(0.7, 0.04), "P2": SloTarget(0.7, 0.04)}
+    assert slo_targets == {
+        "P0": SloTarget(0.1, 0.04),
+        "P1": SloTarget(0.7, 0.04, 0.02),
+        "P2": SloTarget(0.7, 0.04),
+    }

@@ -6,15 +6,57 @@ GROUP = MutantGroup(
     tests=("tests/scheduling", "tests/properties"),
     mutants=(
         Mutant(
+            "a job is held back without bound",
+            "scheduling/release.py",
+            "            if at <= tick_context.now:\n",
+            "            if at < 0:\n",
+        ),
+        Mutant(
+            "an overdue job goes before higher lanes at once",
+            "scheduling/release.py",
+            "if turn_at is not None and now < turn_at:",
+            "if turn_at is not None and now < 0:",
+        ),
+        Mutant(
+            "an overdue job never goes before higher lanes",
+            "scheduling/release.py",
+            "if turn_at is not None and now < turn_at:",
+            "if turn_at is not None:",
+        ),
+        Mutant(
+            "overdue jobs go all at once",
+            "scheduling/worker_state.py",
+            "self.direct is None or self.pads or self.prefill_tokens >= self.direct.chunk_tokens",
+            "self.direct is None or self.pads",
+        ),
+        Mutant(
+            "the engine alone has no lanes",
+            "scheduling/capacity/direct_engine.py",
+            "for lane, queue in enumerate(self._waiting):",
+            "for lane, queue in reversed(list(enumerate(self._waiting))):",
+        ),
+        Mutant(
+            "the engine alone is never full",
+            "scheduling/capacity/direct_engine.py",
+            "return not running or (running",
+            "return True or (running",
+        ),
+        Mutant(
+            "jobs in the model's queue do not count",
+            "scheduling/capacity/direct_engine.py",
+            "        queue = self._waiting[lane]\n        if queue:\n            ahead_s",
+            "        queue = self._waiting[lane]\n        if not queue and queue:\n            ahead_s",
+        ),
+        Mutant(
             "whoever is late never gives way",
             "scheduling/overload.py",
-            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
+            "if head.slo_start_at >= late_cutoff and head not in passed_over:",
             "if head not in passed_over:",
         ),
         Mutant(
             "whoever is late gives way for ever",
             "scheduling/overload.py",
-            "if not pending or now - head.job.arrived_at > MAX_PASSED_OVER_TTFTS * ttft_s:",
+            "if not pending or now - head.slo_start_at > MAX_PASSED_OVER_TTFTS * ttft_s:",
             "if not pending:",
         ),
         Mutant(
@@ -44,8 +86,8 @@ GROUP = MutantGroup(
         Mutant(
             "nobody is given up",
             "scheduling/overload.py",
-            "if head.job.arrived_at >= late_cutoff and head not in passed_over:",
-            "if head.job.arrived_at >= late_cutoff:",
+            "if head.slo_start_at >= late_cutoff and head not in passed_over:",
+            "if head.slo_start_at >= late_cutoff:",
         ),
         Mutant(
             "a rate is used as soon as it is observed",

@@ -68,8 +68,8 @@ GROUP = MutantGroup(
         Mutant(
             "a GPU gets the limits of a CPU",
             "cli/engine_settings.py",
-            "replace(DEVICE_DEFAULTS[device], **configured)",
-            'replace(DEVICE_DEFAULTS["cpu"], **configured)',
+            "replace(DEVICE_DEFAULTS[device], **configured,",
+            'replace(DEVICE_DEFAULTS["cpu"], **configured,',
             _SETTINGS,
         ),
     ),

@@ -103,8 +103,8 @@ GROUP = MutantGroup(
         Mutant(
             "captured graphs are not counted",
             "engine/memory.py",
-            "self.weights + self.kv_cache + self.workspace + self.graphs + self.runtime",
-            "self.weights + self.kv_cache + self.workspace + self.runtime",
+            "self.weights + self.adapters + self.kv_cache + self.workspace + self.graphs + self.runtime",
+            "self.weights + self.adapters + self.kv_cache + self.workspace + self.runtime",
             _MEMORY,
         ),
         Mutant(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferry.domain.jobs import Estimate, Footprint
 from inferry.domain.lanes import DEFAULT_LANES, Lane
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, Load
@@ -135,9 +136,10 @@ def test_capacity_is_stated_in_the_gateways_count_once_enough_prompts_were_count
         controller = CapacityController(DEFAULT_LANES, Capacity())
         now, counts = 100.0, EngineCounts(0, 0, 0)
         controller.sent(P1, 100, now)
-        controller.first_token(P1, 100, now, now)
+        stream = controller.first_token(P1, 100, now, now)
         controller.observe_counts(counts, now)
         while now < 100.0 + seconds:
+            stream.tokens += 2
             controller.sent(P2, 500 * estimate, now)
             now += 0.1
             controller.ended(P2, controller.first_token(P2, 500 * estimate, now, now), now)
@@ -246,9 +248,33 @@ def test_a_stricter_slo_gives_less_capacity() -> None:
     assert (tight.prefill_tokens_per_s or 0) < (wide.prefill_tokens_per_s or 0)
     strict.now += IDLE_AFTER_S
     loose.now += IDLE_AFTER_S  # P1 was there before P0's streams came; now only one lane of each is awake
+    for _, stream in (*strict.streams, *loose.streams):
+        stream.tokens += int(IDLE_AFTER_S / 0.020)
     tight, wide = strict.controller.capacity(strict.now), loose.controller.capacity(loose.now)
     assert (tight.prefill_tokens or 0) < (wide.prefill_tokens or 0)
     assert (tight.batch_sequences or 0) < (wide.batch_sequences or 0)
+
+
+def test_streams_that_have_all_missed_their_target_hold_no_prompts_back() -> None:
+    engine = an_engine()
+    assert engine.controller.capacity(engine.now).prefill_tokens_per_s is not None
+    engine.now += 5.0
+    engine.controller.capacity(engine.now)
+    assert engine.controller.slack_s(P0) == inf
+    assert engine.controller.capacity(engine.now).prefill_tokens_per_s is None
+    engine.start(P0)
+    assert engine.controller.capacity(engine.now).prefill_tokens_per_s is not None
+
+
+def test_the_controller_says_how_long_jobs_would_wait_in_the_engine_alone() -> None:
+    engine = an_engine(streams=0)
+    footprint = Footprint(Estimate.exactly(2048), Estimate.exactly(0), Estimate.exactly(10))
+    for _ in range(20):
+        engine.controller.arrived(P2, footprint, engine.now)
+    direct = engine.controller.capacity(engine.now).direct
+    assert direct is not None
+    assert direct.waits_s[P2] > 18 * 2048 * PROMPT_S > direct.waits_s[P0]
+    assert direct.chunk_tokens == 2048
 
 
 def test_prompts_sent_at_the_granted_rate_meet_the_slo() -> None:

@@ -1,6 +1,7 @@
 """Selection under overload: which jobs are passed over, and for how long."""
 
 from inferry.domain.lanes import Lane
+from inferry.domain.values import replace
 from inferry.scheduling.scheduler import Scheduler
 from scheduling.scheduler_harness import a_scheduler, end, offer, sent
 from support.builders import a_job, a_policy, a_view
@@ -166,3 +167,10 @@ def test_no_job_is_passed_over_before_the_prefill_rate_was_observed_for_ten_peri
 
     assert first_sent_at(0.1) == ["long"]
     assert first_sent_at(0.2) == ["short"]
+
+
+def test_a_long_prompt_that_is_allowed_more_time_is_not_late_with_the_others() -> None:
+    scheduler = a_full_worker()
+    allowed = replace(a_job("allowed", run_id="1"), ttft_allowance_s=1.0)
+    offer(scheduler, allowed, a_job("late", run_id="2"), a_job("fresh", run_id="3", at=0.9))
+    assert drain_at(scheduler, 1.2) == ["allowed", "fresh", "late"]

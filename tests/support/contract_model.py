@@ -1,6 +1,6 @@
-"""The model that laws are tested on: the built-in one, taught to write characters that take several tokens each.
+"""The model that laws are tested on: the random one, taught to write characters that take several tokens each.
 
-After one of `CHAIN`'s tokens it writes the next of them, for ever; after anything else it is the built-in model, whose
+After one of `CHAIN`'s tokens it writes the next of them, for ever; after anything else it is the random model, whose
 next token hangs on all that came before.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from inferry.engine.tiny import ensure_tiny_model
+from support.random_model import ensure_random_model
 
 SPOKEN = "\U0001f642é日жא"
 """Characters of two to four bytes, no byte twice: a token for every byte, and one that follows each."""
@@ -19,7 +19,7 @@ _LOUD = 50.0
 
 
 def ensure_contract_model(directory: Path) -> Path:
-    ensure_tiny_model(directory)
+    ensure_random_model(directory)
     marker = directory / "speaks-bytes"
     if marker.exists():
         return directory

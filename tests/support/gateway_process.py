@@ -23,17 +23,19 @@ READY_S = 300.0
 class GatewayProcess:
     """`inferry serve` in a directory of its own. A context manager."""
 
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, config: dict[str, Any], *, processes: int = 1) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_path = directory / "gateway.log"
         self._directory = directory
+        self.processes = processes
         (directory / "inferry.yaml").write_text(json.dumps(config))
         self._popen: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "GatewayProcess":
         command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(self.port)]
+        command += [] if self.processes == 1 else ["--workers", str(self.processes)]
         with self.log_path.open("wb") as log:
             self._popen = subprocess.Popen(command, cwd=self._directory, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -51,6 +53,11 @@ class GatewayProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+
+    def wait(self) -> int:
+        """Wait until the process has ended; its exit status."""
+        assert self._popen is not None
+        return self._popen.wait(timeout=120)
 
     @property
     def pid(self) -> int:

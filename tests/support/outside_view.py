@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard
-from inferry.domain.streams import Delta, Item, Usage
+from inferry.domain.streams import Delta, Done, Failed, Item, Usage
 from inferry.domain.values import replace
 from inferry.domain.workers import EngineCounts, WorkerView
 from inferry.workers.in_process.engine_worker import EngineWorker
@@ -51,6 +51,7 @@ class OutsideView:
                     self._prompt_tokens += prompts[item.job_id]
                 emit(item)
                 return
+            assert isinstance(item, Done | Failed)
             usage = item.usage
             self.measured[item.job_id] = usage.gpu_seconds or 0.0
             unmeasured = Usage(usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)

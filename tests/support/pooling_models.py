@@ -1,4 +1,4 @@
-"""Pooling models made from the built-in one: its base model, and one with a classification head."""
+"""Pooling models made from the random one: its base model, and one with a classification head."""
 
 import json
 import shutil
@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferry.engine.tiny import ensure_tiny_model
+from support.random_model import ensure_random_model
 
 
 def embedding_model(directory: Path, *, pooling: str = "mean_tokens") -> Path:
-    """The built-in model without its head, with the files that Sentence Transformers writes."""
+    """The random model without its head, with the files that Sentence Transformers writes."""
     weights = _copy(directory, "LlamaModel")
     del weights["lm_head.weight"]
     names = {name: name.removeprefix("model.") for name in weights}
@@ -30,7 +30,7 @@ def embedding_model(directory: Path, *, pooling: str = "mean_tokens") -> Path:
 
 
 def scoring_model(directory: Path, labels: int = 1) -> Path:
-    """The built-in model with a classification head instead of its own."""
+    """The random model with a classification head instead of its own."""
     weights = _copy(directory, "LlamaForSequenceClassification", num_labels=labels)
     del weights["lm_head.weight"]
     generator = torch.Generator().manual_seed(7)
@@ -40,7 +40,7 @@ def scoring_model(directory: Path, labels: int = 1) -> Path:
 
 
 def _copy(directory: Path, architecture: str, **more: object) -> dict[str, torch.Tensor]:
-    shutil.copytree(ensure_tiny_model(directory.parent / "built-in"), directory)
+    shutil.copytree(ensure_random_model(directory.parent / "random"), directory)
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [architecture], **more}))
     weights: dict[str, torch.Tensor] = load_file(directory / "model.safetensors")

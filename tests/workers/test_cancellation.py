@@ -30,7 +30,7 @@ class Ends:
     def __call__(self, item: Item) -> None:
         if isinstance(item, Delta):
             self.deltas += 1
-        else:
+        elif isinstance(item, Done | Failed):
             self.by_job[item.job_id] = item
 
 

@@ -43,7 +43,13 @@ class Bytes:
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         raise NotImplementedError
 
-    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        continues_last: bool = False,
+        tools: Sequence[dict[str, object]] = (),
+    ) -> list[int]:
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -121,7 +127,7 @@ class Scene:
     @property
     def end(self) -> Done | Failed:
         end = self.items[-1]
-        assert not isinstance(end, Delta)
+        assert isinstance(end, Done | Failed)
         return end
 
     @property

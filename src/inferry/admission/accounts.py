@@ -107,10 +107,14 @@ class OwnerAccounts:
 
 
 class OwnerRegistry:
-    """Accounts by owner. At `max_entries`, unused ones are evicted first, then the least recently used."""
+    """Accounts by owner. At `max_entries`, unused ones are evicted first, then the least recently used.
 
-    def __init__(self, max_entries: int) -> None:
+    `on_new` is called with every new owner.
+    """
+
+    def __init__(self, max_entries: int, on_new: Callable[[OwnerAccounts], None] | None = None) -> None:
         self._max_entries = max_entries
+        self._on_new = on_new
         self._owners: dict[str, OwnerAccounts] = {}
         self.get: Callable[[str], OwnerAccounts | None] = self._owners.get
 
@@ -126,6 +130,8 @@ class OwnerRegistry:
     def add(self, name: str, owner: OwnerAccounts, calendar: Calendar, now: float) -> OwnerAccounts:
         if len(self._owners) >= self._max_entries:
             self._evict(calendar, now)
+        if self._on_new is not None:
+            self._on_new(owner)
         self._owners[name] = owner
         return owner
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from inferry.admission.budgets import DAY_S, UNBOUNDED, Account
+from inferry.admission.accounts import OwnerAccounts
+from inferry.admission.budgets import DAY_S, UNBOUNDED, Account, Calendar
 
 MIN_ELAPSED = 0.1
 """The elapsed part of a period counts as at least this much: a few calls at its beginning are no burn."""
@@ -16,6 +17,19 @@ class BudgetBurn(NamedTuple):
     ratio: float = 0.0
     tenant: str = ""
     name: str = ""
+
+
+def burn_by_period(
+    owners: list[OwnerAccounts], runs: list[Account], calendar: Calendar, wall: float
+) -> dict[str, BudgetBurn]:
+    """The highest burn of the current day, of the current month, and of runs."""
+    days = [one.day for one in owners if one.day is not None and one.day.period == calendar.day]
+    months = [one.month for one in owners if one.month is not None and one.month.period == calendar.month]
+    return {
+        "day": highest_burn(days, elapsed_day(wall)),
+        "month": highest_burn(months, elapsed_month(wall)),
+        "run": highest_burn(runs, 1.0),
+    }
 
 
 def highest_burn(accounts: Iterable[Account], elapsed: float) -> BudgetBurn:

@@ -26,6 +26,8 @@ class Account:
     - `committed_*`: spent + leased.
     - `kind`, `owner_kind`: the words for error messages (" a day", "tenant").
     - `name`: tenant and run id, or tenant and key id.
+    - `known_*`: the part of the spending that the ledger had when it was read.
+    - `is_shared`: other gateways use the account too, and what this one may use is its watermark (module `grants`).
     - `parent`: the account of the parent run. It includes all spending of this account.
     - `*_watermark`: the highest `committed_*` that the database covers (module `watermarks`); -1 for none.
     - `*_threshold`: the value above which the watermark is raised. An account without a watermark has -1 (always);
@@ -39,7 +41,10 @@ class Account:
         "exceeds_ledger",
         "initial_threshold",
         "is_ended",
+        "is_shared",
         "kind",
+        "known_nanos",
+        "known_tokens",
         "last_used_at",
         "name",
         "nano_ceiling",
@@ -81,6 +86,9 @@ class Account:
         self.active_jobs = 0
         self.last_used_at = 0.0
         self.is_ended = False
+        self.is_shared = False
+        self.known_tokens = 0
+        self.known_nanos = 0
         self.initial_threshold = -1 if uses_watermarks else NO_THRESHOLD
         self.exceeds_ledger = False
         self.watermark_batch = 0
@@ -117,11 +125,14 @@ class Account:
 
         Usage beyond the lease is charged up to the ceiling, so an engine that overruns cannot break the ceiling.
         """
-        headroom = max(0, self.token_ceiling - self.committed_tokens) + leased_tokens
+        token_limit, nano_limit = self.token_ceiling, self.nano_ceiling
+        if self.is_shared:
+            token_limit, nano_limit = min(token_limit, self.token_watermark), min(nano_limit, self.nano_watermark)
+        headroom = max(0, token_limit - self.committed_tokens) + leased_tokens
         charged = tokens if tokens < headroom else headroom
         self.spent_tokens += charged
         self.committed_tokens += charged - leased_tokens
-        headroom = max(0, self.nano_ceiling - self.committed_nanos) + leased_nanos
+        headroom = max(0, nano_limit - self.committed_nanos) + leased_nanos
         paid = nanos if nanos < headroom else headroom
         self.spent_nanos += paid
         self.committed_nanos += paid - leased_nanos
@@ -135,7 +146,11 @@ class Account:
         self.committed_nanos += nanos
 
     def raise_spent_to(self, tokens: int, nanos: int) -> None:
-        """Raise the spending to at least these totals. It never decreases."""
+        """Raise the spending to at least these totals, which the database has. It never decreases."""
+        self.known_tokens = max(self.known_tokens, tokens)
+        self.known_nanos = max(self.known_nanos, nanos)
+        if self.is_shared:
+            return  # the authority's amounts count, which are told these totals
         self.record_spending(max(0, tokens - self.spent_tokens), max(0, nanos - self.spent_nanos))
 
     def describe_limit(self, in_money: bool) -> str:

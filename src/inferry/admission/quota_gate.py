@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from inferry.admission.account_restorer import AccountRestorer
 from inferry.admission.accounts import OwnerAccounts, OwnerRegistry, RunAccounts
-from inferry.admission.budget_burn import BudgetBurn, elapsed_day, elapsed_month, highest_burn
+from inferry.admission.budget_burn import BudgetBurn, burn_by_period
 from inferry.admission.budgets import (
     NO_THRESHOLD,
     UNBOUNDED,
@@ -25,10 +25,12 @@ from inferry.admission.budgets import (
 )
 from inferry.admission.evaluation import apply_run_ceilings, evaluate, find_accounts, has_limits
 from inferry.admission.gpu_leases import lease_gpu_time
+from inferry.admission.grants import GrantTracker
 from inferry.admission.permits import Permit
 from inferry.admission.rate_limit_status import rate_limit_status
 from inferry.admission.refusals import Refusal
 from inferry.admission.reports import AccountReport, RateLimitStatus
+from inferry.admission.shared_quotas import share_quotas
 from inferry.admission.watermarks import WatermarkTracker
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, LedgerUnavailable
@@ -71,8 +73,9 @@ class QuotaGate:
         self.overrun_tokens = 0
         self.overrun_nanos = 0
         self._calendar = Calendar()
-        self._tenants = OwnerRegistry(max_owners)
-        self._keys = OwnerRegistry(max_owners)
+        self._grants = watermarks if isinstance(watermarks, GrantTracker) else None
+        on_new = None if self._grants is None else share_quotas
+        self._tenants, self._keys = OwnerRegistry(max_owners, on_new), OwnerRegistry(max_owners, on_new)
         self._runs = RunAccounts(max_runs, run_idle_s, uses_watermarks=self._uses_watermarks)
         self._account_restorer = AccountRestorer(
             self._tenants, self._keys, self._runs, self._calendar, run_idle_s, uses_watermarks=self._uses_watermarks
@@ -131,6 +134,8 @@ class QuotaGate:
                 ):
                     self._request_watermark(permit, account)
             self._commit(permit, now, charges_quotas=True)
+        if self._grants is not None:
+            self._grants.request_quotas(permit, waits=not tenant.shadow)
         if permit.runs and job.run_id == job.job_id:
             permit.runs[0].is_ended = True  # no other call will name this run
         return permit
@@ -234,8 +239,8 @@ class QuotaGate:
 
     def exhausted_error(self, permit: Permit) -> GatewayError:
         """The error of a job that gets no further lease."""
-        if permit.is_watermark_blocked:
-            return LedgerUnavailable("the budget watermark could not be written to the ledger")
+        if permit.is_watermark_blocked and self.watermarks is not None:
+            return self.watermarks.uncovered_error(permit) or LedgerUnavailable("the budget was not extended in time")
         account, in_money = permit.binding_account, permit.bound_in_money
         if account is None:
             _, account, in_money = headroom(permit.leased_accounts, permit.tariff)
@@ -270,15 +275,8 @@ class QuotaGate:
     def budget_burn(self, wall: float) -> dict[str, BudgetBurn]:
         """By period, the account that is furthest ahead of it: of tenants and keys, and of recently used runs."""
         self._calendar.advance_to(wall)
-        day, month = self._calendar.day, self._calendar.month
         owners = [*self._tenants.all(), *self._keys.all()]
-        days = [one.day for one in owners if one.day is not None and one.day.period == day]
-        months = [one.month for one in owners if one.month is not None and one.month.period == month]
-        return {
-            "day": highest_burn(days, elapsed_day(wall)),
-            "month": highest_burn(months, elapsed_month(wall)),
-            "run": highest_burn(self._runs.newest(MAX_BURN_RUNS), 1.0),
-        }
+        return burn_by_period(owners, self._runs.newest(MAX_BURN_RUNS), self._calendar, wall)
 
     @property
     def owner_count(self) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from inferry.admission.budgets import NO_THRESHOLD, UNBOUNDED, Account
 from inferry.admission.permits import Permit
+from inferry.domain.errors import GatewayError
 from inferry.domain.spending import Watermark, WatermarkBatch
 
 MIN_BLOCK_TOKENS = 4096
@@ -96,6 +97,14 @@ class WatermarkTracker:
                 account.committed_nanos -= nanos - cost
         permit.is_watermark_blocked = covered == 0
         return covered, cost
+
+    def uncovered(self, permits: list[Permit]) -> set[int]:
+        """Of jobs whose batch is written, those that may not run: none, since it covers all that was leased before."""
+        return set()
+
+    def uncovered_error(self, permit: Permit) -> GatewayError | None:
+        """Why a job that is not covered is refused; None where it is to wait for the next batch."""
+        return None
 
     def take_batch(self, wall: float) -> WatermarkBatch:
         """The watermarks to write now, in one transaction."""

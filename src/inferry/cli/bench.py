@@ -106,7 +106,9 @@ def _load_test(
         url=url,
         model=server.model,
         traffic=_traffic(workload),
-        slo_targets=_slo_targets(measurement.ttft_ms or [], measurement.itl_ms or []),
+        slo_targets=_slo_targets(
+            measurement.ttft_ms or [], measurement.itl_ms or [], measurement.ttft_ms_per_1k_tokens or []
+        ),
         request_metadata=RequestMetadata(
             lane_by=lane_by,  # type: ignore[arg-type]
             tenant_header=server.tenant_header or None,
@@ -178,13 +180,20 @@ def _load_engine_model(path: Path | None) -> "EngineModel | None":
         fail(str(error))
 
 
-def _slo_targets(ttft_ms: Sequence[str], itl_ms: Sequence[str]) -> "dict[Lane, SloTarget]":
+def _slo_targets(
+    ttft_ms: Sequence[str], itl_ms: Sequence[str], ttft_ms_per_1k_tokens: Sequence[str]
+) -> "dict[Lane, SloTarget]":
     """The SLO targets of the lanes, with those of the options."""
     from inferry.sim.workload import SloTarget, slo_targets_for
 
     ttfts, itls = _parse_by_lane("--ttft-ms", ttft_ms), _parse_by_lane("--itl-ms", itl_ms)
+    per_1k_tokens = _parse_by_lane("--ttft-ms-per-1k-tokens", ttft_ms_per_1k_tokens)
     return {
-        lane: SloTarget(ttfts.get(lane, one.ttft_s), itls.get(lane, one.itl_s))
+        lane: SloTarget(
+            ttfts.get(lane, one.ttft_s),
+            itls.get(lane, one.itl_s),
+            per_1k_tokens.get(lane, one.ttft_s_per_1k_tokens),
+        )
         for lane, one in slo_targets_for(DEFAULT_LANES).items()
     }
 

@@ -119,6 +119,10 @@ class MeasurementOptions(Struct, frozen=True, kw_only=True):
         list[str] | None,
         _measurement(help="TTFT target of one lane (P0=500) or all; default: the lanes' targets.", metavar="[LANE=]MS"),
     ] = None
+    ttft_ms_per_1k_tokens: Annotated[
+        list[str] | None,
+        _measurement(help="TTFT that 1,000 uncached prompt tokens add, in the same form.", metavar="[LANE=]MS"),
+    ] = None
     itl_ms: Annotated[list[str] | None, _measurement(help="ITL target, in the same form.", metavar="[LANE=]MS")] = None
     gpu_cost_per_hour: Annotated[
         float | None, _measurement(min=0.0, help="Price of a GPU-hour, for the cost per run.")

@@ -21,13 +21,19 @@ _SETTINGS = (
     "dtype",
     "prefix_cache",
     "kv_pause_s",
+    "max_adapter_rank",
 )
+_LOADED_LATER = 8
+"""Adapters that may be loaded at runtime, beside those of the configuration."""
 
 
 def engine_config(worker: EmbeddedWorkerConfig, device: Device) -> EngineConfig:
     """Configured limits, and the device's defaults for others."""
     configured = {name: value for name in _SETTINGS if (value := getattr(worker, name)) is not None}
-    return replace(DEVICE_DEFAULTS[device], **configured)
+    max_adapters = worker.max_adapters
+    if max_adapters is None:
+        max_adapters = len(worker.adapters) + (_LOADED_LATER if worker.adapter_dirs else 0)
+    return replace(DEVICE_DEFAULTS[device], **configured, max_adapters=max_adapters)
 
 
 def resolve_device(configured: Literal["auto", "cpu", "cuda"]) -> Device:

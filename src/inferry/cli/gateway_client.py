@@ -25,26 +25,43 @@ class GatewayProblem(Exception):
     """The gateway could not be asked. The message is for the operator."""
 
 
-def ask(url: str, method: str, path: str, admin_key: str | None = None) -> Any:
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    admin_key: str | None = None,
+    *,
+    body: dict[str, Any] | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Any:
     """The gateway's JSON answer. Prints the problem and exits where there is none."""
     try:
-        return ask_or_raise(url, method, path, admin_key)
+        return ask_or_raise(url, method, path, admin_key, body=body, timeout_s=timeout_s)
     except GatewayProblem as problem:
         fail(str(problem), status=1)
 
 
-def ask_or_raise(url: str, method: str, path: str, admin_key: str | None = None) -> Any:
-    """The gateway's JSON answer. Raises GatewayProblem."""
+def ask_or_raise(
+    url: str,
+    method: str,
+    path: str,
+    admin_key: str | None = None,
+    *,
+    body: dict[str, Any] | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Any:
+    """The gateway's JSON answer to a request, with `body` as JSON. Raises GatewayProblem."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter("must be of the form http://HOST:PORT", param_hint="--url")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     key = admin_key or os.environ.get(ADMIN_KEY)
-    connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+    sent = None if body is None else msgspec.json.encode(body)
     try:
-        connection.request(method, path, headers={"authorization": f"Bearer {key}"} if key else {})
+        connection.request(method, path, sent, {"authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()
-        body = response.read()
+        received = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise GatewayProblem(f"cannot reach {url}: {error}") from None
     except ValueError:
@@ -52,7 +69,7 @@ def ask_or_raise(url: str, method: str, path: str, admin_key: str | None = None)
     finally:
         connection.close()
     try:
-        answer = msgspec.json.decode(body)
+        answer = msgspec.json.decode(received)
     except msgspec.DecodeError:
         answer = None
     if response.status != 200:

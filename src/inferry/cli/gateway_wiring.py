@@ -8,6 +8,7 @@ from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_gate import QuotaGate
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget import Budget
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import CancelSender
 from inferry.dispatch.capacity import CapacityTracker
 from inferry.dispatch.deadlines import Deadlines
@@ -27,7 +28,6 @@ from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
 from inferry.dispatch.values import Sharing
-from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.clock import Clock
 from inferry.domain.job_events import JobEvents
 from inferry.domain.lanes import Lane, LanePolicy
@@ -51,10 +51,10 @@ def make_gateway(
     recorder: Recorder,
     metrics: Metrics,
     clock: Clock,
-    tokenizers: Mapping[str, Tokenizer] | None = None,
+    tokenizers: dict[str, Tokenizer] | None = None,
     gate: QuotaGate | None = None,
     runs: RunRegistry | None = None,
-    watermarks: WatermarkWriter | None = None,
+    watermarks: BudgetWriter | None = None,
     weight_of: Callable[[str], float] | None = None,
     sharing: Sharing | None = None,
     max_queued_bytes: int | None = None,
@@ -65,7 +65,7 @@ def make_gateway(
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
     admission = _admission_control(gate or QuotaGate({}), runs or RunRegistry(), clock, watermarks)
-    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now)
+    depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
     gpu_accounting = GpuAccounting(clock, pool.reported_view, recorder.record)
@@ -107,7 +107,7 @@ def make_gateway(
 
 
 def _admission_control(
-    gate: QuotaGate, runs: RunRegistry, clock: Clock, watermarks: WatermarkWriter | None
+    gate: QuotaGate, runs: RunRegistry, clock: Clock, watermarks: BudgetWriter | None
 ) -> AdmissionControl:
     admission = AdmissionControl(gate, runs, clock)
     if watermarks is not None:
@@ -212,7 +212,7 @@ def make_loop(
     # In this order: the queue depth before its readers, the pool last, because it may take the worker out.
     load = (depth, queue_admission, capacity, gpu_accounting, hedging, deadlines)
     events = JobEvents(
-        queued=(depth, queue_admission, deadlines, metrics),
+        queued=(depth, queue_admission, capacity, deadlines, metrics),
         sent=(*load, metrics),
         first_token=(capacity, gpu_accounting, hedging, metrics),
         produced=(metrics,),

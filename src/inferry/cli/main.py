@@ -14,17 +14,17 @@ from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from inferry._version import __version__
+from inferry.cli.adapters import adapters_app
 from inferry.cli.alerts import alerts_app
 from inferry.cli.bench import bench
 from inferry.cli.calibrate import calibrate
 from inferry.cli.callback_secrets import callback_secrets_app
-from inferry.cli.checkout import is_compiled
 from inferry.cli.config.alerts import check_webhook_secret
-from inferry.cli.config.checks import check_host
+from inferry.cli.config.cluster import advise_on_cluster
 from inferry.cli.config.loader import dump, duplicate_names, load, load_workers
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.secrets import check_secret_variables
-from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools, exposure_error
+from inferry.cli.config.tenants import AuthConfig, advise_on_tenants, check_pools
 from inferry.cli.doctor import doctor
 from inferry.cli.keys import keys_app, tenants_app
 from inferry.cli.ledger import ledger_app
@@ -33,11 +33,11 @@ from inferry.cli.plan import plan_app
 from inferry.cli.profile import profile
 from inferry.cli.ray import ray_app
 from inferry.cli.run_batch import run_batch
+from inferry.cli.serve import run_server
 from inferry.cli.simulate import simulate
 from inferry.cli.terminal import fail
 from inferry.cli.top import top
 from inferry.cli.workers import workers_app
-from inferry.domain.ledger_urls import IN_MEMORY, shown_ledger_url
 from inferry.domain.reports import RunBudget, run_budgets
 
 app = typer.Typer(
@@ -69,6 +69,7 @@ app.add_typer(alerts_app, name="alerts")
 app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
+app.add_typer(adapters_app, name="adapters")
 app.add_typer(ray_app, name="ray")
 app.command()(simulate)
 app.command()(calibrate)
@@ -111,16 +112,22 @@ def serve(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Disable authentication on any address (config: auth).")
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Gateway processes on the port: one owns the engines, the others serve HTTP."),
+    ] = 1,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C, then drain."""
     _configure_logging(log_level)
     config = _load(config_file)
     if no_auth:
         config = msgspec.structs.replace(config, auth=AuthConfig(mode="off", allow_remote=True))
+    host, port = config.server.host if host is None else host, config.server.port if port is None else port
     try:
-        _run_server(config, config.server.host if host is None else host, config.server.port if port is None else port)
+        status = run_server(config, host, port, workers)
     except ConfigError as error:
         fail(str(error))
+    raise typer.Exit(status)
 
 
 @app.command("check-config")
@@ -145,6 +152,8 @@ def check_config(
         fail(str(error))
     for message in advise_on_tenants(config.tenants, config.prices, config.workers):
         typer.echo(f"# {message}")
+    for message in advise_on_cluster(config.cluster, config.tenants):
+        typer.echo(f"# {message}")
     if config.workers_file is not None:
         try:
             watched = load_workers(Path(config.workers_file))
@@ -160,58 +169,6 @@ def check_config(
     missing = [*missing, *check_webhook_secret(config.alerts)]
     if missing:
         fail("; ".join(missing))
-
-
-def _run_server(config: Config, host: str, port: int) -> None:
-    import uvloop
-
-    from inferry.cli import wiring
-    from inferry.ingress.http import lifecycle
-
-    lifecycle.raise_file_limit()
-    if (problem := check_host(host)) is not None:
-        raise ConfigError(f"--host {problem}")
-    try:
-        sock = lifecycle.bind(host, port)
-    except OSError as error:
-        raise ConfigError(f"cannot serve on {host} port {port}: {error.strerror or error}") from None
-    if config.ledger == IN_MEMORY:
-        log.warning("the ledger is in memory: rows, keys and budgets are lost when the process ends")
-
-    async def main() -> None:
-        service = wiring.build(config)
-        count = len(service.pool.names())
-        build_kind = "compiled" if is_compiled() else "plain Python"
-        log.info("starting %d worker%s; hot path: %s", count, "" if count == 1 else "s", build_kind)
-        try:
-            refusal = exposure_error(config.auth, host, service.tenants.is_auth_required)
-            if refusal is not None:
-                raise ConfigError(refusal)
-            service.start()
-            address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-            log.info(
-                "listening on %s (OpenAI base URL %s/v1); ledger %s", address, address, shown_ledger_url(config.ledger)
-            )
-            lifecycle.tune_gc()
-            stop = lifecycle.StopSignals()
-            with stop.installed():
-                await lifecycle.serve(
-                    service.app,
-                    service.gateway,
-                    sock,
-                    stop,
-                    idle_timeout_s=config.server.idle_timeout_s,
-                    drain_timeout_s=config.server.drain_timeout_s,
-                )
-        finally:
-            await service.close()
-        log.info("stopped")
-
-    try:
-        with wiring.exclusive_use(config), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
-    finally:
-        sock.close()
 
 
 def _load(path: Path | None) -> Config:

@@ -44,6 +44,8 @@ def check(
     call_tokens: Annotated[
         int, typer.Option(min=1, metavar="TOKENS", help="Expected prompt and output tokens of a call.")
     ] = 2048,
+    adapters: Annotated[int, typer.Option(min=0, metavar="N", help="LoRA adapters to reserve memory for.")] = 0,
+    adapter_rank: Annotated[int, typer.Option(min=1, metavar="RANK", help="Largest rank of an adapter.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Say whether the embedded engine can serve a checkpoint, what is unsupported, the memory it needs, and the batch
@@ -59,28 +61,31 @@ def check(
         fail(f"`inferry models` needs {error.name}: pip install 'inferry[engine]', in a clone pip install '.[engine]'")
     gpu_bytes = cuda_memory()
     chosen = ("cpu" if gpu_bytes is None else "cuda") if device == "auto" else device
-    if memory is None and chosen == "cuda" and gpu_bytes is None:
-        fail("this machine has no GPU: give its memory with --memory")
     detected = gpu_bytes if chosen == "cuda" else None
+    if memory is None and chosen == "cuda" and detected is None:
+        fail("this machine has no GPU: give its memory with --memory")
     budget = Budget(
         device=chosen,
         device_bytes=parse_bytes(memory) if memory is not None else detected or cpu_memory().total,
         share=PROFILES[profile] if share is None else share,
         call_tokens=call_tokens,
     )
+    config = EngineConfig(
+        context_tokens=context_tokens, dtype=dtype, max_adapters=adapters, max_adapter_rank=adapter_rank
+    )
     try:
-        report = check_model(directory, EngineConfig(context_tokens=context_tokens, dtype=dtype), budget)
+        report = check_model(directory, config, budget)
     except UnsupportedModel as error:
         fail(str(error))
-    if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
-    else:
-        _print(report)
+    _print(report, as_json)
     if not report.is_usable:
         raise typer.Exit(UNUSABLE)
 
 
-def _print(report: "ModelReport") -> None:
+def _print(report: "ModelReport", as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+        return
     out = console()
     table = Table("model", report.directory, title_justify="left")
     table.add_row("architecture", safe_text(report.architecture))
@@ -112,6 +117,8 @@ def _print_memory(memory: "MemoryReport") -> None:
         out.print(table)
         out.print("unsupported: the model does not fit into the budget", style="bold red")
         return
+    if memory.adapter_bytes:
+        table.add_row("LoRA adapters", _gib(memory.adapter_bytes))
     table.add_row("workspace", _gib(memory.workspace_bytes or 0))
     table.add_row("runtime", _gib((memory.runtime_bytes or 0) + (memory.graph_bytes or 0)))
     table.add_row("all", _gib(memory.total_bytes or 0))

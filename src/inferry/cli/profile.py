@@ -17,6 +17,7 @@ from inferry.cli.bench_output import note, rich_table
 from inferry.cli.formats import parse_sizes
 from inferry.cli.option_groups import grouped
 from inferry.cli.terminal import console, fail, write_file
+from inferry.engine.bundled import BUNDLED_DIRECTORY, check_bundled_model
 from inferry.report.formatting import seconds
 
 if TYPE_CHECKING:
@@ -114,10 +115,11 @@ def profile(
 
 def _directory(model: str) -> Path:
     if model == BUNDLED:
-        from inferry.cli.worker_wiring import BUILT_IN_MODEL, model_home
-        from inferry.engine.tiny import ensure_tiny_model
-
-        return ensure_tiny_model(model_home() / BUILT_IN_MODEL)
+        try:
+            check_bundled_model(BUNDLED_DIRECTORY)
+        except ValueError as error:
+            fail(str(error))
+        return BUNDLED_DIRECTORY
     directory = Path(model).expanduser()
     if not directory.is_dir():
         fail(f"no such directory: {model}; the bundled model is named {BUNDLED}")

@@ -16,18 +16,16 @@ from msgspec.structs import replace
 from inferry.cli.config.schema import Config, ConfigError
 from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig
 from inferry.cli.engine_settings import engine_config, resolve_device
-from inferry.cli.worker_wiring import engine_worker, model_directory, vllm_engine
+from inferry.cli.worker_wiring import engine_worker, model_directory, tool_call_format, vllm_engine
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.periodic_task import PeriodicTask
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.workers_file import WorkerReconciler
 from inferry.domain.clock import Clock
 from inferry.domain.ports import Tokenizer, Worker
-from inferry.workers.in_process.embedded import embedded_program
-from inferry.workers.in_process.engine_link import EngineProgram
-from inferry.workers.in_process.vllm_inprocess import vllm_program
 
 if TYPE_CHECKING:
+    from inferry.workers.in_process.engine_link import EngineProgram
     from inferry.workers.ray.serve import AppStatus
 
 log = logging.getLogger(__name__)
@@ -168,10 +166,18 @@ def _placed(config: RayWorkerConfig) -> EmbeddedWorkerConfig | VllmInProcessWork
     return engine
 
 
-def _program_maker(engine: EmbeddedWorkerConfig | VllmInProcessWorkerConfig) -> Callable[[], EngineProgram]:
+def _program_maker(engine: EmbeddedWorkerConfig | VllmInProcessWorkerConfig) -> "Callable[[], EngineProgram]":
     """Makes the engine's program on the node of a replica."""
     directory, _ = model_directory(engine)
     if isinstance(engine, EmbeddedWorkerConfig):
-        return partial(embedded_program, directory, engine_config(engine, resolve_device(engine.device)))
+        from inferry.engine.tokenizer import HfTokenizer
+        from inferry.workers.in_process.embedded import embedded_program
+
+        tool_format = HfTokenizer(directory, tool_call_format(engine)).tool_format
+        config = engine_config(engine, resolve_device(engine.device))
+        config = replace(config, tool_format=None if tool_format is None else tool_format.name)
+        return partial(embedded_program, directory, config)
+    from inferry.workers.in_process.vllm_inprocess import vllm_program
+
     vllm = vllm_engine(engine)
     return partial(vllm_program, vllm.python, vllm.engine_arguments(directory))

@@ -143,8 +143,11 @@ def _compare(
     reports = []
     itl_s = {lane: one.itl_s for lane, one in slo_targets.items()}
     ttft_s = {lane: one.ttft_s for lane, one in slo_targets.items()}
+    ttft_s_per_1k_tokens = {lane: one.ttft_s_per_1k_tokens for lane, one in slo_targets.items()}
     for seed, seed_runs in runs.items():
-        simulation = Simulation(arm.frontend(), model.costs, arm.flags, itl_s=itl_s)
+        simulation = Simulation(
+            arm.frontend(), model.costs, arm.flags, itl_s=itl_s, ttft_s_per_1k_tokens=ttft_s_per_1k_tokens
+        )
         play(simulation, seed_runs, arm.name)
         reports.append(report(simulation, arm.name, ttft_s, seed=seed))
         rows.setdefault(arm.name, simulation.rows)

@@ -59,7 +59,8 @@ class TargetOptions(Struct, frozen=True, kw_only=True):
         list[str] | None,
         typer.Option(
             "--slo",
-            help="SLO targets of a lane in ms, instead of the configuration's: P0=500,30.",
-            metavar="LANE=TTFT,ITL",
+            help="SLO targets of a lane in ms, instead of the configuration's: P0=500,30, or P0=500,30,40 with the "
+            "TTFT that 1,000 uncached prompt tokens add.",
+            metavar="LANE=TTFT,ITL[,PER_1K]",
         ),
     ] = None

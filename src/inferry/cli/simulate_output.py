@@ -82,11 +82,15 @@ def _row(cells: Sequence[tuple[str, Spread | None, str]], which: str) -> list[st
 
 def slo_line(slo_targets: Mapping[Lane, SloTarget], lanes: Sequence[str]) -> str:
     parts = [
-        f"{lane.name} TTFT {_time(one.ttft_s)}, ITL {_time(one.itl_s)}"
+        f"{lane.name} TTFT {_time(one.ttft_s)}{_per_1k_tokens(one)}, ITL {_time(one.itl_s)}"
         for lane, one in slo_targets.items()
         if lane.name in lanes
     ]
     return f"SLO targets: {'; '.join(parts)}"
+
+
+def _per_1k_tokens(target: SloTarget) -> str:
+    return f" + {_time(target.ttft_s_per_1k_tokens)} per 1,000 uncached tokens" if target.ttft_s_per_1k_tokens else ""
 
 
 def _time(seconds: float) -> str:

@@ -4,24 +4,18 @@ Components are made here, in `gateway_wiring` and in `worker_wiring`, and nowher
 stores.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
-from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import (
-    EmbeddedWorkerConfig,
-    OpenAIWorkerConfig,
     RayWorkerConfig,
-    VllmInProcessWorkerConfig,
     WorkerConfig,
 )
 from inferry.cli.diagnosis_wiring import Diagnostics
@@ -29,16 +23,19 @@ from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
 from inferry.cli.ray_wiring import RayFleet, ray_fleets, scaling_limits
+from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.cli.workers_file_wiring import load_watched_workers, watch_workers_file
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.spending_sync import SpendingSync
 from inferry.dispatch.tenants import TenantManager, TenantWatcher
 from inferry.dispatch.values import HealthPolicy, Sharing
 from inferry.dispatch.watermark_writer import WatermarkWriter
-from inferry.dispatch.workers_file import InvalidWorkersFile, WatchedFile, WorkerReconciler, WorkersFileWatcher
+from inferry.dispatch.workers_file import WorkersFileWatcher
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
@@ -80,6 +77,7 @@ class Service(NamedTuple):
     observation: Observation
     diagnostics: Diagnostics
     tracing: Tracing | None = None
+    sharing: GatewaySharing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
     ray_fleets: Sequence[RayFleet] = ()
 
@@ -87,12 +85,15 @@ class Service(NamedTuple):
         """Start the workers, and the watchers of files and of the database."""
         self.gateway.start()
         self.tenants.start()
-        self.storage.start()
+        if self.sharing is None:
+            self.storage.start()  # otherwise by the gateway that owns the workers
         self.observation.start()
         if self.watch is not None:
             self.watch.start()
         for fleet in self.ray_fleets:
             fleet.start()
+        if self.sharing is not None:
+            self.sharing.start()
 
     async def close(self) -> None:
         if self.watch is not None:
@@ -104,6 +105,8 @@ class Service(NamedTuple):
         await self.storage.close()
         await self.accounts.close()
         await self.gateway.close()
+        if self.sharing is not None:
+            await self.sharing.close()
         await self.tenants.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -125,7 +128,7 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     clock = clock or SystemClock()
     workers: list[Worker] = []
     tokenizers: dict[str, Tokenizer] = {}
-    watched = _load_watched_workers(config)
+    watched = load_watched_workers(config)
     kinds: dict[str, str] = {}
     for worker_config in (*config.workers, *watched.values()):
         if isinstance(worker_config, RayWorkerConfig):
@@ -141,7 +144,7 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     service = service._replace(ray_fleets=fleets)
     if config.workers_file is None:
         return service
-    return service._replace(watch=_watch(config, service, watched, tokenizers, clock))
+    return service._replace(watch=watch_workers_file(config, service.pool, watched, tokenizers, clock))
 
 
 def assemble(
@@ -150,17 +153,17 @@ def assemble(
     tokenizers: dict[str, Tokenizer],
     clock: Clock,
     kinds: Mapping[str, str] | None = None,
+    app_type: type[App] = App,
 ) -> Service:
     """The service around given workers."""
-    watermark_store, recorder = _open_ledger(config.ledger)
-    tenants = _watch_tenants(config, clock)
+    watermark_store, recorder = _open_ledger(config)
+    load_spending = partial(_load_spending, config.ledger, clock)
+    shared = make_shared_limits(config, recorder, clock, load_spending)
+    tenants = watch_tenants(config, clock)
     run_reader = _open_run_reader(config.ledger)
-    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, recorder, clock)
-    pool = Pool(workers, clock, health=_health_policy(config.health), kinds=kinds)
-    models = {model for worker in workers for model in worker.view().models}
-    metrics = Metrics(models, [worker.name for worker in workers])
-    metrics.workers.health = pool.health
-    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    gate, runs, watermarks = _restored_admission(config, run_reader, watermark_store, shared, recorder, clock)
+    pool = Pool(workers, clock, health=health_policy(config.health), kinds=kinds)
+    metrics = _make_metrics(config, workers, pool, tenants)
     tracing = make_tracing(config.tracing, clock, metrics)
     tracer = None if tracing is None else tracing.tracer
     gateway = make_gateway(
@@ -181,10 +184,10 @@ def assemble(
         tracer=tracer,
         scaling=config.scaling.policy(scaling_limits(config)),
     )
-    app = App(
+    app = app_type(
         gateway,
         metrics,
-        _http_limits(config.server),
+        http_limits(config.server),
         Auth(tenants, allow_remote=config.auth.allow_remote, wall=clock.wall),
         admin_key=config.server.admin_key,
         tenants=tenants,
@@ -192,7 +195,7 @@ def assemble(
         problem=lambda: tenants.ledger_error,
         tracer=tracer,
     )
-    accounts = SpendingSync(gate, clock, lambda: _load_spending(config.ledger, clock.wall()))
+    accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
     app.use_alerts(observation.alerting.report)
@@ -201,7 +204,8 @@ def assemble(
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
-    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing)
+    sharing = None if shared is None else share(shared, gateway, metrics, clock.wall() - runs.tombstone_s)
+    service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing)
     _follow_tenants(config, service, watermarks)
     return service
 
@@ -212,22 +216,37 @@ def _follow_samples(app: App, gateway: Gateway, observation: Observation) -> Non
     app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
 
 
-def _watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
+def _make_metrics(config: Config, workers: Sequence[Worker], pool: Pool, tenants: TenantWatcher) -> Metrics:
+    """Metrics with labels for the workers, also for those that come when this gateway owns them."""
+    models = {model for worker in workers for model in worker.view().models}
+    names = [worker.name for worker in workers]
+    if not workers:
+        models = {model for worker in config.workers for model in worker.models}
+        names = [worker.name for worker in config.workers]
+    metrics = Metrics(models, names)
+    metrics.workers.health = pool.health
+    metrics.watch({"inferry_ledger_up": lambda: float(tenants.is_ledger_up)})
+    return metrics
+
+
+def watch_tenants(config: Config, clock: Clock) -> TenantWatcher:
     manager = TenantManager(TenantStore(config.ledger), config.configured_tenants())
     return TenantWatcher(manager, config.auth.mode, wall=clock.wall)
 
 
-def _open_ledger(url: str) -> tuple[WatermarkStore | None, Recorder]:
+def _open_ledger(config: Config) -> tuple[WatermarkStore | None, Recorder]:
     """Raises ConfigError where the ledger cannot be opened, or another gateway has it."""
     try:
         # First, because it locks a PostgreSQL database. A ledger in memory needs no watermarks: budgets end with it.
-        watermarks = None if url == IN_MEMORY else WatermarkStore(url, exclusive=True)
+        # Gateways that share limits have grants instead.
+        url, is_shared = config.ledger, config.cluster.redis is not None
+        watermarks = None if url == IN_MEMORY or is_shared else WatermarkStore(url, exclusive=True)
         return watermarks, Recorder(AttemptStore(url))
     except LedgerUnusable as error:
         raise ConfigError(str(error)) from None
 
 
-def _http_limits(server: ServerConfig) -> HttpLimits:
+def http_limits(server: ServerConfig) -> HttpLimits:
     return HttpLimits(
         max_body_bytes=server.max_body_bytes,
         body_timeout_s=server.body_timeout_s,
@@ -275,19 +294,23 @@ def _restored_admission(
     config: Config,
     run_reader: LedgerQueries | None,
     store: WatermarkStore | None,
+    shared: SharedLimits | None,
     recorder: Recorder,
     clock: Clock,
-) -> tuple[QuotaGate, RunRegistry, WatermarkWriter | None]:
+) -> tuple[QuotaGate, RunRegistry, BudgetWriter | None]:
     """Quotas and runs as the ledger has them."""
-    gate = QuotaGate(config.price_list(), watermarks=None if store is None else WatermarkTracker())
+    tracker = shared.tracker if shared is not None else None if store is None else WatermarkTracker()
+    gate = QuotaGate(config.price_list(), watermarks=tracker)
     runs = RunRegistry()
     if run_reader is not None:
         gate.restore(run_reader.query_spending(clock.wall()), clock.now())
         runs.restore(run_reader.cancelled_runs(clock.wall() - runs.tombstone_s), clock.now())
+    if shared is not None:
+        return gate, runs, shared.grants
     return gate, runs, None if store is None else WatermarkWriter(gate, store, recorder, clock)
 
 
-def _follow_tenants(config: Config, service: Service, watermarks: WatermarkWriter | None) -> None:
+def _follow_tenants(config: Config, service: Service, watermarks: BudgetWriter | None) -> None:
     """What follows a change of tenants, a revoked key, and a ledger that was replaced."""
 
     def end_unauthorized() -> None:
@@ -305,17 +328,17 @@ def _follow_tenants(config: Config, service: Service, watermarks: WatermarkWrite
     service.tenants.on_replaced = rewrite_all
 
 
-def _health_policy(config: HealthConfig) -> HealthPolicy:
+def health_policy(config: HealthConfig) -> HealthPolicy:
     common = set(config.__struct_fields__) & set(HealthPolicy.__struct_fields__)
     return HealthPolicy(**{name: getattr(config, name) for name in common})
 
 
-def _load_spending(ledger: str, wall: float) -> list[Spending]:
+def _load_spending(ledger: str, clock: Clock) -> list[Spending]:
     """The spending of all tenants, read with a connection of its own. Raises LedgerUnusable."""
     if ledger == IN_MEMORY:
         return []
     with opening.open_queries(ledger) as run_reader:
-        return run_reader.query_spending(wall)
+        return run_reader.query_spending(clock.wall())
 
 
 def _open_run_reader(ledger: str) -> LedgerQueries | None:
@@ -334,54 +357,3 @@ def _sharing(config: SingleFlightConfig) -> Sharing:
         replay_max_bytes=config.replay_max_bytes,
         join_history_max_bytes=config.join_history_max_bytes,
     )
-
-
-def _load_watched_workers(config: Config) -> dict[str, WorkerConfig]:
-    """The workers in the configuration's `workers_file`."""
-    if config.workers_file is None:
-        return {}
-    return _workers_by_name(config, load_workers(Path(config.workers_file)))
-
-
-def _workers_by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[str, WorkerConfig]:
-    duplicates = duplicate_names(config, workers)
-    if duplicates:
-        raise ConfigError(
-            f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}"
-        )
-    if any(isinstance(worker, OpenAIWorkerConfig) and worker.batch_api for worker in workers):
-        raise ConfigError(f"{config.workers_file}: `batch_api` is for workers of the configuration itself")
-    return {worker.name: worker for worker in workers}
-
-
-def _watch(
-    config: Config,
-    service: Service,
-    watched: dict[str, WorkerConfig],
-    tokenizers: dict[str, Tokenizer],
-    clock: Clock,
-) -> WorkersFileWatcher[WorkerConfig]:
-    """Keeps the pool in step with the `workers_file`."""
-    assert config.workers_file is not None
-
-    async def make(entry: WorkerConfig) -> tuple[Worker, str]:
-        try:
-            if isinstance(
-                entry, EmbeddedWorkerConfig | VllmInProcessWorkerConfig
-            ):  # reads a tokenizer, and may create a model
-                worker, found = await asyncio.to_thread(make_worker, entry, clock)
-            else:
-                worker, found = make_worker(entry, clock, config.lane_policies(), config.health)
-        except ConfigError as error:
-            raise InvalidWorkersFile(str(error)) from None
-        tokenizers.update(found)
-        return worker, worker_kind(entry)
-
-    def read(content: bytes) -> dict[str, WorkerConfig]:
-        try:
-            return _workers_by_name(config, parse_workers(content))
-        except ConfigError as error:
-            raise InvalidWorkersFile(str(error)) from None
-
-    fleet = WorkerReconciler(service.pool, make, watched, grace_s=config.server.drain_timeout_s)
-    return WorkersFileWatcher(WatchedFile(Path(config.workers_file)), read, fleet)

@@ -25,16 +25,16 @@ from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.routes import Task
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
+from inferry.engine.bundled import BUNDLED_DIRECTORY, BUNDLED_MODEL, check_bundled_model
 from inferry.workers.openai_http.advice import EngineFacts, advice
 from inferry.workers.openai_http.profiles import MEDIA_FEATURES, PROFILES, Profile
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 
 if TYPE_CHECKING:
+    from inferry.domain.workers import ToolFormatName
     from inferry.workers.in_process.engine_link import OpenLink
     from inferry.workers.in_process.vllm_inprocess import VllmEngine
-
-BUILT_IN_MODEL = "inferry-tiny"
 
 
 def make_worker(
@@ -128,6 +128,7 @@ def _embedded(
     try:
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
+        from inferry.engine.peft_config import read_peft_config
         from inferry.engine.tokenizer import HfTokenizer
         from inferry.streams.detokenizer import Assembler
         from inferry.workers.in_process.embedded import EmbeddedWorker
@@ -137,11 +138,16 @@ def _embedded(
             "(pip install 'inferry[engine]', in a clone pip install '.[engine]')"
         ) from None
     directory, names = model_directory(config)
+    adapters = {name: Path(path).expanduser() for name, path in config.adapters.items()}
     try:
-        tokenizer = HfTokenizer(directory)
+        tokenizer = HfTokenizer(directory, tool_call_format(config))
         engine = engine_config(config, resolve_device(config.device))
+        for path in adapters.values():
+            read_peft_config(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
+    if clashing := sorted(adapters.keys() & set(names)):
+        raise ConfigError(f"worker `{config.name}`: adapter {clashing[0]} has the name of the model")
     worker = EmbeddedWorker(
         config.name,
         model_dir=directory,
@@ -157,17 +163,27 @@ def _embedded(
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        tool_format=tokenizer.tool_format,
+        adapters=adapters,
+        adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
         open_link=open_link,
     )
-    return worker, dict.fromkeys(names, tokenizer)
+    return worker, dict.fromkeys((*names, *adapters), tokenizer)
+
+
+def tool_call_format(config: EmbeddedWorkerConfig) -> "ToolFormatName | None":
+    """The configured format; None where the model's chat template says."""
+    return None if config.tool_call_format == "auto" else config.tool_call_format
 
 
 def model_directory(config: EmbeddedWorkerConfig | VllmInProcessWorkerConfig) -> tuple[Path, tuple[str, ...]]:
-    """The directory of the model and the names it is served under; the built-in model is made where none is named."""
+    """The directory of the model and the names it is served under; the bundled model where none is named."""
     if config.model is None:
-        from inferry.engine.tiny import ensure_tiny_model
-
-        return ensure_tiny_model(model_home() / BUILT_IN_MODEL), config.models or (BUILT_IN_MODEL,)
+        try:
+            check_bundled_model(BUNDLED_DIRECTORY)
+        except ValueError as error:
+            raise ConfigError(f"worker `{config.name}`: {error}") from None
+        return BUNDLED_DIRECTORY, config.models or (BUNDLED_MODEL,)
     directory = Path(config.model).expanduser()
     if not (directory / "config.json").is_file():
         raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
@@ -229,15 +245,6 @@ def vllm_engine(config: VllmInProcessWorkerConfig) -> "VllmEngine":
         context_tokens=config.context_tokens,
         arguments=config.engine_args,
     )
-
-
-def model_home() -> Path:
-    """Where the built-in model is kept once made: INFERRY_HOME, else the user's cache directory."""
-    home = os.environ.get("INFERRY_HOME")
-    if home:
-        return Path(home) / "models"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "inferry" / "models"
 
 
 def advise(config: Config) -> list[str]:

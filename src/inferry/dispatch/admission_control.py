@@ -90,6 +90,20 @@ class AdmissionControl:
         self.gate.settle(session.permit, None, now, self.clock.wall())
         self.runs.reject(session.run, job_id, now)
 
+    def uncovered(self, job_ids: list[str]) -> set[str]:
+        """Of jobs that waited for watermarks or grants, those that did not get all of them."""
+        waiting = [job_id for job_id in job_ids if job_id in self._sessions]
+        watermarks = self.gate.watermarks
+        if watermarks is None:
+            return set()
+        found = watermarks.uncovered([self._sessions[job_id].permit for job_id in waiting])
+        return {waiting[number] for number in found}
+
+    def uncovered_error(self, job_id: str) -> GatewayError | None:
+        """Why a job that is not covered is refused; None where it waits on."""
+        watermarks = self.gate.watermarks
+        return None if watermarks is None else watermarks.uncovered_error(self._sessions[job_id].permit)
+
     # -- while it runs -----------------------------------------------------------------------------------------------
 
     def renew_grant(self, job_id: str, written: int) -> int:

@@ -1,10 +1,10 @@
 """The capacity of every worker, computed from the job events.
 
-Subscribes to `sent`, `first_token` and `ended`, and gives out the views that the scheduler gets. One controller per
-worker; workers whose capacity is fixed by configuration have none.
+Subscribes to `queued`, `sent`, `first_token` and `ended`, and gives out the views that the scheduler gets. One
+controller per worker; workers whose capacity is fixed by configuration have none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from inferry.domain.attempts import Attempt
 from inferry.domain.lanes import Lane, LanePolicy
@@ -16,6 +16,8 @@ from inferry.scheduling.capacity.controller import CapacityController, Stream
 CAPACITY_INTERVAL_S = 0.05
 MIN_RELATIVE_CHANGE = 0.03
 """The scheduler is told of a capacity only if some part of it has changed by more than this share."""
+
+MIN_WAIT_S = 0.05
 
 
 class _TrackedWorker:
@@ -47,13 +49,17 @@ class CapacityTracker:
         self._depth = depth
         self._on_cached = on_cached
         self._tracked: dict[str, _TrackedWorker] = {}
+        self._serving: dict[str, list[_TrackedWorker]] = {}
+        self._arrivals = 0
 
     def update_view(self, view: WorkerView, now: float) -> WorkerView:
         """The view that the scheduler gets of a worker whose view in the pool has changed."""
+        tracked = self._tracked.get(view.worker)
+        if tracked is None or not view.controlled or tracked.view.models != view.models:
+            self._serving.clear()
         if not view.controlled:
             self._tracked.pop(view.worker, None)
             return view
-        tracked = self._tracked.get(view.worker)
         if tracked is None:
             tracked = self._tracked[view.worker] = _TrackedWorker(self._lanes, view)
         if tracked.limits != view.capacity or tracked.view.chunk_tokens != view.chunk_tokens:
@@ -71,6 +77,7 @@ class CapacityTracker:
 
     def forget(self, worker: str) -> None:
         """A worker was removed; a later one of the same name starts afresh."""
+        self._serving.clear()
         self._tracked.pop(worker, None)
 
     def refresh(self, now: float) -> list[WorkerView]:
@@ -84,6 +91,17 @@ class CapacityTracker:
         return changed_views
 
     # -- events ------------------------------------------------------------------------------------------------------
+
+    def queued(self, attempt: Attempt, now: float) -> None:
+        """Tell one controller of the job, in rotation: without the gateway, calls are divided like that."""
+        job, model = attempt.job, attempt.job.route.model
+        serving = self._serving.get(model)
+        if serving is None:
+            serving = [tracked for tracked in self._tracked.values() if model in tracked.view.models]
+            self._serving[model] = serving
+        if serving:
+            self._arrivals += 1
+            serving[self._arrivals % len(serving)].controller.arrived(job.lane, job.footprint, now)
 
     def sent(self, attempt: Attempt, now: float) -> None:
         tracked = self._tracked_for(attempt)
@@ -157,5 +175,15 @@ def _has_changed(old: Capacity, new: Capacity) -> bool:
             (old.prefill_tokens, new.prefill_tokens),
             (old.prefill_tokens_per_s, new.prefill_tokens_per_s),
             (old.batch_sequences, new.batch_sequences),
+            *_waits(old, new),
         )
     )
+
+
+def _waits(old: Capacity, new: Capacity) -> Iterable[tuple[float | None, float | None]]:
+    """The waits by lane; waits below `MIN_WAIT_S` count as that."""
+    if old.direct is None or new.direct is None:
+        return [(None, None) if old.direct is new.direct else (None, 0.0)]
+    return [
+        (max(a, MIN_WAIT_S), max(b, MIN_WAIT_S)) for a, b in zip(old.direct.waits_s, new.direct.waits_s, strict=True)
+    ]

@@ -14,13 +14,21 @@ from inferry.domain.jobs import InferenceJob
 
 
 class Deadlines:
-    """`on_expired` cancels a job for an error; the owner sets it."""
+    """`on_expired` cancels a job for an error; the owner sets it. `is_remote` says whether a worker passes jobs on to a
+    process that watches them itself.
+    """
 
-    def __init__(self, request_timeout_s: float | None, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request_timeout_s: float | None,
+        now: Callable[[], float],
+        is_remote: Callable[[str], bool] = lambda worker: False,
+    ) -> None:
         self._timeout_s = request_timeout_s
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_remote = is_remote
         self.on_expired: Callable[[str, GatewayError], object] = lambda job_id, error: None
 
     def __len__(self) -> int:
@@ -46,19 +54,24 @@ class Deadlines:
             self._watch(job_id, left_s, RequestTimeout(f"the call was not complete within {self._timeout_s:g} s"))
 
     def sent(self, attempt: Attempt, now: float) -> None:
+        is_watched = self._timers or attempt.job.deadline is not None
+        if is_watched and attempt.plan is not None and self._is_remote(attempt.plan.worker):
+            self._forget(attempt.job.job_id)  # the process that runs the job ends it in time
+            return
         if attempt.job.deadline is not None and (expiry := self.expiry(attempt.job)) is not None:
             self._watch(attempt.job.job_id, expiry[0] - now, expiry[1])
 
     def ended(self, attempt: Attempt, now: float) -> None:
         if self._timers and attempt.resumed is None:
-            timer = self._timers.pop(attempt.job.job_id, None)
-            if timer is not None:
-                timer.cancel()
+            self._forget(attempt.job.job_id)
 
-    def _watch(self, job_id: str, left_s: float, error: GatewayError) -> None:
+    def _forget(self, job_id: str) -> None:
         timer = self._timers.pop(job_id, None)
         if timer is not None:
             timer.cancel()
+
+    def _watch(self, job_id: str, left_s: float, error: GatewayError) -> None:
+        self._forget(job_id)
         self._timers[job_id] = self._loop.call_later(max(0.0, left_s), self._expire, job_id, error)
 
     def _expire(self, job_id: str, error: GatewayError) -> None:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from inferry.admission.queue_limiter import QueueLimiter
 from inferry.admission.quota_retry_spread import QuotaRetrySpreader
 from inferry.admission.reports import AccountReport, RateLimitStatus
+from inferry.dispatch.adapters import AdapterControl
 from inferry.dispatch.admission_control import AdmissionControl
 from inferry.dispatch.budget_refusals import BudgetRefusals
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.deadlines import Deadlines
 from inferry.dispatch.gpu_accounting import GpuAccounting
@@ -20,7 +22,6 @@ from inferry.dispatch.run_cancellation import RunCanceller
 from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.values import CancelReport, WorkerReport
-from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.attempts import Attempt
 from inferry.domain.callers import ANONYMOUS, Caller
 from inferry.domain.clock import Clock
@@ -71,11 +72,12 @@ class Gateway:
         metrics: Metrics,
         gpu_accounting: GpuAccounting,
         scale: ScaleMonitor,
-        watermarks: WatermarkWriter | None = None,
+        watermarks: BudgetWriter | None = None,
     ) -> None:
         self.models = models
         self.now = clock.now
         self.wall = clock.wall
+        self.adapters = AdapterControl(pool, loop, models)
         self._pool = pool
         self._loop = loop
         self._host = host
@@ -92,6 +94,9 @@ class Gateway:
         self._budget_refusals = BudgetRefusals()
         self._is_draining = False
         self._cleanup_timer: asyncio.TimerHandle | None = None
+        self._announced: set[asyncio.Task[CancelReport]] = set()
+        self.on_run_cancelled: Callable[[str, str], None] | None = None
+        """Tells other gateways of a run that was cancelled here. They may know runs that this one does not."""
         self._run_canceller = RunCanceller(
             admission.runs,
             clock,
@@ -210,6 +215,21 @@ class Gateway:
 
         Raises RunNotFound, unless the run is known from the ledger (`is_known`).
         """
+        if self.on_run_cancelled is not None:
+            self.on_run_cancelled(tenant, run_id)
+            is_known = True
+        return await self._cancel_here(tenant, run_id, wait_s, is_known=is_known)
+
+    def cancel_announced(self, tenant: str, run_id: str) -> None:
+        """Another gateway has cancelled the run."""
+        if not self.has_run(tenant, run_id):
+            self._admission.runs.restore([(tenant, run_id)], self.now())
+            return
+        task = asyncio.get_running_loop().create_task(self._cancel_here(tenant, run_id, 0.0, is_known=True))
+        self._announced.add(task)
+        task.add_done_callback(self._announced.discard)
+
+    async def _cancel_here(self, tenant: str, run_id: str, wait_s: float, *, is_known: bool) -> CancelReport:
         try:
             return await self._run_canceller.cancel_run(tenant, run_id, wait_s=wait_s, is_known=is_known)
         finally:

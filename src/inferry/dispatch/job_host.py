@@ -1,13 +1,11 @@
 """Runs admitted jobs: the host of single flight, and the way to the dispatch loop."""
 
-from functools import partial
-
 from inferry.dispatch.admission_control import AdmissionControl, FollowerSession
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.cancel_sender import PendingCancel
 from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.singleflight.single_flight import SharingKind
-from inferry.dispatch.watermark_writer import WatermarkWriter
 from inferry.domain.callers import Caller
 from inferry.domain.errors import GatewayError, LedgerUnavailable, NoWorker
 from inferry.domain.jobs import InferenceJob
@@ -31,7 +29,7 @@ class JobHost:
         admission: AdmissionControl,
         recorder: Recorder,
         metrics: Metrics,
-        watermarks: WatermarkWriter | None = None,
+        watermarks: BudgetWriter | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._pool = pool
@@ -41,6 +39,8 @@ class JobHost:
         self._watermarks = watermarks
         self._metrics = metrics
         self._tracer = tracer
+        if watermarks is not None:
+            watermarks.on_written = self._start_covered
 
     def execute(self, job: InferenceJob, caller: Caller) -> JobStream:
         """Admit and run the job, or raise its refusal."""
@@ -64,8 +64,24 @@ class JobHost:
             if self._watermarks is not None:
                 self._watermarks.wake()
         if batch and self._watermarks is not None:
-            self._watermarks.on_batch_written(batch, partial(self._loop.reoffer, job.job_id))
+            self._watermarks.wait(batch, job.job_id)
         return stream
+
+    def _start_covered(self, job_ids: list[str]) -> list[str]:
+        """Offer jobs whose batch is written; return those that are to wait for the next one.
+
+        Where a shared limit was granted in part, the last jobs wait or are refused.
+        """
+        uncovered = self._admission.uncovered(job_ids)
+        waiting: list[str] = []
+        for job_id in job_ids:
+            if job_id not in uncovered:
+                self._loop.reoffer(job_id)
+            elif (error := self._admission.uncovered_error(job_id)) is None:
+                waiting.append(job_id)
+            else:
+                self._loop.cancel(job_id, error)
+        return waiting
 
     def cancel_execution(self, job_id: str, error: GatewayError | None) -> PendingCancel | None:
         return self._loop.cancel(job_id, error)

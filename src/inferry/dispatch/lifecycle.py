@@ -19,7 +19,7 @@ from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import PROGRESS_INTERVAL_TOKENS, BatchPlan, Ended, FirstToken, PredictedWait, Produced
 from inferry.domain.recovery import Retry, next_attempt, total_usage
-from inferry.domain.streams import Delta, Done, End, Failed, Item
+from inferry.domain.streams import Delta, Done, End, Failed, Item, Placed, Restarted
 from inferry.domain.values import replace
 from inferry.scheduling.scheduler import Scheduler
 from inferry.streams.demux import Demux
@@ -119,8 +119,13 @@ class JobLifecycle:
             return  # late: another attempt continues the job
         now = self._now()
         if type(item) is not Delta:
-            self.attempt_ended(stream, item, now)  # type: ignore[arg-type]
-            self.request_tick()
+            if isinstance(item, Done | Failed):
+                self.attempt_ended(stream, item, now)
+                self.request_tick()
+            elif isinstance(item, Placed):
+                attempt.placed = item
+            elif isinstance(item, Restarted):
+                self._restarted(stream, item)
             return
         if item.tokens:
             job = attempt.job
@@ -145,6 +150,13 @@ class JobLifecycle:
                 self._scheduler.progress(job.job_id, Produced(attempt.output_tokens - attempt.reported_tokens), now)
                 attempt.reported_tokens = attempt.output_tokens
         stream.push(item)
+
+    def _restarted(self, stream: JobStream, item: Restarted) -> None:
+        """The worker has passed the job on, and the process that runs it has begun another attempt."""
+        attempt, is_void = stream.attempt, item.resume_point is None
+        attempt.job = replace(attempt.job, attempt=item.attempt, resume_point=item.resume_point)
+        attempt.output_tokens = attempt.reported_tokens = 0
+        stream.begin_attempt(attempt, from_start=is_void)
 
     def _may_continue(self, attempt: Attempt, item: Delta) -> bool:
         """Whether the delta may be delivered. A job whose budget is used up is stopped, and ends as `Done`."""

@@ -185,9 +185,15 @@ class DispatchLoop:
         if (timer := self._delayed.pop(job_id, None)) is not None:
             timer.cancel()
         stream = self._demux.get(job_id)
-        if stream is not None:
-            self._scheduler.offer(stream.attempt.job, self._now(), is_admitted=True)
-            self._request_tick()
+        if stream is None:
+            return
+        job = stream.attempt.job
+        if job.route.adapter is not None and not self._scheduler.has_route(job.route):
+            error = NoWorker(f"the adapter `{job.route.model}` was unloaded")
+            self._lifecycle.end(stream, Failed(job_id, error), self._now())
+            return
+        self._scheduler.offer(job, self._now(), is_admitted=True)
+        self._request_tick()
 
     def _offer_later(self, job_id: str, delay_s: float) -> None:
         if delay_s > 0:
@@ -241,10 +247,14 @@ class DispatchLoop:
     def _worker_removed(self, worker: str) -> None:
         self._fleet.forget(worker)
         self._usage_validator.forget(worker)
+        self.end_unroutable("was removed")
+
+    def end_unroutable(self, reason: str) -> None:
+        """End queued jobs that no worker can take any more."""
         for stream in self._demux.streams():
             job = stream.attempt.job
             if stream.attempt.plan is None and not self._scheduler.has_route(job.route):
-                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` was removed"))
+                self.cancel(job.job_id, NoWorker(f"the last worker of model `{job.route.model}` {reason}"))
 
     def _hedge(self, attempt: Attempt, now: float) -> None:
         """Retry an overdue call on another worker, if allowed. Its worker gets no new work until it has confirmed the

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from inferry.dispatch.pool import Pool
 from inferry.domain.clock import Clock
 from inferry.domain.errors import NoWorker
+from inferry.domain.jobs import Footprint
 from inferry.domain.lanes import Lane, LanePolicy, evictable_lanes
 from inferry.domain.ports import ModelCard, Tokenizer
 from inferry.domain.routes import OutputLength
@@ -20,7 +21,7 @@ class ModelCatalog:
         self,
         lanes: Mapping[Lane, LanePolicy],
         pool: Pool,
-        tokenizers: Mapping[str, Tokenizer],
+        tokenizers: dict[str, Tokenizer],
         estimator: Estimator,
         clock: Clock,
     ) -> None:
@@ -52,8 +53,21 @@ class ModelCatalog:
         """The model's tokenizer, where every worker of the model takes its token ids."""
         return self._tokenizers.get(model)
 
+    def share_tokenizer(self, adapter: str, model: str) -> None:
+        """The adapter's prompts are tokenized as those of its base model."""
+        if model in self._tokenizers:
+            self._tokenizers[adapter] = self._tokenizers[model]
+
+    def forget_tokenizer(self, adapter: str) -> None:
+        self._tokenizers.pop(adapter, None)
+
     def max_wait_ms(self, lane: Lane) -> float:
         return self._max_wait_ms[lane]
+
+    def ttft_allowance_s(self, lane: Lane, footprint: Footprint, ms_per_1k_tokens: int | None = None) -> float:
+        """What the call's or the lane's `ttft_ms_per_1k_tokens` adds to the TTFT target for this prompt."""
+        each_ms = self._lanes[lane].ttft_ms_per_1k_tokens if ms_per_1k_tokens is None else ms_per_1k_tokens
+        return each_ms * footprint.prefill_tokens / 1e6
 
     def output_length(self, lane: Lane, expected_tokens: int) -> OutputLength | None:
         return self._lanes[lane].output_length(expected_tokens)

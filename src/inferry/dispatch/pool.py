@@ -25,6 +25,7 @@ from inferry.observe.worker_states import WorkerHealth
 log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 30.0
+_LOSSES = (WorkerLost, WorkerTimeout, WorkerUnreachable)
 
 
 class Pool:
@@ -79,6 +80,11 @@ class Pool:
         """
         return self._cards.get(isolation, {})
 
+    def is_remote(self, name: str) -> bool:
+        """Whether the worker passes jobs on to a process that owns the engines."""
+        supervisor = self._supervisors.get(name)
+        return supervisor is not None and supervisor.view.is_remote
+
     def serves(self, model: str) -> bool:
         """Whether some worker of this model is up."""
         return model in self._models_up
@@ -110,7 +116,7 @@ class Pool:
         )
 
     def worker_count(self, model: str) -> int:
-        """How many workers serve the model, up or not."""
+        """How many workers serve the model, up or not. One that passes jobs on counts as two: it is replaced."""
         return self._serving[model]
 
     async def count_tokens(self, model: str, isolation: str | None, body: bytes) -> int | None:
@@ -186,7 +192,7 @@ class Pool:
         end = attempt.end
         if isinstance(end, Done):
             supervisor.breaker.served()
-        elif end is not None and isinstance(end.error, WorkerLost | WorkerTimeout | WorkerUnreachable):
+        elif end is not None and end.error.can_failover and isinstance(end.error, _LOSSES):
             supervisor.lost(attempt.job.job_id)
         if supervisor.is_being_removed:
             supervisor.job_ended.set()
@@ -203,6 +209,12 @@ class Pool:
         supervisor = self._supervisors.get(name)
         if supervisor is not None:
             supervisor.suspect(confirmation)
+
+    def refresh_view(self, name: str) -> None:
+        """What the worker serves has changed."""
+        supervisor = self._supervisors.get(name)
+        if supervisor is not None:
+            supervisor.refresh()
 
     def refresh_worker(self, name: str) -> None:
         """Check this worker now."""
@@ -225,11 +237,12 @@ class Pool:
         supervisor.is_drained = False
         supervisor.refresh()
 
-    def add(self, worker: Worker, kind: str = "") -> None:
-        """Add a worker; it gets work once it has generated a token."""
+    def add(self, worker: Worker, kind: str = "", *, was_up: bool = False) -> None:
+        """Add a worker; it gets work once it has generated a token. `was_up`: until then, calls wait for it."""
         if worker.name in self._supervisors:
             raise ValueError(f"there is a worker {worker.name} already")
         supervisor = self._supervisors[worker.name] = self._supervisor_for(worker, kind)
+        supervisor.was_up = was_up
         self._view_changed(supervisor)
         if self._is_started:
             supervisor.task = asyncio.get_running_loop().create_task(supervisor.run_forever())
@@ -285,6 +298,8 @@ class Pool:
         worker_count: Counter[str] = Counter()
         for supervisor in self._supervisors.values():
             worker_count.update(supervisor.view.models)
+            if supervisor.view.is_remote:
+                worker_count.update(supervisor.view.models)
             pool_cards = cards.setdefault(supervisor.view.isolation, {})
             for card in supervisor.worker.cards():
                 known = pool_cards.get(card.name)
@@ -318,4 +333,5 @@ def _common_card(a: ModelCard, b: ModelCard) -> ModelCard:
         tasks=a.tasks & b.tasks,
         can_resume=a.can_resume and b.can_resume,
         can_resume_seeded=a.can_resume_seeded and b.can_resume_seeded,
+        can_resume_constrained=a.can_resume_constrained and b.can_resume_constrained,
     )

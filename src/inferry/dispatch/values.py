@@ -69,10 +69,12 @@ class CancelReport(Struct, frozen=True, kw_only=True):
 class Sharing(Struct, frozen=True, kw_only=True):
     """What may be shared, for how long, and how much memory that may take.
 
-    `linger_s` is how long a repeatable call continues after its client has left, where the call does not say.
+    `repeats`: repeated calls are recognised here, and not by another process. `linger_s` is how long a repeatable call
+    continues after its client has left, where the call does not say.
     """
 
     identical: bool = True
+    repeats: bool = True
     linger_s: float = 0.0
     replay_ttl_s: float = 300.0
     replay_max_bytes: int = 64 << 20

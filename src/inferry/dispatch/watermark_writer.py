@@ -7,12 +7,12 @@ and jobs without ceilings never wait.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import RELEASE_BATCH, WATERMARK_IDLE_S
+from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.domain.clock import Clock
 from inferry.domain.spending import Watermark, WatermarkBatch
 from inferry.ledger.recorder import Recorder
@@ -34,7 +34,7 @@ class WatermarkStore(Protocol):
     def close(self) -> None: ...
 
 
-class WatermarkWriter:
+class WatermarkWriter(BudgetWriter):
     """Writes the gate's watermarks. Its constructor reads the store and counts what a killed process left."""
 
     def __init__(
@@ -47,6 +47,7 @@ class WatermarkWriter:
         sweep_s: float = SWEEP_S,
         idle_s: float = WATERMARK_IDLE_S,
     ) -> None:
+        super().__init__()
         assert gate.watermarks is not None, "a watermark store needs a gate with watermarks"
         self._gate = gate
         self._watermarks = gate.watermarks
@@ -58,7 +59,6 @@ class WatermarkWriter:
         self._writer = ThreadPoolExecutor(1, "inferry-watermarks")
         self._task: asyncio.Task[None] | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._waiting: dict[int, list[Callable[[], None]]] = {}
         counted = gate.restore_watermarks(store.read(), clock.now(), clock.wall())
         if counted:
             log.warning(
@@ -74,12 +74,6 @@ class WatermarkWriter:
         """Start a write. The task begins after the current burst of callbacks, whose requests form one batch."""
         if self._task is None and self._watermarks.is_due:
             self._task = asyncio.get_running_loop().create_task(self._write())
-
-    def on_batch_written(self, batch: int, callback: Callable[[], None]) -> None:
-        if batch <= self._watermarks.written:
-            callback()
-        else:
-            self._waiting.setdefault(batch, []).append(callback)
 
     def rewrite_all(self) -> None:
         """The database was replaced: write all watermarks to the new one."""
@@ -115,8 +109,7 @@ class WatermarkWriter:
                 batch = self._watermarks.take_batch(self._clock.wall())
                 await self._write_with_retry(batch)
                 self._watermarks.batch_written(batch.number, self._clock.now())
-                for callback in self._waiting.pop(batch.number, ()):
-                    callback()
+                self._report_written(batch.number)
         finally:
             self._task = None
 

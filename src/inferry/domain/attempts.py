@@ -19,7 +19,7 @@ from inferry.domain.errors import (
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.ledger import LedgerEntry, Outcome
 from inferry.domain.plans import BatchPlan, PredictedWait
-from inferry.domain.streams import Done, End, Usage
+from inferry.domain.streams import Done, End, Placed, Usage
 
 UNLIMITED = sys.maxsize
 RENEW_AHEAD_TOKENS = 32
@@ -56,6 +56,7 @@ class Attempt:
         "last_token_at",
         "ledger_entry",
         "output_tokens",
+        "placed",
         "plan",
         "predicted",
         "renew_at_tokens",
@@ -72,6 +73,8 @@ class Attempt:
         self.job = job
         self.state = AttemptState.QUEUED
         self.plan: BatchPlan | None = None
+        # Where the job runs, if its worker has passed it on.
+        self.placed: Placed | None = None
         self.batch_size: int | None = None
         # Why it waited and why this worker; of an attempt that was never sent, why it waited.
         self.decision: Decision | None = None
@@ -87,8 +90,9 @@ class Attempt:
         self.renew_at_tokens = UNLIMITED
         # Whether every token so far met the lane's SLO; None where the lane has no target.
         self.slo_attained: bool | None = None
-        # When the SLO began to run for the first token of this attempt: later for an attempt that resumes a job.
-        self.slo_start_at = job.arrived_at
+        # When the SLO began to run for the first token of this attempt: later for a long prompt and for an attempt that
+        # resumes a job.
+        self.slo_start_at = job.arrived_at + job.ttft_allowance_s
         self.predicted: PredictedWait | None = None
         # Whether the worker reported a usage that cannot be true.
         self.usage_corrected = False

@@ -14,8 +14,9 @@ class GatewayError(Exception):
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
     """Whether clients should repeat the same call without being asked to."""
-    can_failover: ClassVar[bool] = False
-    """Whether the job may be retried on another worker, or later on the same one."""
+    can_failover: bool = False
+    """Whether the job may be retried on another worker, or later on the same one. A property of the class; False for
+    an error that another process reports, which has retried what it could."""
     predicted_wait_s: float | None = None
     """Predicted queue wait, if the job was refused because of it."""
     has_own_retry_time: bool = False

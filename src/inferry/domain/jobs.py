@@ -106,6 +106,7 @@ class Payload(Value):
     engine is asked for the whole answer at once. `echo`: text that the gateway writes before the output.
     `media_bytes`: bytes of images, audio, video and files in the body, which say nothing about its tokens.
     `pooled`: the inputs of a job that embeds or scores. `cache_salt`: the client's own, which is in the body too.
+    `keeps_ids`: events keep the token ids that were requested to resume the job; the reader removes them.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Payload(Value):
         media_bytes: int = 0,
         pooled: PooledInputs | None = None,
         cache_salt: str | None = None,
+        keeps_ids: bool = False,
     ) -> None:
         self.api: Final = api
         self.body: Final = body
@@ -144,6 +146,7 @@ class Payload(Value):
         self.media_bytes: Final = media_bytes
         self.pooled: Final = pooled
         self.cache_salt: Final = cache_salt
+        self.keeps_ids: Final = keeps_ids
 
     def __repr__(self) -> str:
         return f"Payload(api={self.api!r}, {len(self.body)} bytes)"
@@ -210,6 +213,7 @@ class InferenceJob(Value):
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
+    `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt.
     """
 
     # fmt: off
@@ -222,6 +226,7 @@ class InferenceJob(Value):
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
+        ttft_allowance_s: float = 0.0,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -255,3 +260,4 @@ class InferenceJob(Value):
         self.repeat: Final = repeat
         self.trace: Final = trace
         self.max_kv_tokens: Final = max_kv_tokens
+        self.ttft_allowance_s: Final = ttft_allowance_s

@@ -41,11 +41,12 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     all voluntary holding. `share`: fraction of prompt tokens guaranteed to the lane while higher lanes are busy.
     `reserve`: fraction of each worker's capacity that the lane leaves to higher lanes. `may_preempt`: lanes whose
     running jobs this lane may preempt; `preemptible`: whether jobs of this lane may be preempted. `ttft_ms` and
-    `itl_ms`: SLO targets. Above the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are
-    queued. `groups`: worker groups the lane may use, best first; None allows all. `borrow_groups`: whether it may use
-    workers of other groups while no live job needs them. `long_output_tokens`: predicted output tokens from which a job
-    is long; None does not separate short and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs
-    share a padded pass; longer ones form the last bucket.
+    `itl_ms`: SLO targets. `ttft_ms_per_1k_tokens` is added to `ttft_ms` for every 1,000 uncached prompt tokens. Above
+    the fraction `high_watermark` of `queue_limit` only retries and resumed jobs are queued. `groups`: worker groups the
+    lane may use, best first; None allows all. `borrow_groups`: whether it may use workers of other groups while no live
+    job needs them. `long_output_tokens`: predicted output tokens from which a job is long; None does not separate short
+    and long jobs. `prompt_buckets`: prompt lengths in tokens up to which jobs share a padded pass; longer ones form the
+    last bucket.
     """
 
     max_wait_ms: float
@@ -60,6 +61,7 @@ class LanePolicy(Struct, frozen=True, kw_only=True):
     preemptible: bool = False
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    ttft_ms_per_1k_tokens: float = 0.0
     groups: tuple[str, ...] | None = None
     borrow_groups: bool = False
     long_output_tokens: int | None = None

@@ -19,7 +19,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
     `default_output_tokens` is the output limit of a call that sets none; None leaves it to the engine. `can_resume`:
     the worker continues a job from token ids and reports the ids of a job that it loses. `can_resume_seeded`: a
-    continued job with a seed samples the same tokens as an uninterrupted one. `parent`: the base model of a LoRA
+    continued job with a seed samples the same tokens as an uninterrupted one. `can_resume_constrained`: a continued
+    job meets the constraint of its output as a whole. `parent`: the base model of a LoRA
     adapter; None for a model. `media_tokens`: assumed prompt tokens of one image, audio, video or file. `tasks`: what
     the model does.
     """
@@ -30,6 +31,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     default_output_tokens: int | None = None
     can_resume: bool = False
     can_resume_seeded: bool = False
+    can_resume_constrained: bool = False
     features: frozenset[str] = frozenset()
     tasks: frozenset[Task] = GENERATES
     created: int = 0
@@ -86,6 +88,20 @@ class RunKeeper(Protocol):
         """The run is over, by its agent's word or cancelled: nothing is kept for its next call."""
 
 
+@runtime_checkable
+class AdapterHost(Worker, Protocol):
+    """A worker that loads LoRA adapters while it runs. Each one is served as a model of its name."""
+
+    def may_load(self, path: str) -> bool:
+        """Whether the operator allows adapters from this path."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Return once calls may use the adapter. Raises GatewayError."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve the name no longer, at once. Return when the calls that use the adapter have ended and it is freed."""
+
+
 class Tokenizer(Protocol):
     """Converts text to token ids and back. Thread-safe."""
 
@@ -97,8 +113,16 @@ class Tokenizer(Protocol):
     def render_chat(self, messages: Sequence[dict[str, object]]) -> str:
         """The prompt that the model's chat template renders."""
 
-    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
-        """`continues_last`: the answer continues the last message instead of beginning another."""
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        continues_last: bool = False,
+        tools: Sequence[dict[str, object]] = (),
+    ) -> list[int]:
+        """`continues_last`: the answer continues the last message instead of beginning another. `tools`: functions
+        that the model may call, in OpenAI's form.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,9 +2,11 @@
 
 from msgspec import Struct
 
+from inferry.domain.constraints import Constraint
+
 
 class Sampling(Struct, frozen=True, kw_only=True, gc=False):
-    """Sampling parameters for engines that take token ids."""
+    """Sampling parameters for engines that take token ids. `constraint`: what the output must match."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -14,3 +16,4 @@ class Sampling(Struct, frozen=True, kw_only=True, gc=False):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None

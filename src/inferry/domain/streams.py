@@ -113,5 +113,40 @@ class Failed(Value):
         self.resume_point: Final = resume_point
 
 
-Item = Delta | Done | Failed
+class Placed(Value):
+    """Where a job runs that its worker has passed on: worker, seconds in the queue, size of the batch.
+
+    `shared_with`: the job whose execution this is, where it is not the job's own; `is_replay`: its answer was cached.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        worker: str,
+        queue_s: float,
+        batch_size: int,
+        shared_with: str | None = None,
+        is_replay: bool = False,
+    ) -> None:
+        self.job_id: Final = job_id
+        self.worker: Final = worker
+        self.queue_s: Final = queue_s
+        self.batch_size: Final = batch_size
+        self.shared_with: Final = shared_with
+        self.is_replay: Final = is_replay
+
+
+class Restarted(Value):
+    """The worker runs another attempt of the job itself: indexes of deltas begin at 0 again.
+
+    It continues from `resume_point`; None voids the output so far. `attempt` is its number.
+    """
+
+    def __init__(self, job_id: str, attempt: int, resume_point: ResumePoint | None = None) -> None:
+        self.job_id: Final = job_id
+        self.attempt: Final = attempt
+        self.resume_point: Final = resume_point
+
+
+Item = Delta | Done | Failed | Placed | Restarted
 End = Done | Failed

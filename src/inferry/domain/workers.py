@@ -9,6 +9,7 @@ from inferry.domain.routes import OutputLength
 
 KvPacking = Literal["sum", "timed"]
 EngineMode = Literal["continuous", "hybrid", "dynamic", "static"]
+ToolFormatName = Literal["hermes", "llama3_json", "mistral"]
 """How the embedded engine batches sequences.
 
 `continuous`: they join and leave in every step, prompts beside decodes. `hybrid`: likewise, but a step computes prompts
@@ -24,12 +25,23 @@ class Phase(enum.Enum):
     DOWN = "down"
 
 
+class DirectWaits(Struct, frozen=True, gc=False):
+    """What jobs would wait in the engine if every call went there at once: seconds by lane, at the 95th percentile.
+
+    `prompt_token_s`: seconds per prompt token. `chunk_tokens`: prompt tokens in flight that keep the engine busy.
+    """
+
+    waits_s: tuple[float, ...]
+    prompt_token_s: float
+    chunk_tokens: int
+
+
 class Capacity(Struct, frozen=True, gc=False):
     """How much of a worker the gateway may use; None is no limit.
 
     Sequences, KV tokens (at the predicted peak) and prefill tokens are held by jobs in flight. `prefill_tokens_per_s`
     limits the rate of prefill while live sequences decode. `batch_sequences`: number of running sequences above which
-    lanes without an SLO target are not sent.
+    lanes without an SLO target are not sent. `direct` bounds how long jobs are held back.
     """
 
     sequences: int | None = None
@@ -37,6 +49,7 @@ class Capacity(Struct, frozen=True, gc=False):
     prefill_tokens: int | None = None
     prefill_tokens_per_s: float | None = None
     batch_sequences: int | None = None
+    direct: DirectWaits | None = None
 
 
 class Load(Struct, frozen=True, gc=False):
@@ -98,8 +111,9 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     `last_activity_at`: last sign of life; None if liveness is not monitored. `adapters` are those of `models` that are
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
-    and is treated as down. `scale_up_wait_s`: the worker stands for replicas that are started on demand; it gets no job
-    itself, and a job whose model has no other worker waits this long for one.
+    and is treated as down. `is_remote`: it passes jobs on to a process that queues and places them: no job is held or
+    limited for it here, and it takes jobs of every lane. `scale_up_wait_s`: the worker stands for replicas that are
+    started on demand; it gets no job itself, and a job whose model has no other worker waits this long for one.
     """
 
     worker: str
@@ -129,4 +143,5 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     kv_blocks: KvBlocks | None = None
     last_activity_at: float | None = None
     breaker_open: bool = False
+    is_remote: bool = False
     scale_up_wait_s: float | None = None

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.domain.workers import EngineMode
+from inferry.domain.workers import EngineMode, ToolFormatName
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,7 +19,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     weights and KV cache: `auto` is float32 on a CPU and the checkpoint's own on a GPU. `kv_tokens` of `auto` fill what
     the weights leave of `memory_share` of the device's memory. `prefix_cache`: full KV blocks stay after their
     sequence, and later sequences of the same salt with the same prefix use them. `kv_pause_s`: after a call of a run
-    its blocks are kept for its next call for this long, 0 for not at all.
+    its blocks are kept for its next call for this long, 0 for not at all. `max_adapters`: LoRA adapters that may be
+    loaded at the same time, each with ranks of at most `max_adapter_rank`. `tool_format`: how the model
+    writes tool calls, None if it is not known.
     In the mode `hybrid` streams wait at most about `decode_wait_ms` for the prompts between two of their tokens.
     """
 
@@ -36,15 +38,21 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: Device = "cpu"
     prefix_cache: bool = True
     kv_pause_s: float = 60.0
+    tool_format: ToolFormatName | None = None
+    max_adapters: int = 0
+    max_adapter_rank: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("decode_wait_ms", "max_sequences", "kv_tokens", "chunk_tokens", "block_tokens"):
+        counts = ("decode_wait_ms", "max_sequences", "kv_tokens", "chunk_tokens", "block_tokens", "max_adapter_rank")
+        for name in counts:
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.kv_tokens != "auto" and self.kv_tokens < self.block_tokens:
             raise ValueError("kv_tokens must hold at least one block of block_tokens")
         if not 0 < self.memory_share <= 1:
             raise ValueError("memory_share must be above 0 and at most 1")
+        if self.max_adapters < 0:
+            raise ValueError("max_adapters must be at least 0")
         if not 0 <= self.kv_pause_s < inf:
             raise ValueError("kv_pause_s must be at least 0")
         for name in ("context_tokens", "threads"):

@@ -13,36 +13,23 @@ from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
+from inferry.engine.grammars import Grammars
+from inferry.engine.launched_step import LaunchedStep
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.modes import planner_of
 from inferry.engine.padding import padding_work
 from inferry.engine.planner import NO_PADDING, Limits, StepPlan, Work
 from inferry.engine.prefix_keys import root_key
-from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner
+from inferry.engine.rejections import Room, rejection_of
+from inferry.engine.runners import UNKNOWN, BlockingSteps, OverlappingRunner, Runner, without_awaiting
 from inferry.engine.sequences import Sequence
 
-_SHORT_PHASE_COST = 3.0
-"""What the prompt tokens of a short phase may cost, in fixed costs of a step: a step of its own costs one."""
+_MIXED_COST = 1.5
+"""What prompt tokens beside decodes may cost, in fixed costs of a step, where phases of their own would be frequent."""
 
-
-class _Step:
-    """A launched step. `ends`: by piece, the tokens of its sequence that are computed then. `sampled`: sequences that
-    get a token, and its place. `weights`: modelled seconds by piece. `padding` is computed beside the work, in rows of
-    `longest` tokens, for the `members` of a pass.
-    """
-
-    __slots__ = ("ends", "longest", "members", "padding", "pooled", "sampled", "started", "weights", "work")
-
-    def __init__(self, plan: StepPlan, members: list[Sequence], weights: list[float], started: float) -> None:
-        self.work = plan.work
-        self.padding = plan.padding
-        self.members = [] if plan.padding == NO_PADDING else list(members)
-        self.longest = max((len(sequence.tokens) for sequence in self.members), default=0)
-        self.weights = weights
-        self.started = started
-        self.ends: list[int] = []
-        self.sampled: list[tuple[Sequence, int]] = []
-        self.pooled: list[Sequence] = []
+_COMPILE_WAIT_S = 0.02
+"""How long a step without other work waits for a grammar. Messages are read between steps."""
+_TOO_COMPLEX = "it became too complex to match"
 
 
 class EngineCore:
@@ -58,6 +45,7 @@ class EngineCore:
         runner: Runner,
         config: EngineConfig,
         *,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
         make_seed: Callable[[], int] | None = None,
     ) -> None:
@@ -65,8 +53,10 @@ class EngineCore:
         is_overlapping = isinstance(runner, OverlappingRunner)
         self._steps_runner = runner if isinstance(runner, OverlappingRunner) else BlockingSteps(runner)
         self._max_in_flight = 2 if is_overlapping else 1
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[LaunchedStep] = deque()
         self._collected_at = 0.0
+        self._grammars = grammars
+        self._constrained = 0
         self._clock = clock
         self._make_seed = make_seed or (lambda: random.SystemRandom().getrandbits(63))
         self._costs = WorkCosts(is_exact=True)
@@ -99,7 +89,10 @@ class EngineCore:
         return bool(self._sequences)
 
     def add(self, request: Request) -> Rejected | None:
-        rejection = self._rejection(request)
+        if request.key in self._sequences:
+            return Rejected(request.key, False, "the key is already in use")
+        room = Room(self.context_tokens, self.kv_tokens, self._runner.vocab_size, self._grammars is not None)
+        rejection = rejection_of(request, room)
         if rejection is not None:
             return rejection
         prompt, sampling = request.prompt_ids, request.sampling
@@ -117,14 +110,23 @@ class EngineCore:
             stop_ids=eos | frozenset(sampling.stop_token_ids),
             is_pooled=request.pooled,
             # The mean of a pooled sequence is over the hidden states of all its tokens, so all are computed.
-            root_key=None if self._shared is None or request.pooled else root_key(request.salt),
+            root_key=None if self._shared is None or request.pooled else root_key(request.salt, request.adapter),
             run=request.run if self._kv_pause_s else None,
             kv_quota=request.kv_quota,
             batch=request.batch,
+            adapter=request.adapter,
         )
         self._sequences[request.key] = sequence
-        insort(self._waiting, sequence, key=_rank)
+        constraint = sampling.constraint
+        if constraint is not None and self._grammars is not None:
+            self._constrained += 1
+            self._grammars.start(sequence, constraint, prompt[len(prompt) - request.output_ids :], self._clock())
+        else:
+            insort(self._waiting, sequence, key=_rank)
         return None
+
+    def uses_adapter(self, adapter: int) -> bool:
+        return any(sequence.adapter == adapter for sequence in self._sequences.values())
 
     def abort(self, keys: Iterable[int]) -> list[Account]:
         """Free these sequences; return the accounts of those that had not ended."""
@@ -138,6 +140,7 @@ class EngineCore:
 
     def step(self) -> StepDone:
         """Run one step, or wait for the oldest in flight. Without work nothing changes."""
+        ends = self._start_compiled() if self._constrained else []
         while len(self._in_flight) < self._max_in_flight:
             started = self._clock()
             plan = self._schedule()
@@ -145,10 +148,10 @@ class EngineCore:
                 break
             self._launch(plan, started)
         if not self._in_flight:
-            return StepDone([], [], self.stats())
+            return StepDone([], ends, self.stats())
         sampled = self._steps_runner.collect()
         self._steps += 1
-        return self._postprocess(self._in_flight.popleft(), sampled)
+        return self._postprocess(self._in_flight.popleft(), sampled, ends)
 
     def stats(self) -> Stats:
         return Stats(
@@ -176,46 +179,31 @@ class EngineCore:
             padding_rows=self._padding_rows,
         )
 
-    def _rejection(self, request: Request) -> Rejected | None:
-        tokens = len(request.prompt_ids)
-        if request.key in self._sequences:
-            return Rejected(request.key, False, "the key is already in use")
-        if tokens == 0:
-            return Rejected(request.key, False, "the prompt is empty")
-        wrong = self._pooled_rejection(request) if request.pooled else self._length_rejection(request)
-        if wrong is not None:
-            return wrong
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
-            return Rejected(request.key, False, f"the prompt has token ids outside 0 to {self._runner.vocab_size - 1}")
-        return None
-
-    def _length_rejection(self, request: Request) -> Rejected | None:
-        tokens = len(request.prompt_ids)
-        if request.sampling.max_tokens < 1:
-            return Rejected(request.key, False, "max_tokens must be at least 1")
-        if tokens >= self.context_tokens:
-            return Rejected(
-                request.key,
-                True,
-                f"the prompt has {tokens} tokens; the context of {self.context_tokens} tokens leaves none for output",
-            )
-        if tokens >= self.kv_tokens:
-            return Rejected(request.key, True, f"the prompt has {tokens} tokens; the KV cache holds {self.kv_tokens}")
-        return None
-
-    def _pooled_rejection(self, request: Request) -> Rejected | None:
-        """A pooled sequence has no output and may fill the context."""
-        tokens, limit = len(request.prompt_ids), min(self.context_tokens, self.kv_tokens)
-        if tokens <= limit:
-            return None
-        return Rejected(request.key, True, f"the input has {tokens} tokens; the limit is {limit} tokens")
+    def _start_compiled(self) -> list[End]:
+        """Let sequences wait whose grammars are compiled; the ends of those whose grammars are invalid."""
+        grammars = self._grammars
+        if grammars is None or not grammars.is_compiling:
+            return []
+        is_idle = not (self._running or self._waiting or self._in_flight)
+        ends: list[End] = []
+        for sequence, error in grammars.collect(self._clock(), _COMPILE_WAIT_S if is_idle else 0.0):
+            if error is None and sequence.matcher is not None and not sequence.matcher.is_complete:
+                insort(self._waiting, sequence, key=_rank)
+                continue
+            # Without an error, a resumed sequence had written all of its output.
+            self._remove(sequence)
+            ends.append(End(_account(sequence), error is None, error))
+        return ends
 
     def _schedule(self) -> StepPlan:
         if self.pool.kept:
             self.pool.expire(self._clock())
-        plan, self._planner = self._planner.plan(
-            self._running, self._waiting, self.pool.free, self._limits, self._shared
-        )
+        plan, planner = self._planner.plan(self._running, self._waiting, self.pool.free, self._limits, self._shared)
+        if self._constrained and self._in_flight:
+            plan = without_awaiting(plan)
+            if not plan.work and plan.padding == NO_PADDING:
+                return plan
+        self._planner = planner
         for sequence in plan.preempted:
             if sequence in self._running:  # else it waits, and was prepared
                 self._running.remove(sequence)
@@ -247,7 +235,7 @@ class EngineCore:
             self._prefix_queries += sequence.prompt_tokens
             self._prefix_hits += sequence.computed
 
-    def _name_blocks(self, step: _Step) -> None:
+    def _name_blocks(self, step: LaunchedStep) -> None:
         """Put the blocks that the step filled into the prefix cache. Their tokens are known by now.
 
         A sequence that was preempted after the launch has given up its blocks; it has less computed than at the launch.
@@ -264,7 +252,7 @@ class EngineCore:
 
     def _launch(self, plan: StepPlan, started: float) -> None:
         """Start the step and take its sequences as computed. Its tokens are unknown; stop tokens are found later."""
-        step = _Step(plan, self._running, self._weights(plan.work), started)
+        step = LaunchedStep(plan, self._running, self._weights(plan.work), started)
         if step.members:
             # The runner has one block more than the pool (`EngineConfig.cache_blocks`).
             padding = padding_work(plan.padding, step.longest, self.pool.total, self.pool.block_tokens)
@@ -287,31 +275,34 @@ class EngineCore:
                 self._running.remove(sequence)
         self._in_flight.append(step)
 
-    def _postprocess(self, step: _Step, sampled: list[int]) -> StepDone:
+    def _postprocess(self, step: LaunchedStep, sampled: list[int], ends: list[End]) -> StepDone:
         tokens: list[tuple[int, int]] = []
         pooled: list[tuple[int, bytes]] = []
-        ended: list[tuple[Sequence, bool]] = []
+        ended: list[tuple[Sequence, bool, str | None]] = []
         self._name_blocks(step)
         for sequence in step.pooled:
             if sequence.key in self._sequences:
                 pooled.append((sequence.key, sequence.result))
-                ended.append((sequence, True))
+                ended.append((sequence, True, None))
         # Tokens of padding come last and are dropped.
         for (sequence, place), token in zip(step.sampled, sampled, strict=step.padding == NO_PADDING):
             if sequence.key not in self._sequences:
                 continue  # it ended or was aborted after this step was launched
             sequence.tokens[place] = token
             tokens.append((sequence.key, token))
-            if token in sequence.stop_ids:
-                ended.append((sequence, True))
+            matcher = sequence.matcher
+            if matcher is not None and not matcher.consume(token):
+                ended.append((sequence, False, _TOO_COMPLEX))
+            elif token in sequence.stop_ids or (matcher is not None and matcher.is_complete):
+                ended.append((sequence, True, None))
             elif place + 1 >= sequence.limit:
-                ended.append((sequence, False))
+                ended.append((sequence, False, None))
         now = self._clock()
         self._charge(step, now - max(step.started, self._collected_at))
         self._collected_at = now
-        for sequence, _ in ended:
+        for sequence, _, _ in ended:
             self._remove(sequence)
-        ends = [End(_account(sequence), stopped) for sequence, stopped in ended]
+        ends += [End(_account(sequence), stopped, error) for sequence, stopped, error in ended]
         return StepDone(tokens, ends, self.stats(), pooled)
 
     def _weights(self, work: tuple[Work, ...]) -> list[float]:
@@ -324,7 +315,7 @@ class EngineCore:
             for piece in work
         ]
 
-    def _charge(self, step: _Step, seconds: float) -> None:
+    def _charge(self, step: LaunchedStep, seconds: float) -> None:
         """Divide the time of the step by the weights of its pieces, and learn the costs from it.
 
         The time of padding is that of the pieces beside it; a step of padding alone is divided evenly.
@@ -360,20 +351,23 @@ class EngineCore:
             self._limits = self._limit_phases(self._limits)
 
     def _limit_phases(self, limits: Limits) -> Limits:
-        """Phases by their modelled time: a long one within the time that decodes may wait, but at least a chunk; a
-        short one within `_SHORT_PHASE_COST`, but at least a block.
+        """Prompt tokens by their modelled time: of a phase within the time that decodes may wait, but at least a chunk;
+        beside decodes within `_MIXED_COST`, but at least a block.
         """
         costs, chunk_tokens = self._costs, limits.chunk_tokens
         phase_tokens = self._decode_wait_s / (costs.prompt_s + costs.base_s / chunk_tokens)
-        short_phase_tokens = _SHORT_PHASE_COST * costs.base_s / costs.prompt_s
+        mixed_tokens = _MIXED_COST * costs.base_s / costs.prompt_s
         return replace(
             limits,
             phase_tokens=max(chunk_tokens, int(phase_tokens)),
-            short_phase_tokens=max(limits.block_tokens, min(chunk_tokens, int(short_phase_tokens))),
+            mixed_tokens=max(limits.block_tokens, min(chunk_tokens, int(mixed_tokens))),
         )
 
     def _remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
+        if self._grammars is not None and sequence.sampling.constraint is not None:
+            self._constrained -= 1
+            self._grammars.discard(sequence.key)
         if sequence.run is None:
             self.pool.release(sequence.key)
         else:

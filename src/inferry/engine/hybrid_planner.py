@@ -1,4 +1,4 @@
-"""The planner of the mode `hybrid`: a step computes prompts or it decodes. Pure.
+"""The planner of the mode `hybrid`: prompts in phases of their own. Pure.
 
 Prompts between two tokens of a stream lengthen its inter-token latency, so prompts are computed rarely and many at a
 time. A prefill phase computes the prompts of a group: of sequences that take the open slots, and of sequences for the
@@ -8,8 +8,9 @@ from the step in which a slot is free. While prepared sequences take the free sl
 - Where the prepared group would fill slots for `QUIET_STEPS` decode steps, at the rate at which slots become free, the
   phase may compute `phase_tokens`. Fewer than 1 % of the inter-token latencies of a stream then contain a phase. It
   begins when an eighth of the slots are open, or with any open slot `QUIET_STEPS` steps after the last phase.
-- Otherwise a phase computes at most `short_phase_tokens`, and begins as soon as a slot is open.
-- A prompt of a higher lane than every sequence that decodes or is prepared begins a phase at once.
+- Otherwise phases would be frequent. While a slot is open, decode steps then compute prompts too: `mixed_tokens`, and
+  in proportion more where more than an eighth of the slots are open.
+- A prompt of a higher lane than every sequence that decodes or is prepared is begun at once.
 
 While no sequence decodes, prompts are limited by `chunk_tokens` alone.
 """
@@ -58,34 +59,38 @@ class HybridPlanner(Struct, frozen=True):
         # A preempted sequence must not be overtaken in the same step by a new one of its rank or below.
         newcomers = [] if preempted else [sequence for sequence in waiting if not sequence.blocks]
         seats = _seats(kept[: len(running)], kept[len(running) :], newcomers, free, limits, shared)
-        phase_limit = self._phase_limit(seats, limits)
+        phase_limit, is_mixed = self._phase_limit(seats, limits)
         joining, chunks, _ = _fill_chunk(seats, min(limits.chunk_tokens, phase_limit - self.phase_tokens))
         tokens = sum(chunk.tokens for chunk in chunks)
         seated = len(running) + len(seats.seated) + len(joining)
         freed_per_step = self.freed_per_step + RATE_ALPHA * max(0, self.seats - len(running))
-        if tokens:
-            plan = StepPlan(tuple(preempted), (*seats.seated, *joining), tuple(chunks))
+        admitted = (*seats.seated, *joining)
+        if tokens and not is_mixed:
+            plan = StepPlan(tuple(preempted), admitted, tuple(chunks))
             return plan, HybridPlanner(0, self.phase_tokens + tokens, phase_limit, seated, freed_per_step)
         freed_per_step -= RATE_ALPHA * self.freed_per_step
-        plan = StepPlan(tuple(preempted), tuple(seats.seated), tuple(Work(one, 1) for one in seats.decodes))
-        return plan, HybridPlanner(self.decode_steps + 1, 0, 0, seated, freed_per_step)
+        plan = StepPlan(tuple(preempted), admitted, (*(Work(one, 1) for one in seats.decodes), *chunks))
+        return plan, HybridPlanner(0 if tokens else self.decode_steps + 1, 0, 0, seated, freed_per_step)
 
-    def _phase_limit(self, seats: "_Seats", limits: Limits) -> int:
-        """How many prompt tokens the phase may have that runs or can begin now; 0 where sequences decode instead."""
+    def _phase_limit(self, seats: "_Seats", limits: Limits) -> tuple[int, bool]:
+        """How many prompt tokens the phase may have that runs or can begin now, 0 where sequences decode instead; and
+        whether they are computed beside decodes.
+        """
         if not seats.decodes:
-            return max(self.phase_limit, self.phase_tokens + limits.chunk_tokens)
+            return max(self.phase_limit, self.phase_tokens + limits.chunk_tokens), False
         if self.phase_tokens:
-            return self.phase_limit
+            return self.phase_limit, False
         open_slots = seats.open_slots + len(seats.unfinished)
         best_lane = min(sequence.lane for sequence in (*seats.decodes, *seats.prepared))
         has_urgent = any(sequence.lane < best_lane for sequence in (*seats.unfinished, *seats.newcomers[:1]))
         if not open_slots and not has_urgent:
-            return 0
+            return 0, False
         _, _, complete = _fill_chunk(seats, limits.phase_tokens)
         if complete + len(seats.prepared) < max(1.0, self.freed_per_step * QUIET_STEPS):
-            return limits.short_phase_tokens
+            open_eighths = open_slots * OPEN_PART / limits.max_sequences
+            return int(limits.mixed_tokens * max(1.0, open_eighths)), True
         is_due = open_slots * OPEN_PART >= limits.max_sequences or self.decode_steps >= QUIET_STEPS
-        return limits.phase_tokens if is_due or has_urgent else 0
+        return limits.phase_tokens if is_due or has_urgent else 0, False
 
 
 class _Seats(Struct, frozen=True):

@@ -36,6 +36,20 @@ def load_model(
     return config, _Loader(config, StoredTensors(directory), dtype, device).load()
 
 
+@dataclass(frozen=True)
+class LayerNorms:
+    """Weights of the norms of a layer, with the root of the width; float32."""
+
+    input: Tensor
+    post_attention: Tensor
+
+
+def load_norms(directory: Path, config: ModelConfig) -> tuple[LayerNorms, ...]:
+    """The norms of every layer, which the loaded weights have multiplied into their matrices."""
+    loader = _Loader(config, StoredTensors(directory), torch.float32, "cpu")
+    return tuple(loader.norms(f"{loader.prefix}layers.{index}.") for index in range(config.layers))
+
+
 class StoredTensors:
     """The tensors of a checkpoint by name.
 
@@ -96,11 +110,12 @@ class _Loader:
         self._tensors = tensors
         self._dtype = dtype
         self._device = device
+        # A checkpoint of the base model alone may omit the prefix.
+        has_prefix = "model.embed_tokens.weight" in tensors or Task.EMBED not in config.tasks
+        self.prefix = "model." if has_prefix else ""
 
     def load(self) -> Weights:
-        config, tensors = self._config, self._tensors
-        # A checkpoint of the base model alone may omit the prefix.
-        prefix = "model." if "model.embed_tokens.weight" in tensors or Task.EMBED not in config.tasks else ""
+        config, tensors, prefix = self._config, self._tensors, self.prefix
         table = f"{prefix}embed_tokens.weight"
         final_norm = self._norm(f"{prefix}norm.weight")
         head = score = None
@@ -119,16 +134,21 @@ class _Loader:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         qk_norm = self._qk_norm(attention)
         scale = config.query_scale if qk_norm is None else 1.0
-        input_norm, post_norm = (self._norm(f"{prefix}{name}_layernorm.weight") for name in ("input", "post_attention"))
+        norms = self.norms(prefix)
         return LayerWeights(
-            qkv=self._matrix(*self._qkv(attention, "weight", scale), norm=input_norm),
+            qkv=self._matrix(*self._qkv(attention, "weight", scale), norm=norms.input),
             qkv_bias=self._biases(*self._qkv(attention, "bias", scale)),
             qk_norm=qk_norm,
             out=self._matrix(_Part(attention + "o_proj.weight")),
             out_bias=self._biases(_Part(attention + "o_proj.bias")),
-            gate_up=self._matrix(_Part(mlp + "gate_proj.weight"), _Part(mlp + "up_proj.weight"), norm=post_norm),
+            gate_up=self._matrix(
+                _Part(mlp + "gate_proj.weight"), _Part(mlp + "up_proj.weight"), norm=norms.post_attention
+            ),
             down=self._matrix(_Part(mlp + "down_proj.weight")),
         )
+
+    def norms(self, prefix: str) -> LayerNorms:
+        return LayerNorms(*(self._norm(f"{prefix}{name}_layernorm.weight") for name in ("input", "post_attention")))
 
     def _qkv(self, attention: str, kind: str, query_scale: float) -> tuple[_Part, ...]:
         return (
@@ -183,11 +203,11 @@ class _Loader:
         head_dim = self._config.head_dim
         for stored in self._tensors.slices(part.name, head_dim if part.is_rotated else 1):
             rows = stored.to(self._device, torch.float32)
-            rows = _paired(rows, head_dim) if part.is_rotated else rows
+            rows = paired(rows, head_dim) if part.is_rotated else rows
             yield rows if part.scale == 1.0 else rows * part.scale
 
 
-def _paired(rows: Tensor, head_dim: int) -> Tensor:
+def paired(rows: Tensor, head_dim: int) -> Tensor:
     """Reorder the rows of each head from (first halves, second halves) to the pairs that RoPE rotates."""
     heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)

@@ -39,10 +39,11 @@ class MemoryEstimate:
     workspace: int
     graphs: int
     runtime: int
+    adapters: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.workspace + self.graphs + self.runtime
+        return self.weights + self.adapters + self.kv_cache + self.workspace + self.graphs + self.runtime
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,18 @@ class MemoryModel:
         """Keys and values of one token in all layers."""
         return self._model.layers * 2 * self._kv_width * self._value_bytes
 
+    def adapter_bytes(self, max_rank: int) -> int:
+        """One LoRA adapter that changes every matrix, with the largest rank.
+
+        On a CPU the modules of a joined matrix have their ranks side by side, with zeros between. On a GPU the rank is
+        padded to what tensor cores take.
+        """
+        model, q, kv, is_cpu = self._model, self._q_width, self._kv_width, self._device == "cpu"
+        inputs = 3 * model.hidden + q + 2 * model.hidden + model.intermediate
+        outputs = (3 if is_cpu else 1) * (q + 2 * kv) + 2 * model.hidden + (4 if is_cpu else 2) * model.intermediate
+        rank = max_rank if is_cpu else padded_rank(max_rank)
+        return model.layers * rank * (inputs + outputs) * self._value_bytes
+
     def estimate(self, config: EngineConfig) -> MemoryEstimate:
         """The memory of an engine with this configuration, whose `kv_tokens` is a number."""
         kv_tokens = config.blocks * config.block_tokens
@@ -101,6 +114,7 @@ class MemoryModel:
             workspace=int(step + kv_tokens * self._kv_workspace_bytes(config)),
             graphs=self._graph_bytes,
             runtime=RUNTIME_BYTES[self._device],
+            adapters=config.max_adapters * self.adapter_bytes(config.max_adapter_rank),
         )
 
     def kv_tokens(self, config: EngineConfig, budget_bytes: float) -> int:
@@ -159,6 +173,11 @@ class MemoryModel:
         scores = self._model.heads * _FLOAT32 + masks * (_FLOAT32 + 1)
         # Blocks that lie apart are copied, one layer at a time; at least half of a range lies together.
         return scores + per_block / config.block_tokens + self.kv_token_bytes / self._model.layers / 2
+
+
+def padded_rank(rank: int) -> int:
+    """The rank that adapters have on a GPU: a power of two, and at least what tensor cores multiply at once."""
+    return max(16, 1 << (rank - 1).bit_length())
 
 
 def fitted(memory: MemoryModel, config: EngineConfig, total_bytes: int, available_bytes: int) -> EngineConfig:

@@ -39,6 +39,10 @@ class Request(Struct, frozen=True, array_like=True):
     """The tenant, and the KV tokens that its sequences may hold at the same time; None for no limit."""
     batch: int = 0
     """Requests with different numbers never share a padded pass."""
+    output_ids: int = 0
+    """So many of the last `prompt_ids` are output of an earlier attempt, which the constraint covers."""
+    adapter: int = 0
+    """The number of a loaded LoRA adapter; 0 for none."""
 
     def __repr__(self) -> str:
         return f"Request(key={self.key}, {len(self.prompt_ids)} tokens)"
@@ -63,7 +67,20 @@ class Shutdown(Struct, frozen=True, tag=3, array_like=True):
     pass
 
 
-ToEngine = Setup | Add | Abort | EndRun | Shutdown
+class LoadAdapter(Struct, frozen=True, tag=5, array_like=True):
+    """Load a LoRA adapter under a number that is never used again. Answered by `AdapterChanged`."""
+
+    adapter: int
+    directory: str
+
+
+class UnloadAdapter(Struct, frozen=True, tag=6, array_like=True):
+    """Unload an adapter. Answered by `AdapterChanged` once no sequence uses it; later requests for it are rejected."""
+
+    adapter: int
+
+
+ToEngine = Setup | Add | Abort | EndRun | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Stats(Struct, frozen=True, array_like=True, gc=False):
@@ -114,10 +131,14 @@ class Account(Struct, frozen=True, array_like=True, gc=False):
 
 
 class End(Struct, frozen=True, array_like=True, gc=False):
-    """The end of a sequence. `stopped`: by a stop token; else by its length limit."""
+    """The end of a sequence. `stopped`: by a stop token or the end of its grammar; else by its length limit.
+
+    `error`: why its constraint cannot be met. It may quote the constraint, and is for the caller only.
+    """
 
     account: Account
     stopped: bool
+    error: str | None = None
 
 
 class StepDone(Struct, frozen=True, tag=11, array_like=True):
@@ -148,6 +169,13 @@ class Rejected(Struct, frozen=True, tag=13, array_like=True):
     message: str
 
 
+class AdapterChanged(Struct, frozen=True, tag=16, array_like=True):
+    """The adapter was loaded or unloaded. `error`: why it was not."""
+
+    adapter: int
+    error: str | None = None
+
+
 class Fatal(Struct, frozen=True, tag=14, array_like=True):
     """The engine has failed. `message` never contains user data."""
 
@@ -158,13 +186,13 @@ class Heartbeat(Struct, frozen=True, tag=15, array_like=True):
     """Sent every `HEARTBEAT_INTERVAL_S` seconds, also during a step: the process runs."""
 
 
-class Draining(Struct, frozen=True, tag=16, array_like=True):
+class Draining(Struct, frozen=True, tag=17, array_like=True):
     """The engine's host is being removed: the engine takes no more requests and completes those that it has."""
 
 
 HEARTBEAT_INTERVAL_S = 0.5
 
-FromEngine = Ready | StepDone | Aborted | Rejected | Fatal | Heartbeat | Draining
+FromEngine = Ready | StepDone | Aborted | Rejected | AdapterChanged | Fatal | Heartbeat | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inferry.domain.routes import GENERATES, Task
+from inferry.engine.lora import AdapterRows, add_adapters
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ class PaddedPrompts:
 class StepBatch:
     """All tokens of one step, one row each. Built once per step and used by every layer.
 
-    `slots` are the cache rows of every token's keys by head, then of its values: one per tile of its block.
+    `slots` are the cache rows of every token's keys by head, then of its values: one per tile of its block. `adapters`
+    are the rows that use LoRA adapters.
     """
 
     ids: Tensor
@@ -164,6 +166,7 @@ class StepBatch:
     chunks: Ordered[PromptChunk]
     last_rows: Tensor | None
     padded: PaddedPrompts | None = None
+    adapters: Ordered[AdapterRows] = ()
 
 
 class Decoder:
@@ -223,6 +226,7 @@ class Decoder:
                 qkv = torch.mm(normed, layer.qkv)
             else:
                 qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+            add_adapters(batch.adapters, index, "qkv", normed, qkv)
             qk = qkv[:, : rotated_heads * config.head_dim].view(rows, rotated_heads, config.head_dim)
             precise = qk.float()  # in float32 no copy; there are no complex numbers of bfloat16
             if layer.qk_norm is not None:
@@ -233,11 +237,16 @@ class Decoder:
             self._rows[index].index_copy_(0, batch.slots, qkv[:, self._q_width :].reshape(-1, config.head_dim))
             attended = self._attend(index, qkv, batch)
             hidden.addmm_(attended, layer.out)
+            add_adapters(batch.adapters, index, "out", attended, hidden)
             if layer.out_bias is not None:
                 hidden.add_(layer.out_bias)
             normed = self._normed(hidden)
-            gate, up = torch.mm(normed, layer.gate_up).chunk(2, 1)
-            hidden.addmm_(F.silu(gate).mul_(up), layer.down)
+            gate_up = torch.mm(normed, layer.gate_up)
+            add_adapters(batch.adapters, index, "gate_up", normed, gate_up)
+            gate, up = gate_up.chunk(2, 1)
+            active = F.silu(gate).mul_(up)
+            hidden.addmm_(active, layer.down)
+            add_adapters(batch.adapters, index, "down", active, hidden)
         return hidden
 
     def _normed(self, hidden: Tensor) -> Tensor:

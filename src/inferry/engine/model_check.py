@@ -62,6 +62,7 @@ class MemoryReport(Struct, frozen=True, kw_only=True):
     budget_bytes: int
     weight_bytes: int
     kv_token_bytes: int
+    adapter_bytes: int | None = None
     workspace_bytes: int | None = None
     graph_bytes: int | None = None
     runtime_bytes: int | None = None
@@ -155,6 +156,7 @@ def _sized(report: MemoryReport, size: Sizing, model: ModelConfig, block_tokens:
     lengths = [tokens for tokens in _CONTEXTS if tokens < size.context_tokens] + [size.context_tokens]
     return replace(
         report,
+        adapter_bytes=size.estimate.adapters,
         workspace_bytes=size.estimate.workspace,
         graph_bytes=size.estimate.graphs,
         runtime_bytes=size.estimate.runtime,

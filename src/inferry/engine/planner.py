@@ -15,8 +15,8 @@ from inferry.engine.sequences import Sequence
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits of a step. Batch-lane work is held back only if it has at least `min_held_tokens` tokens.
 
-    Where prompts and decodes are planned apart, `phase_tokens` limits the prompt tokens between two decode steps, and
-    `short_phase_tokens` where such phases are frequent.
+    Where prompts and decodes are planned apart, `phase_tokens` limits the prompt tokens between two decode steps. Where
+    such phases would be frequent, `mixed_tokens` limits the prompt tokens beside decodes.
     """
 
     max_sequences: int
@@ -24,7 +24,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     block_tokens: int
     min_held_tokens: int = 8
     phase_tokens: int = 8_192
-    short_phase_tokens: int = 512
+    mixed_tokens: int = 512
 
 
 class Work(Struct, frozen=True, gc=False):

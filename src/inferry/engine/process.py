@@ -7,6 +7,7 @@ the gateway decides when the engine stops.
 """
 
 import contextlib
+import importlib.util
 import logging
 import signal
 import socket
@@ -17,7 +18,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inferry.engine.adapter_control import AdapterControl
 from inferry.engine.core import EngineCore
+from inferry.engine.grammars import Grammars
 from inferry.engine.messages import (
     HEARTBEAT_INTERVAL_S,
     Abort,
@@ -28,10 +31,12 @@ from inferry.engine.messages import (
     Frames,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     Ready,
     Setup,
     Shutdown,
     ToEngine,
+    UnloadAdapter,
     decode_to_engine,
     frame,
 )
@@ -39,6 +44,7 @@ from inferry.engine.messages import (
 if TYPE_CHECKING:
     from inferry.engine.config import EngineConfig
     from inferry.engine.gpu.runner import GpuRunner
+    from inferry.engine.runners import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -90,29 +96,39 @@ def send_heartbeats(channel: Channel) -> None:
 class EngineLoop:
     """Reads messages, runs steps, sends results. A received abort takes effect before the next step."""
 
-    def __init__(self, core: EngineCore, channel: Channel) -> None:
+    def __init__(self, core: EngineCore, channel: Channel, adapters: AdapterControl | None = None) -> None:
         self._core = core
         self._channel = channel
+        self._adapters = adapters or AdapterControl(core, None, 0)
 
     def run(self) -> None:
         """Run until Shutdown. Raises Hangup when the socket is closed."""
         while True:
             for message in self._channel.receive(wait=not self._core.has_work):
-                match message:
-                    case Add(requests):
-                        for request in requests:
-                            rejected = self._core.add(request)
-                            if rejected is not None:
-                                self._channel.send(rejected)
-                    case Abort(call, keys):
-                        freed = self._core.abort(keys)
-                        self._channel.send(Aborted(call, freed, self._core.stats()))
-                    case EndRun(run):
-                        self._core.pool.end_run(run)
-                    case Shutdown():
-                        return
+                if isinstance(message, Shutdown):
+                    return
+                self._apply(message)
             if self._core.has_work:
                 self._channel.send(self._core.step())
+            for unloaded in self._adapters.unloaded():
+                self._channel.send(unloaded)
+
+    def _apply(self, message: ToEngine) -> None:
+        match message:
+            case Add(requests):
+                for request in requests:
+                    rejected = self._adapters.rejection(request) or self._core.add(request)
+                    if rejected is not None:
+                        self._channel.send(rejected)
+            case Abort(call, keys):
+                freed = self._core.abort(keys)
+                self._channel.send(Aborted(call, freed, self._core.stats()))
+            case EndRun(run):
+                self._core.pool.end_run(run)
+            case LoadAdapter(adapter, directory):
+                self._channel.send(self._adapters.load(adapter, directory))
+            case UnloadAdapter(adapter):
+                self._adapters.unload(adapter)
 
 
 def _serve(channel: Channel) -> None:
@@ -120,7 +136,7 @@ def _serve(channel: Channel) -> None:
     if not isinstance(setup, Setup):
         raise TypeError("the first message must be Setup")
     try:
-        core, ready = _build(Path(setup.model_dir), setup.config)
+        core, ready, adapters = _build(Path(setup.model_dir), setup.config)
     except Exception as error:
         logger.exception("loading the model failed")
         channel.send(Fatal(f"{type(error).__name__}: {error}"))
@@ -128,7 +144,7 @@ def _serve(channel: Channel) -> None:
     channel.send(ready)
     threading.Thread(target=send_heartbeats, args=(channel,), name="heartbeat", daemon=True).start()
     try:
-        EngineLoop(core, channel).run()
+        EngineLoop(core, channel, adapters).run()
     except PeerClosed:
         raise
     except Exception as error:
@@ -137,7 +153,7 @@ def _serve(channel: Channel) -> None:
         channel.send(Fatal(type(error).__name__))
 
 
-def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
+def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready, AdapterControl]:
     # Imported here: torch takes a second, and a closed socket is noticed before that.
     from inferry.engine.runner import TorchRunner, fitted_to_cpu, set_threads
 
@@ -153,7 +169,7 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
         config = fitted_to_cpu(model_dir, config)
         runner = TorchRunner.load(model_dir, config)
     runner.warm_up()
-    core = EngineCore(runner, config)
+    core = EngineCore(runner, config, grammars=_grammars(model_dir, config, runner))
     ready = Ready(
         context_tokens=core.context_tokens,
         kv_tokens=core.kv_tokens,
@@ -164,7 +180,16 @@ def _build(model_dir: Path, config: "EngineConfig") -> tuple[EngineCore, Ready]:
         tasks=runner.tasks,
         features=runner.features,
     )
-    return core, ready
+    return core, ready, AdapterControl(core, runner.adapters, config.max_adapters)
+
+
+def _grammars(model_dir: Path, config: "EngineConfig", runner: "Runner") -> Grammars | None:
+    """None without llguidance, or without a tokenizer."""
+    if importlib.util.find_spec("llguidance") is None or not (model_dir / "tokenizer.json").is_file():
+        return None
+    grammars = Grammars(model_dir, runner.vocab_size, runner.eos_ids, config.tool_format)
+    grammars.wait_until_loaded()  # at startup, so that neither the first call nor the idle engine pays for it
+    return grammars
 
 
 def main() -> None:

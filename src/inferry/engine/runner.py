@@ -10,6 +10,7 @@ from inferry.domain.routes import Task
 from inferry.domain.sampling import Sampling
 from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
+from inferry.engine.cpu_adapters import CpuAdapters
 from inferry.engine.device_memory import cpu_memory
 from inferry.engine.dtypes import check_cpu_dtype, resolve_dtype
 from inferry.engine.loader import load_model
@@ -34,8 +35,11 @@ class TorchRunner:
     `pads`: decodes read keys padded to the longest, however many they are.
     """
 
-    def __init__(self, decoder: Decoder, block_tokens: int, *, pads: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, block_tokens: int, *, pads: bool = False, adapters: CpuAdapters | None = None
+    ) -> None:
         self._decoder = decoder
+        self.adapters = adapters
         self._pads = pads
         self._block_tokens = block_tokens
         self._tiles = decoder.config.tiles
@@ -51,7 +55,8 @@ class TorchRunner:
         dtype: torch.dtype = getattr(torch, cpu_dtype(config))
         model, weights = load_model(model_dir, context_tokens=config.context_tokens, dtype=dtype)
         decoder = Decoder(model, weights, blocks=config.cache_blocks, block_tokens=config.block_tokens)
-        return cls(decoder, config.block_tokens, pads=config.pads)
+        adapters = CpuAdapters(model_dir, model, config, dtype) if config.max_adapters else None
+        return cls(decoder, config.block_tokens, pads=config.pads, adapters=adapters)
 
     def warm_up(self) -> None:
         """Run one pass of each kind: the first one allocates, which would delay the first request."""
@@ -119,6 +124,7 @@ class TorchRunner:
             chunks=chunks,
             last_rows=None if len(last_rows) == len(ids) else torch.tensor(last_rows, dtype=torch.long),
             padded=_padded(whole, len(ids), self._window) if whole else None,
+            adapters=() if self.adapters is None else self.adapters.groups(rows),
         )
 
     def _chunk(self, row: int, first: int, end: int, blocks: list[int]) -> PromptChunk:

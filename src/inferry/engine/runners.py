@@ -3,7 +3,9 @@
 from collections.abc import Sequence as Ordered
 from typing import Protocol, runtime_checkable
 
-from inferry.engine.planner import Work
+from msgspec.structs import replace
+
+from inferry.engine.planner import StepPlan, Work
 
 
 class Runner(Protocol):
@@ -37,6 +39,14 @@ class OverlappingRunner(Runner, Protocol):
 
 UNKNOWN = -1
 """Stands for a token that is being sampled."""
+
+
+def without_awaiting(plan: StepPlan) -> StepPlan:
+    """The plan without sequences with a grammar whose last token is being sampled: their next token depends on it."""
+    work = tuple(piece for piece in plan.work if piece.sequence.matcher is None or piece.sequence.tokens[-1] != UNKNOWN)
+    if len(work) == len(plan.work):
+        return plan
+    return replace(plan, work=work) if work else StepPlan()
 
 
 class BlockingSteps:

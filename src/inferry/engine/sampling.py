@@ -7,6 +7,7 @@ on other sequences of the batch nor on preemptions.
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,9 @@ def _mix(value: int) -> int:
 @torch.inference_mode()
 def sample(logits: Tensor, sequences: Ordered[Sequence]) -> list[int]:
     """One token per row. Temperature 0 is greedy; top-k and top-p are applied before sampling."""
+    constrained = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
+    if constrained:
+        _mask(logits, constrained, [sequences[row] for row in constrained])
     # numpy's argmax is many times as fast as torch's on the CPU.
     best: list[int] = logits.numpy().argmax(axis=-1).tolist()
     drawn = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature > 0]
@@ -64,6 +68,31 @@ def draw(logits: Tensor, sequences: Ordered[Sequence], cut_tail: CutTail | None 
     # Rounding may carry the number past the last weight: take the last token with a weight then.
     last = (weights > 0).double().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
     return torch.minimum(tokens, last).squeeze(1)
+
+
+def fill_masks(masks: Tensor, sequences: Ordered[Sequence]) -> None:
+    """Write which tokens the grammars of the sequences allow: one bit per token, in a row of 32-bit words for each.
+
+    `masks` is memory of the host.
+    """
+    size = masks.shape[1] * masks.element_size()
+    for row, sequence in enumerate(sequences):
+        assert sequence.matcher is not None
+        sequence.matcher.fill(masks.data_ptr() + row * size, size)
+
+
+def mask_words(vocabulary: int) -> int:
+    """32-bit words of a mask."""
+    return -(-vocabulary // 32)
+
+
+def _mask(logits: Tensor, rows: list[int], sequences: Ordered[Sequence]) -> None:
+    """Exclude the tokens that grammars do not allow. Other rows are not touched."""
+    masks = torch.zeros(len(rows), mask_words(logits.shape[-1]), dtype=torch.int32)
+    fill_masks(masks, sequences)
+    allowed = torch.from_numpy(np.unpackbits(masks.view(torch.uint8).numpy(), axis=1, bitorder="little")).bool()
+    for row, mask in zip(rows, allowed[:, : logits.shape[-1]], strict=True):
+        logits[row].masked_fill_(~mask, float("-inf"))
 
 
 def _column(values: list[float], beside: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from inferry.domain.sampling import Sampling
+from inferry.engine.matcher import Matcher
 from inferry.engine.prefix_keys import next_key
 
 
@@ -15,12 +16,14 @@ class Sequence:
 
     With a `root_key` its full blocks are found and named in the prefix cache. `named_blocks` of them are named already;
     `cached_tokens` of its prompt were there when it started. `run`: its blocks are kept for the next call of this run.
-    `kv_quota`: its tenant, and the tokens that the running sequences of the tenant may have. Sequences
-    with different `batch` numbers never share a padded pass.
+    `matcher`: the grammar of its output, after its known tokens. `kv_quota`: its tenant, and the tokens that the
+    running sequences of the tenant may have. Sequences with different `batch` numbers never share a padded pass.
+    `adapter`: the number of its LoRA adapter, 0 for none.
     """
 
     __slots__ = (
         "_block_keys",
+        "adapter",
         "arrival",
         "batch",
         "blocks",
@@ -33,6 +36,7 @@ class Sequence:
         "kv_quota",
         "lane",
         "limit",
+        "matcher",
         "named_blocks",
         "preemptions",
         "prompt_tokens",
@@ -61,6 +65,7 @@ class Sequence:
         run: str | None = None,
         kv_quota: tuple[str, int] | None = None,
         batch: int = 0,
+        adapter: int = 0,
     ) -> None:
         self.key = key
         self.tokens = list(prompt_ids)
@@ -83,6 +88,8 @@ class Sequence:
         self.cached_tokens = 0
         self._block_keys: list[bytes] = []
         self.batch = batch
+        self.matcher: Matcher | None = None
+        self.adapter = adapter
         self.hidden_sum: Any = None
         self.result = b""
 

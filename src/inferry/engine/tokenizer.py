@@ -8,10 +8,13 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from inferry.domain.errors import InvalidRequest
+from inferry.domain.workers import ToolFormatName
+from inferry.engine.tool_formats import ToolFormat, format_named, format_of_template, plain_messages
 
 
 class HfTokenizer:
@@ -20,7 +23,7 @@ class HfTokenizer:
     Rule: a prompt never begins with two BOS tokens. Errors never quote user data.
     """
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, tool_format: ToolFormatName | None = None) -> None:
         path = model_dir / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{model_dir} has no tokenizer.json")
@@ -36,8 +39,12 @@ class HfTokenizer:
         bos = self._special.get("bos_token")
         self._bos_id: int | None = None if bos is None else self._fast.token_to_id(bos)
         self.longest_token_bytes = max((len(token.encode()) for token in self._fast.get_vocab()), default=1)
-        source = _template_source(model_dir, config)
-        self._template = None if source is None else _environment().from_string(source)
+        plain, for_tools = _template_sources(model_dir, config)
+        environment = _environment()
+        self._template = None if plain is None else environment.from_string(plain)
+        self._tool_template = None if for_tools is None else environment.from_string(for_tools)
+        self._takes_tools = for_tools is not None and "tools" in find_undeclared_variables(environment.parse(for_tools))
+        self.tool_format = self._tool_format(for_tools or "", tool_format)
 
     @property
     def has_chat_template(self) -> bool:
@@ -56,29 +63,54 @@ class HfTokenizer:
         ids: list[int] = self._fast.encode_batch_fast([(text, other)], add_special_tokens=True)[0].ids
         return ids
 
-    def render_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> str:
-        if self._template is None:
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        continues_last: bool = False,
+        tools: Sequence[dict[str, object]] = (),
+    ) -> str:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions", param="messages")
         plain = [_with_plain_content(message) for message in messages]
         try:
-            text = self._template.render(messages=plain, add_generation_prompt=not continues_last, **self._special)
+            if self.tool_format is not None and not self._takes_tools:
+                plain = plain_messages(plain, tools, self.tool_format)
+            text = template.render(
+                messages=plain, tools=tools or None, add_generation_prompt=not continues_last, **self._special
+            )
         except _TemplateRaised as error:
             # The message of the template, for example that roles must alternate. Templates do not quote user data.
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequest(
                 f"the chat template cannot render these messages ({type(error).__name__})", param="messages"
             ) from None
         return _up_to_last(text, str(plain[-1]["content"])) if continues_last else text
 
-    def encode_chat(self, messages: Sequence[dict[str, object]], *, continues_last: bool = False) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, object]],
+        *,
+        continues_last: bool = False,
+        tools: Sequence[dict[str, object]] = (),
+    ) -> list[int]:
+        text = self.render_chat(messages, continues_last=continues_last, tools=tools)
         # The template writes BOS where the model needs one.
-        return self._encode(self.render_chat(messages, continues_last=continues_last), add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch call for one text: unlike `encode` it releases the GIL.
         ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def _tool_format(self, template: str, name: ToolFormatName | None) -> ToolFormat | None:
+        """The format with this name, else that of the chat template; None where there is none."""
+        found = name or (format_of_template(template, self._takes_tools) if template else None)
+        added = self._fast.get_added_tokens_decoder()
+        special_ids = {token.content: id for id, token in added.items() if token.special}
+        return None if found is None else format_named(found, special_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=True)
@@ -130,15 +162,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
+def _template_sources(model_dir: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The template of chats, and that of chats with tools, which may be another one."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
+        return path.read_text(), path.read_text()
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        return named.get("default"), named.get("tool_use", named.get("default"))
+    return (template, template) if isinstance(template, str) else (None, None)
 
 
 def _token_text(token: object) -> str:

@@ -13,6 +13,8 @@ import msgspec
 
 from inferry.dispatch.gateway import Gateway
 from inferry.domain.errors import AdminOnly, MethodNotAllowed, NotFound
+from inferry.ingress.admin_adapters import LOAD, UNLOAD, AdminAdapters
+from inferry.ingress.admin_adapters import PATHS as ADAPTER_PATHS
 from inferry.ingress.admin_alerts import PATHS as ALERT_PATHS
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import PATHS as CALLBACK_PATHS
@@ -42,8 +44,11 @@ PATHS = (
     *ALERT_PATHS,
     *DASHBOARD_PATHS,
     *SESSION_PATHS,
+    *ADAPTER_PATHS,
 )
 _WORKERS = "/admin/workers"
+PREFIXES = ("/admin", LOAD, UNLOAD)
+"""Where the endpoints are; metrics count requests by them."""
 _BROWSER_HEADERS = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode")
 _PROXY_HEADERS = (
     *(b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip", b"via"),
@@ -51,12 +56,18 @@ _PROXY_HEADERS = (
 )
 
 
+def is_admin_path(path: str) -> bool:
+    """Whether a path needs an operator's key, decoded and without a query."""
+    return path.startswith("/admin/") or path in (LOAD, UNLOAD)
+
+
 class Admin:
-    """The endpoints under `/admin/`."""
+    """The endpoints for operators."""
 
     def __init__(self, gateway: Gateway, key: str | None, tenants: AdminTenants | None = None) -> None:
         self._gateway = gateway
         self._tenants = tenants
+        self.adapters: AdminAdapters | None = None
         self.storage: AdminStorage | None = None
         self.callbacks: AdminCallbacks | None = None
         self.endpoints: list[AdminEndpoint] = []
@@ -78,6 +89,8 @@ class Admin:
             return
         self.authorize(request, reply.peer)
         if self.dashboard is not None and self.dashboard.answer(path, request, reply):
+            return
+        if self.adapters is not None and self.adapters.serve(path, request, reply):
             return
         if self.storage is not None and self.storage.serve(path, request, reply):
             return
@@ -107,6 +120,8 @@ class Admin:
         """End what the endpoints have under way."""
         if self.dashboard is not None:
             await self.dashboard.close()
+        if self.adapters is not None:
+            await self.adapters.close()
         for endpoint in self.endpoints:
             await endpoint.close()
 

@@ -17,7 +17,9 @@ from inferry.domain.runs import RunQueries
 from inferry.durable.callback_secrets import CallbackSecrets
 from inferry.durable.tenant_data import TenantData
 from inferry.ingress.admin import PATHS as ADMIN_PATHS
-from inferry.ingress.admin import Admin
+from inferry.ingress.admin import PREFIXES as ADMIN_PREFIXES
+from inferry.ingress.admin import Admin, is_admin_path
+from inferry.ingress.admin_adapters import AdminAdapters
 from inferry.ingress.admin_alerts import AdminAlerts
 from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_endpoint import AdminEndpoint
@@ -60,7 +62,6 @@ Handler = Callable[[str, Reply, Caller], None]
 
 _JSON = b"content-type: application/json\r\n"
 _API_PREFIX = "/v1/"
-_ADMIN_PREFIX = "/admin/"
 
 
 class App:
@@ -88,6 +89,7 @@ class App:
         self._admin = Admin(
             gateway, admin_key, None if tenants is None else AdminTenants(tenants, gateway, self._refuse)
         )
+        self._admin.adapters = AdminAdapters(gateway, self._refuse)
         self._runs = RunEndpoints(gateway, run_reader, self._refuse, self._internal_error)
         self._files = static.DashboardFiles()
         self._heartbeats = HeartbeatTimer(limits.heartbeat_interval_s)
@@ -121,7 +123,7 @@ class App:
     def count_requests(self) -> RequestCounts:
         """The counters of HTTP requests, by the endpoints that are mounted now."""
         prefixes = [*self.inference_paths, *self._gets, RUNS, *(router.prefix for router in self._routers)]
-        self._metrics.serve_endpoints([*prefixes, _ADMIN_PREFIX.rstrip("/")])
+        self._metrics.serve_endpoints([*prefixes, *ADMIN_PREFIXES])
         return self._metrics.requests
 
     def mount(self, router: Callable[[Refuse, Fail], Router]) -> None:
@@ -157,13 +159,14 @@ class App:
                 request.caller = self._auth.caller(request.headers, peer)
                 return True
             path = _decode_path(request.target.partition(b"?")[0])
+            if is_admin_path(path):
+                if path != SESSION:
+                    self._admin.authorize(request, peer)
+                return path != SESSION
             if path.startswith(_API_PREFIX):
                 caller = request.caller = self._auth.caller(request.headers, peer)
                 router = self._router_of(path)
                 request.sink = None if router is None else router.body_sink(request, caller)
-                return True
-            if path.startswith(_ADMIN_PREFIX) and path != SESSION:
-                self._admin.authorize(request, peer)
                 return True
         except GatewayError as error:
             error.__traceback__ = None  # its frames refer to the request, which would keep the data read in memory
@@ -288,6 +291,9 @@ class App:
             return
         path = _decode_path(target)
         caller = ANONYMOUS
+        if is_admin_path(path):
+            self._admin.serve(path, request, reply)
+            return
         if path.startswith(_API_PREFIX):
             caller = request.caller or self._auth.caller(request.headers, reply.peer)
             is_run = path == RUNS or path.startswith(f"{RUNS}/")
@@ -295,9 +301,6 @@ class App:
             if router is not None:
                 router.serve(target.decode("latin-1"), query.decode("latin-1"), request, reply, caller)
                 return
-        if path.startswith(_ADMIN_PREFIX):
-            self._admin.serve(path, request, reply)
-            return
         handler = self._file if path.startswith(static.PREFIX) else self._gets.get(path)
         if handler is None and endpoint is None:
             raise NotFound(f"unknown path {printable(path)}; GET / lists the endpoints")

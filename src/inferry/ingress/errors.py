@@ -42,16 +42,24 @@ def error_body(error: GatewayError) -> bytes:
 class FieldNames:
     """Fields of chat requests by the names that another API has for them, in the errors of that API.
 
-    An index of a chat message or of a place in it is left out: it is not that of the client's request.
+    An index of a chat message or of a place in it is left out: it is not that of the client's request. `schemas` are
+    fields that the client's request contains as they are, so that a place in them is named.
     """
 
-    def __init__(self, names: dict[str, str]) -> None:
+    def __init__(self, names: dict[str, str], schemas: dict[str, str] | None = None) -> None:
         self._names = names
+        self._schemas = schemas or {}
         self._field = re.compile(rf"^({'|'.join(names)})(?:[.\\[].*)?$", re.DOTALL)
         self._quoted = re.compile(rf"`({'|'.join(names)})(?:[.\\[][^`]*)?`")
 
     def apply(self, error: GatewayError) -> GatewayError:
         """The error with the names of the API: the same object where it names none of the fields."""
+        for field, name in self._schemas.items():
+            if error.param is not None and error.param.startswith(field):
+                renamed = copy.copy(error)
+                renamed.message = error.message.replace(field, name)
+                renamed.param = name + error.param.removeprefix(field)
+                return renamed
         found = None if error.param is None else self._field.match(error.param)
         message = self._quoted.sub(self._name, error.message)
         if found is None and message == error.message:

@@ -15,7 +15,7 @@ from inferry.domain.callers import Caller
 from inferry.domain.errors import ClientClosed, GatewayError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.lanes import Lane
-from inferry.domain.streams import Done, Failed
+from inferry.domain.streams import Done, Failed, Placed
 from inferry.ingress.errors import error_headers
 from inferry.ingress.http.reply import Reply
 from inferry.ingress.openai.collect import collect_events, pass_through_body
@@ -102,9 +102,11 @@ class _Response(ABC):
 
     def _job_headers(self) -> bytes:
         job, stream = self._job, self._stream
-        plan, sent_at = stream.attempt.plan, stream.attempt.sent_at
+        plan, sent_at, placed = stream.attempt.plan, stream.attempt.sent_at, stream.attempt.placed
         headers = self._format.id_headers(job.request_id) + b"x-inferry-lane: %b\r\n" % _LANE_NAMES[job.lane]
-        if plan is not None and sent_at is not None:
+        if placed is not None:
+            headers += _placement_headers(placed)
+        elif plan is not None and sent_at is not None:
             headers += b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
                 max(0.0, sent_at - job.arrived_at) * 1000,
                 len(plan.jobs),
@@ -119,6 +121,20 @@ class _Response(ABC):
             if self._rate_limited_caller is None
             else headers + rate_limit_headers(self._gateway, self._rate_limited_caller)
         )
+
+
+def _placement_headers(placed: Placed) -> bytes:
+    """The headers of a job that another process runs."""
+    headers = b"x-inferry-queue-ms: %.1f\r\nx-inferry-batch-size: %d\r\nx-inferry-worker: %b\r\n" % (
+        placed.queue_s * 1000,
+        placed.batch_size,
+        placed.worker.encode(),
+    )
+    if placed.shared_with is not None:
+        headers += b"x-inferry-shared-with: %b\r\n" % placed.shared_with.encode()
+        if placed.is_replay:
+            headers += b"x-inferry-replayed: true\r\n"
+    return headers
 
 
 class FullResponse(_Response):

@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table
 from sqlalchemy import Text as AnyText
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 # Ordered by bytes in PostgreSQL too, whatever the database's language.
 Text = AnyText().with_variant(AnyText(collation="C"), "postgresql")
@@ -99,6 +99,17 @@ watermarks = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("tokens", BigInteger, nullable=False),
     Column("nanos", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+# What gateways that share limits hold of budget accounts, written before use. The generation of their authority is in
+# `changes`.
+holdings = Table(
+    "holdings",
+    metadata,
+    Column("holder", Text, primary_key=True),
+    Column("account", Text, primary_key=True),
+    Column("amount", BigInteger, nullable=False),
     Column("at", Float, nullable=False),
 )
 
@@ -201,6 +212,7 @@ UPGRADES: dict[int, tuple[tuple[str, str], ...]] = {
             "CREATE INDEX attempts_by_parent ON attempts (tenant, parent_run, ended_at) WHERE parent_run IS NOT NULL",
         ),
     ),
+    7: (),
 }
 """Per earlier version: (table, statement) pairs that lead to the next. A statement is skipped where its table is
 missing: new tables are created whole. Ledgers in PostgreSQL exist from version 7 on."""

@@ -15,9 +15,9 @@ BLOCK_TOKENS = 16
 class CallRow(Struct, frozen=True, gc=False, array_like=True):
     """One call. Times are seconds since it was due, `due_s` since the load test began; None: it did not get so far.
 
-    `late_s` is max over tokens i of (time of token i - itl of the lane * i). The call meets its target if `late_s` is
-    at most the lane's ttft. `lag_ms` is the lateness of the generator. `cached` is as reported by the server, otherwise
-    the prefix that the same tenant had sent before.
+    `late_s` is max over tokens i of (time of token i - itl of the lane * i), less what the lane allows for the uncached
+    prompt. The call meets its target if `late_s` is at most the lane's ttft. `lag_ms` is the lateness of the generator.
+    `cached` is as reported by the server, otherwise the prefix that the same tenant had sent before.
     """
 
     run: str
@@ -92,6 +92,8 @@ def run_rows(run_records: Sequence[RunRecord], began: float) -> list[RunRow]:
 
 def _row(call: Call, began: float, slo_target: SloTarget, seen: int) -> CallRow:
     times = call.times
+    cached = seen if call.cached is None else call.cached
+    uncached = max(0, call.prompt - cached)
     return CallRow(
         call.run.run_id,
         call.step.name,
@@ -101,13 +103,15 @@ def _row(call: Call, began: float, slo_target: SloTarget, seen: int) -> CallRow:
         call.prompt,
         call.requested_tokens,
         call.produced,
-        seen if call.cached is None else call.cached,
+        cached,
         _rounded(call.due - began),
         round(call.late_s * 1000, 2),
         None if call.sent is None else _rounded(call.sent - call.due),
         _rounded(times[0] - call.due) if times else None,
         _rounded(call.ended - call.due),
-        _rounded(lateness_s(call, slo_target.itl_s)) if times else None,
+        _rounded(lateness_s(call, slo_target.itl_s) - slo_target.ttft_s_per_1k_tokens * uncached / 1000)
+        if times
+        else None,
         call.resets,
         call.refused,
     )

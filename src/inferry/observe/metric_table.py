@@ -319,6 +319,21 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         ("worker",),
     ),
     MetricSpec(
+        "inferry_redis_up",
+        "gauge",
+        "1 if Redis has answered the last exchange of shared limits. Gateways with `cluster.redis` only.",
+    ),
+    MetricSpec("inferry_limit_waits_total", "counter", "Jobs that waited for a grant of a shared limit."),
+    MetricSpec("inferry_limit_wait_seconds_total", "counter", "Time that jobs waited for grants of shared limits."),
+    MetricSpec(
+        "inferry_limit_generation",
+        "gauge",
+        "How often the shared limits were built from the ledger: 1 at first, then once per loss of Redis's state. -1 "
+        "while it is unknown.",
+    ),
+    MetricSpec("inferry_domain_owner", "gauge", "1 at the gateway that owns the workers. With `cluster.redis` only."),
+    MetricSpec("inferry_domain_epoch", "gauge", "Epoch of the owner of the workers, as this gateway knows it."),
+    MetricSpec(
         "inferry_ledger_up",
         "gauge",
         "1 if the ledger's database answers, 0 if it does not, or if its file is gone or unusable.",

@@ -66,17 +66,17 @@ class OverloadSelector:
     def select(self, head: QueuedJob, ttft_s: float, now: float) -> QueuedJob:
         """The job that goes now: the head, or where that is late or passed over, the earliest job still in time."""
         pending, late_cutoff = self._pending, now - LATE_FRACTION * ttft_s
-        while pending and (pending[0].state is not READY or pending[0].job.arrived_at < late_cutoff):
+        while pending and (pending[0].state is not READY or pending[0].slo_start_at < late_cutoff):
             pending.popleft()
-        if not pending or now - head.job.arrived_at > MAX_PASSED_OVER_TTFTS * ttft_s:
+        if not pending or now - head.slo_start_at > MAX_PASSED_OVER_TTFTS * ttft_s:
             return head
         if now >= self._reviewed_at + REVIEW_FRACTION * ttft_s:
             self._review(ttft_s, now)
         passed_over = self._passed_over
-        if head.job.arrived_at >= late_cutoff and head not in passed_over:
+        if head.slo_start_at >= late_cutoff and head not in passed_over:
             return head
         for entry in pending:
-            if entry.state is READY and entry.job.arrived_at >= late_cutoff and entry not in passed_over:
+            if entry.state is READY and entry.slo_start_at >= late_cutoff and entry not in passed_over:
                 return entry
         return head
 
@@ -96,17 +96,25 @@ class OverloadSelector:
             return
         s_per_token = self._rate_s / self._rate_tokens
         late_cutoff = now - LATE_FRACTION * ttft_s
+        reviewed: list[QueuedJob] = []
+        for entry in self._pending:
+            if entry.state is READY and entry.slo_start_at >= late_cutoff:
+                reviewed.append(entry)
+                if len(reviewed) >= MAX_REVIEWED:
+                    break
+        # All targets of a lane are the same from `slo_start_at` on: a short prompt may be due before an earlier one.
+        reviewed.sort(key=_slo_start_at)
         finish_s = 0.0
         longest: list[tuple[float, int, QueuedJob]] = []
-        for entry in self._pending:
-            if entry.state is not READY or entry.job.arrived_at < late_cutoff:
-                continue
+        for entry in reviewed:
             prefill_s = entry.prefill_tokens * s_per_token
             finish_s += prefill_s
             heappush(longest, (-prefill_s, -entry.number, entry))
-            if finish_s > entry.job.arrived_at - late_cutoff:
+            if finish_s > entry.slo_start_at - late_cutoff:
                 removed_s, _, passed_over = heappop(longest)
                 finish_s += removed_s
                 self._passed_over.add(passed_over)
-            if len(longest) + len(self._passed_over) >= MAX_REVIEWED:
-                break
+
+
+def _slo_start_at(entry: QueuedJob) -> float:
+    return entry.slo_start_at

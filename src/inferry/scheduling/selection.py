@@ -25,6 +25,7 @@ from inferry.scheduling.queues.lane_shares import LaneShares
 from inferry.scheduling.queues.quantum import QUANTUM_TOKENS
 from inferry.scheduling.queues.queued_job import PLANNED, BlockedHead, PrefixGroup, QueuedJob
 from inferry.scheduling.queues.timers import TimerHeap
+from inferry.scheduling.release import next_released, overdue_queues
 from inferry.scheduling.worker_state import WorkerState
 
 REBIND_INTERVAL_S: Final = 0.01
@@ -97,6 +98,8 @@ class Selector:
             entry.run.charge(entry.charged_tokens)
             self._lane_shares.admitted(lane_queue, entry.charged_tokens)
             self._add_to_plan(entry, worker)
+        if self._tick_context.bounds_holds:
+            self._send_overdue()
         while True:
             self._walk += 1
             self._blocked.clear()
@@ -111,6 +114,18 @@ class Selector:
             self._workers[draft.worker].drafts.clear()
         self.changed_workers.clear()
         return drafts
+
+    def _send_overdue(self) -> None:
+        """Send jobs that may not be held back any longer."""
+        self._walk += 1
+        for overdue in overdue_queues(self._lane_queues, self._tick_context, self._walk):
+            while (released := next_released(overdue, self._tick_context, self._walk)) is not None:
+                entry, queue = released
+                entry.is_released = True
+                if (placement := self._pick(entry, queue.route, 1.0, None)) is None:
+                    entry.is_released = False
+                    break
+                self._send(entry, queue, placement, in_order=queue.head() is entry)
 
     def reset_blocked(self) -> None:
         """Workers came or went: every blocked head is tried everywhere again."""

@@ -11,7 +11,7 @@ from typing import Final
 from inferry.domain.lanes import Lane
 from inferry.domain.plans import CapacityUse
 from inferry.domain.routes import OutputLength
-from inferry.domain.workers import WorkerView
+from inferry.domain.workers import DirectWaits, Load, WorkerView
 from inferry.scheduling.batching.packing import Draft
 from inferry.scheduling.capacity.kv_peak import KvPeakTracker
 from inferry.scheduling.capacity.prefill_bucket import PrefillTokenBucket, TickContext
@@ -60,6 +60,7 @@ class WorkerState:
         "borrowers",
         "closed_from_lane",
         "closed_in_walk",
+        "direct",
         "drafts",
         "evicting",
         "evicting_kv_tokens",
@@ -103,6 +104,7 @@ class WorkerState:
         self.evicting_kv_tokens = 0
         self.nominated: dict[QueuedJob, None] = {}
         self.view: WorkerView | None = None
+        self.direct: DirectWaits | None = None
         self.group: str | None = None
         self.output_length: OutputLength | None = None
         self.pads = self.refills = self.has_no_capacity = False
@@ -128,6 +130,8 @@ class WorkerState:
             self.sequences += view.foreign.running + view.foreign.waiting
             self.kv_tokens += view.foreign.kv_tokens
             self.sequence_limit = _limit(view.capacity.sequences)
+            self.direct = view.capacity.direct
+            tick_context.bounds_holds |= self.direct is not None
             self.batch_limit = _limit(view.capacity.batch_sequences)
             self.kv_limit = _limit(view.capacity.kv_tokens)
             self.prefill_limit = _limit(view.capacity.prefill_tokens)
@@ -160,14 +164,9 @@ class WorkerState:
         return own
 
     def _counted_use(self) -> CapacityUse:
-        foreign = None if self.view is None else self.view.foreign
-        if foreign is None:
-            return CapacityUse(self.sequences, self.kv_tokens, self.prefill_tokens)
-        return CapacityUse(
-            self.sequences - foreign.running - foreign.waiting,
-            self.kv_tokens - foreign.kv_tokens,
-            self.prefill_tokens,
-        )
+        foreign = Load() if self.view is None else self.view.foreign
+        sequences = self.sequences - foreign.running - foreign.waiting
+        return CapacityUse(sequences, self.kv_tokens - foreign.kv_tokens, self.prefill_tokens)
 
     # What fits.
 
@@ -175,6 +174,8 @@ class WorkerState:
         """Whether the job may go there now with that much prefill, into the part `fill` of the capacity."""
         if entry.stays_in_groups and entry.rules.groups is not None and self.group not in entry.rules.groups:
             return False
+        if entry.is_released:
+            return self._accepts_released(entry)
         if self.sequences >= self.sequence_limit * fill:
             return False
         if self.sequences >= self.batch_limit and not entry.rules.is_live:
@@ -182,15 +183,18 @@ class WorkerState:
         used, limit = self.prefill_ahead[entry.lane], self.prefill_limit
         if used + prefill_tokens > limit * fill and (used or limit <= 0):
             return False
-        used, limit = self.kv_tokens, self.kv_limit
-        if used + entry.kv_tokens > limit * fill and (used or limit <= 0):
-            return False
-        if self.kv_peaks is not None and not self.fits_timed(self.kv_peaks, entry, fill):
+        if not self._fits_kv(entry, fill):
             return False
         if self.pads and not self.can_join_pass(entry):
             return False
         prefill_bucket = self.prefill_bucket
         return prefill_bucket is None or not self.is_paced(entry.lane) or prefill_bucket.allows(prefill_tokens, fill)
+
+    def _accepts_released(self, entry: QueuedJob) -> bool:
+        """Whether the engine can hold the job, and has less than a chunk of prompts in flight."""
+        if self.direct is None or self.pads or self.prefill_tokens >= self.direct.chunk_tokens:
+            return False
+        return self.sequences < self.sequence_limit and self._fits_kv(entry, 1.0)
 
     def is_paced(self, lane: int) -> bool:
         """Whether the prefill rate binds the lane: a higher live lane decodes here."""
@@ -216,10 +220,13 @@ class WorkerState:
             return True
         if self.sequences >= self.batch_limit and not entry.rules.is_live:
             return True
+        return not self._fits_kv(entry, fill)
+
+    def _fits_kv(self, entry: QueuedJob, fill: float) -> bool:
         if self.kv_peaks is not None:
-            return not self.fits_timed(self.kv_peaks, entry, fill)
+            return self.fits_timed(self.kv_peaks, entry, fill)
         used, limit = self.kv_tokens, self.kv_limit
-        return used + entry.kv_tokens > limit * fill and (used > 0 or limit <= 0)
+        return used + entry.kv_tokens <= limit * fill or (not used and limit > 0)
 
     def fits_timed(
         self, kv_peaks: KvPeakTracker, entry: QueuedJob, fill: float, leaving: Container[QueuedJob] = ()
@@ -305,7 +312,7 @@ class WorkerState:
             self.kv_peaks.add(entry)
         self._count_prefill(entry.lane, entry.prefill_tokens)
         if self.prefill_bucket is not None and self.best_decoding_lane is not None:
-            if self.is_paced(entry.lane):
+            if self.is_paced(entry.lane) and not entry.is_released:
                 self.prefill_bucket.spend(entry.prefill_tokens)
             else:
                 self.prefill_bucket.spend_unpaced(entry.prefill_tokens)

@@ -36,8 +36,8 @@ Outcome = Literal["done", "failed", "cancelled", "expired"]
 class CallRow(Struct, frozen=True, gc=False):
     """One call as its client saw it. Times are seconds since `at`; None: the call did not get so far.
 
-    `late_s` is max over tokens i of (time of token i - itl_s of the lane * i). The call attains its SLO target if
-    `late_s` is at most the lane's ttft_s.
+    `late_s` is max over tokens i of (time of token i - itl_s of the lane * i), less what the lane allows for the
+    uncached prompt. The call attains its SLO target if `late_s` is at most the lane's ttft_s.
     """
 
     run: str

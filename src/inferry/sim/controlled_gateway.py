@@ -7,6 +7,7 @@ from inferry.domain.lanes import Lane, LanePolicy
 from inferry.domain.plans import Tick
 from inferry.domain.routes import OutputLength
 from inferry.domain.streams import End
+from inferry.domain.values import replace
 from inferry.domain.workers import Capacity, EngineCounts, KvPacking, Load
 from inferry.scheduling.capacity.controller import CapacityController, Stream
 from inferry.sim.calls import Call
@@ -75,6 +76,7 @@ class ControlledFrontend(GatewayFrontend):
         )
         self._limits = limits
         self._counts = counts
+        self._arrivals = 0
         self._next_counts_at: list[float] = []
         self._prompt_tokens: list[int] = []
         self._fixed: dict[int, Capacity] = dict.fromkeys(fixed, Capacity())
@@ -101,15 +103,17 @@ class ControlledFrontend(GatewayFrontend):
         super().open(simulation)
 
     def _offer(self, call: Call, job: InferenceJob, now: float) -> None:
-        self._waiting[job.lane][job.job_id] = job.arrived_at
+        self._waiting[job.lane][job.job_id] = job.arrived_at + job.ttft_allowance_s
+        self._arrivals += 1
+        self.controllers[self._arrivals % len(self.controllers)].arrived(job.lane, job.footprint, now)
         super()._offer(call, job, now)
         if job.job_id not in self._open:
             del self._waiting[job.lane][job.job_id]  # it was refused
 
     def first_token(self, call: Call, now: float) -> None:
-        job, worker = self._open[call.job_id][1].job, call.worker or 0
-        prefill_tokens = job.footprint.prefill_tokens
-        stream = self.controllers[worker].first_token(job.lane, prefill_tokens, job.arrived_at, now)
+        attempt, worker = self._open[call.job_id][1], call.worker or 0
+        lane, prefill_tokens = attempt.job.lane, attempt.job.footprint.prefill_tokens
+        stream = self.controllers[worker].first_token(lane, prefill_tokens, attempt.slo_start_at, now)
         self._streams[worker][call] = stream
         if isinstance(call.sequence, EngineSequence):
             self._prompt_tokens[worker] += call.sequence.prompt - call.sequence.cached_tokens
@@ -144,7 +148,7 @@ class ControlledFrontend(GatewayFrontend):
                 EngineCounts(engine.steps, self._prompt_tokens[worker], engine.output_tokens), now
             )
         capacity = self._fixed.get(worker) or controller.capacity(now)
-        self.capacity_samples.append((now, engine.steps, engine.busy_s, capacity))
+        self.capacity_samples.append((now, engine.steps, engine.busy_s, replace(capacity, direct=None)))
         return capacity
 
     def _close(self, job_id: str, end: End, now: float) -> None:

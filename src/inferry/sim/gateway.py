@@ -105,6 +105,7 @@ class GatewayFrontend:
             token_budget=call.step.output,
             prompt_hash="",
             arrived_at=now,
+            ttft_allowance_s=self._lanes[lane].ttft_ms_per_1k_tokens * footprint.prefill_tokens / 1e6,
             max_wait_s=self._lanes[lane].max_wait_ms / 1000,
             payload=_PAYLOAD,
             stream=True,

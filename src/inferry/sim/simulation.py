@@ -53,6 +53,7 @@ class Simulation:
         *,
         workers: int = 1,
         itl_s: Mapping[Lane, float] = HARBOR_ITL_S,
+        ttft_s_per_1k_tokens: Mapping[Lane, float] | None = None,
         is_lost: Callable[[Call], bool] | None = None,
         fast_forward: bool = True,
         hashes: HashMemo | None = None,
@@ -70,6 +71,7 @@ class Simulation:
         self._on_run = on_run or self.runs.append
         self._frontend = frontend
         self._itl_s = dict(itl_s)
+        self._ttft_s_per_1k_tokens = ttft_s_per_1k_tokens or {}
         self._is_lost = is_lost
         self._due: list[float | None] = [None] * len(self.engines)
         self._calls = 0
@@ -161,6 +163,7 @@ class Simulation:
             cached = sequence.cached_tokens
             if outcome == "done":
                 late = sequence.late_s - call.at
+                late -= self._ttft_s_per_1k_tokens.get(run.lane, 0.0) * (call.prompt - cached) / 1000
                 produced = call.step.output
         self._on_call(
             CallRow(

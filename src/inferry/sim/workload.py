@@ -99,10 +99,11 @@ def parse_lanes(text: str) -> dict[Lane, float]:
 
 
 class SloTarget(Struct, frozen=True):
-    """Token i is due `ttft_s + i * itl_s` after the call."""
+    """Token i is due `ttft_s + i * itl_s` after the call, later by `ttft_s_per_1k_tokens` for 1,000 uncached tokens."""
 
     ttft_s: float
     itl_s: float
+    ttft_s_per_1k_tokens: float = 0.0
 
 
 def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] = ()) -> dict[Lane, SloTarget]:
@@ -111,15 +112,18 @@ def slo_targets_for(lanes: Mapping[Lane, LanePolicy], overrides: Sequence[str] =
     for lane, policy in lanes.items():
         ttft_s = HARBOR_TTFT_S[lane] if policy.ttft_ms is None else policy.ttft_ms / 1000
         itl_s = HARBOR_ITL_S[lane] if policy.itl_ms is None else policy.itl_ms / 1000
-        slo_targets[lane] = SloTarget(ttft_s, itl_s)
+        slo_targets[lane] = SloTarget(ttft_s, itl_s, policy.ttft_ms_per_1k_tokens / 1000)
     for text in overrides:
         name, _, values = text.partition("=")
         try:
-            ttft_ms, itl_ms = map(float, values.split(","))
+            ttft_ms, itl_ms, *more = map(float, values.split(","))
+            per_1k_tokens_ms = sum(more)
             lane = Lane[name.strip()]
         except (KeyError, ValueError):
-            raise SimulationSetupError(f"--slo must be of the form P0=500,30 (milliseconds); got {text!r}") from None
-        if not (0 < ttft_ms < inf and 0 < itl_ms < inf):
+            raise SimulationSetupError(
+                f"--slo must be of the form P0=500,30 or P0=500,30,40 (milliseconds); got {text!r}"
+            ) from None
+        if not (0 < ttft_ms < inf and 0 < itl_ms < inf) or len(more) > 1 or not 0 <= per_1k_tokens_ms < inf:
             raise SimulationSetupError(f"--slo must be above 0; got {text!r}")
-        slo_targets[lane] = SloTarget(ttft_ms / 1000, itl_ms / 1000)
+        slo_targets[lane] = SloTarget(ttft_ms / 1000, itl_ms / 1000, per_1k_tokens_ms / 1000)
     return slo_targets

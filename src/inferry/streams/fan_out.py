@@ -8,14 +8,17 @@ further reader can join, and present readers continue. Everything happens on one
 from abc import ABC, abstractmethod
 
 from inferry.domain.attempts import Attempt
+from inferry.domain.event_ids import strip_token_ids
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Delta, End
+from inferry.domain.values import replace
 from inferry.streams.mailbox import JobStream, MergeCounter, merge
 
 DELTA_OVERHEAD_BYTES = 200
 """Memory of one delta besides its content."""
 RESERVE_STEP_BYTES = 4096
 """Memory is reserved in blocks of this size, so that few tokens have to reserve any."""
+_ASKS_FOR_IDS = b'"return_token_ids"'
 
 
 class HistoryBudget:
@@ -69,6 +72,7 @@ class FanOut(ABC):
         "_bytes",
         "_history",
         "_history_budget",
+        "_keeps_ids",
         "_reserved",
         "_restarts",
         "has_started",
@@ -82,6 +86,7 @@ class FanOut(ABC):
         self.has_started = False
         self._history_budget = history_budget
         self._attempt = source.attempt
+        self._keeps_ids = source.attempt.job.payload.keeps_ids
         self._restarts = source.restarts
         self._history: list[Delta] | None = []
         self._bytes = 0
@@ -116,14 +121,18 @@ class FanOut(ABC):
         self.readers = (*self.readers, reader)
         reader.attempt = self._attempt
         for delta in self._history:
-            reader.deliver(delta, len(delta.raw) + len(delta.text))
+            size = len(delta.raw) + len(delta.text)
+            reader.deliver(_without_ids(delta, reader) if self._keeps_ids else delta, size)
 
     def leave(self, reader: Reader) -> None:
         self.readers = tuple([one for one in self.readers if one is not reader])
 
     def merged_history(self) -> Delta | None:
         """The output so far as one delta; None where there is none, or it is no longer kept."""
-        return merge(self._history) if self._history else None
+        if not self._history:
+            return None
+        delta, body = merge(self._history), self.source.attempt.job.payload.body
+        return _stripped(delta) if self._keeps_ids and _ASKS_FOR_IDS not in body else delta
 
     def forget(self) -> None:
         """Drop the kept output: no further reader can join."""
@@ -144,8 +153,12 @@ class FanOut(ABC):
                 self._bytes += size + DELTA_OVERHEAD_BYTES
                 if self._bytes > self._reserved:
                     self._reserve()
-            for reader in self.readers:
-                reader.deliver(delta, size)
+            if self._keeps_ids:
+                for reader in self.readers:
+                    reader.deliver(_without_ids(delta, reader), size)
+            else:
+                for reader in self.readers:
+                    reader.deliver(delta, size)
         if end is not None:
             self._on_end(end)
             self.readers = ()
@@ -178,3 +191,13 @@ class FanOut(ABC):
                 self._on_reader_detached(reader)
             else:
                 reader.restart(self._attempt, has_started=True)
+
+
+def _without_ids(delta: Delta, reader: Reader) -> Delta:
+    """The delta for a reader that does not remove token ids itself, and whose client has not asked for them."""
+    payload = reader.job.payload
+    return delta if payload.keeps_ids or _ASKS_FOR_IDS in payload.body else _stripped(delta)
+
+
+def _stripped(delta: Delta) -> Delta:
+    return replace(delta, raw=strip_token_ids(delta.raw))

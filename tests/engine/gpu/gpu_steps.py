@@ -37,17 +37,28 @@ def spread(pieces: list[Work], block_tokens: int = BLOCK_TOKENS, blocks: int = B
 
 
 def a_capacity(
-    rows: int = 96, pieces: int = 8, *, tile_queries: int = 32, block_tokens: int = BLOCK_TOKENS
+    rows: int = 96, pieces: int = 8, *, tile_queries: int = 32, block_tokens: int = BLOCK_TOKENS, adapters: int = 0
 ) -> Capacity:
-    return Capacity(rows=rows, pieces=pieces, blocks=256, tile_queries=tile_queries, block_tokens=block_tokens)
+    return Capacity(
+        rows=rows,
+        pieces=pieces,
+        blocks=256,
+        tile_queries=tile_queries,
+        block_tokens=block_tokens,
+        adapters=adapters,
+    )
 
 
 def packed_tensors(
-    work: list[Work], capacity: Capacity, sampled_at: dict[int, int] | None = None, device: str = "cpu"
+    work: list[Work],
+    capacity: Capacity,
+    sampled_at: dict[int, int] | None = None,
+    device: str = "cpu",
+    slots: dict[int, int] | None = None,
 ) -> tuple[Packed, StepTensors]:
     # Garbage where nothing is packed: kernels must not depend on it.
     array = np.full(sum(section_lengths(capacity).values()), 1_000_000, dtype=np.int32)
-    packed = pack(work, capacity, host_sections(capacity, array), sampled_at or {})
+    packed = pack(work, capacity, host_sections(capacity, array), sampled_at or {}, slots)
     return packed, step_tensors(capacity, torch.from_numpy(array).to(device))
 
 

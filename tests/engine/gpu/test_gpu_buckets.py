@@ -64,9 +64,9 @@ def test_a_step_is_packed_with_single_tokens_first() -> None:
 
 
 def test_sections_do_not_overlap() -> None:
-    capacity = Capacity(rows=50, pieces=7, blocks=30, tile_queries=4, block_tokens=8)
+    capacity = Capacity(rows=50, pieces=7, blocks=30, tile_queries=4, block_tokens=8, adapters=3)
     array = np.zeros(sum(section_lengths(capacity).values()), dtype=np.int32)
     sections = host_sections(capacity, array)
     for value, name in enumerate(section_lengths(capacity), 1):
         getattr(sections, name)[:] = value
-    assert [int(getattr(sections, name)[-1]) for name in section_lengths(capacity)] == [*range(1, 11)]
+    assert [int(getattr(sections, name)[-1]) for name in section_lengths(capacity)] == [*range(1, 15)]

@@ -18,6 +18,7 @@ from inferry.engine.gpu.kernels.attention import (
     chunk_tile,
 )
 from inferry.engine.gpu.kernels.embedding import embed, embed_reference
+from inferry.engine.gpu.kernels.masks import mask_rows, mask_rows_reference
 from inferry.engine.gpu.kernels.norms import add_norm, add_norm_reference
 from inferry.engine.gpu.kernels.rotary import HeadNorms, Rotary, rotate_store, rotate_store_reference
 from inferry.engine.gpu.kernels.thresholds import thresholds, thresholds_reference
@@ -139,3 +140,18 @@ def test_the_least_kept_weight_is_found(top_k: int, top_p: float) -> None:
         for found in (thresholds(weights, *limits), thresholds_reference(weights, *limits))
     ]
     assert torch.equal(kept[0] & (weights > 0), kept[1])
+
+
+@pytest.mark.parametrize("width", [400, 4_095, 9_000])
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_masks_exclude_tokens_of_their_rows_alone(dtype: torch.dtype, width: int) -> None:
+    logits = random_rows(5, width, dtype)
+    masks = torch.randint(-(2**31), 2**31, (2, -(-width // 32)), dtype=torch.int32)
+    rows = torch.tensor([3, 1])
+    masked, expected = logits.clone(), logits.clone()
+    mask_rows(masked, rows, masks)
+    mask_rows_reference(expected, rows, masks)
+    assert torch.equal(masked, expected)
+    assert torch.equal(masked[[0, 2, 4]], logits[[0, 2, 4]])
+    bits = [(int(masks[0, token // 32]) >> (token % 32)) & 1 for token in range(width)]
+    assert torch.equal(masked[3] == logits[3], torch.tensor(bits).bool())

@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
+from inferry.domain.constraints import Constraint
 from inferry.domain.sampling import Sampling
 from inferry.engine.config import EngineConfig
 from inferry.engine.core import EngineCore
 from inferry.engine.gpu.loading import load_runner
+from inferry.engine.grammars import Grammars
 from inferry.engine.messages import Request
 from inferry.engine.runner import TorchRunner
 from support.engine_fixtures import TIE, Teacher, drain, greedy, shortfall
+from support.grammar_fixtures import write_byte_tokenizer
 from support.pooling_models import embedding_model, scoring_model
 
 CPU = torch.device("cpu")
@@ -143,3 +147,31 @@ def test_pooled_results_are_those_of_the_cpu(make, tmp_path: Path) -> None:  # t
         results.append([found[key] for key in range(2)])
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_masked_rows_meet_their_schemas_and_free_rows_are_those_of_the_cpu(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=48, intermediate_size=64, num_hidden_layers=1, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, eos_token_id=0, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path, 300)
+    schema = Constraint("response_format", schema='{"enum":["red","green","blue"]}', is_strict=True)
+    settings = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 4},
+    ]
+    requests = [
+        Request(key, [5 + key] * 4, Sampling(max_tokens=12, constraint=schema if key < 3 else None, **one), lane=0)  # type: ignore[arg-type]
+        for key, one in enumerate([*settings, *settings])
+    ]
+    engine = EngineConfig(max_sequences=6, kv_tokens=512, chunk_tokens=64, block_tokens=16)
+    found = []
+    for runner in (TorchRunner.load(tmp_path, engine), load_runner(tmp_path, engine, CPU)):
+        grammars = Grammars(tmp_path, runner.vocab_size, runner.eos_ids, None)
+        found.append(outputs_of(EngineCore(runner, engine, grammars=grammars), requests))
+    assert found[1] == found[0]
+    decode = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode
+    assert all(decode(found[1][key]) in ('"red"', '"green"', '"blue"') for key in range(3))

@@ -132,3 +132,10 @@ def test_zero_max_wait_and_zero_deadline_are_taken_literally() -> None:
     unsaid = a_job()
     assert unsaid.max_wait_s == DEFAULT_LANES[unsaid.lane].max_wait_ms / 1000
     assert unsaid.deadline is None
+
+
+def test_a_call_may_say_how_much_time_its_prompt_adds_to_the_target() -> None:
+    prompt = [1] * 50
+    assert a_job("completions", prompt=prompt, max_tokens=4).ttft_allowance_s == 0.0
+    allowed = a_job("completions", prompt=prompt, max_tokens=4, headers={b"x-inferry-ttft-ms-per-1k-tokens": b"200"})
+    assert allowed.ttft_allowance_s == pytest.approx(0.2 * allowed.footprint.prefill_tokens / 1000)

@@ -101,7 +101,7 @@ def check_lanes(policies: Mapping[Lane, LanePolicy]) -> Iterator[str]:
         yield f"{names} add up to {shares:g}; the sum must not exceed 1"
     for lane, policy in policies.items():
         where = f"lanes.{lane.name}"
-        yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms")
+        yield from check_range(where, policy, 0, math.inf, "max_wait_ms", "coalesce_ms", "ttft_ms_per_1k_tokens")
         yield from check_range(where, policy, 1, math.inf, "max_batch", "queue_limit", "long_output_tokens")
         yield from check_positive(where, policy, "ttft_ms", "itl_ms")
         if list(policy.prompt_buckets) != sorted({tokens for tokens in policy.prompt_buckets if tokens > 0}):
@@ -178,12 +178,13 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             "threads",
             "context_tokens",
             "max_inputs_per_request",
+            "max_adapter_rank",
         )
         if isinstance(worker, RayWorkerConfig):
             yield from _check_ray(where, worker, workers)
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
-        yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor")
+        yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor", "max_adapters")
         yield from check_range(where, worker, 0.01, 1, "memory_share")
         yield from check_positive(where, worker, "connect_timeout_s", "first_token_timeout_s", "inter_token_timeout_s")
         if isinstance(worker, OpenAIWorkerConfig) and worker.api_key and worker.api_keys:
@@ -197,12 +198,21 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             yield f"{where}.tasks is empty: remove it to detect the tasks"
         if not all(worker.models):
             yield f"{where}.models contains an empty name"
-        if isinstance(worker, HttpWorkerConfig) and not all(worker.adapters):
+        if isinstance(worker, HttpWorkerConfig | EmbeddedWorkerConfig) and not all(worker.adapters):
             yield f"{where}.adapters contains an empty name"
+        if isinstance(worker, EmbeddedWorkerConfig):
+            yield from _check_adapters(where, worker)
         if worker.precision == "":
             yield f"{where}.precision must not be empty"
         if not worker.group:
             yield f"{where}.group must not be empty"
+
+
+def _check_adapters(where: str, worker: EmbeddedWorkerConfig) -> Iterator[str]:
+    if worker.max_adapters is not None and worker.max_adapters < len(worker.adapters):
+        yield f"{where}.max_adapters must be at least {len(worker.adapters)}, the number of {where}.adapters"
+    for name in sorted(worker.adapters.keys() & set(worker.models)):
+        yield f"{where}.adapters has the name {name} of {where}.models"
 
 
 def check_range(where: str, struct: Struct, low: float, high: float, *names: str) -> Iterator[str]:

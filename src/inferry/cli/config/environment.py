@@ -10,8 +10,6 @@ from inferry.cli.config.yaml_file import read_yaml
 from inferry.domain.lanes import Lane
 
 ENV_PREFIX = "INFERRY_"
-NON_CONFIG_VARIABLES = frozenset({"INFERRY_HOME"})
-"""Environment variables with this prefix that are not configuration."""
 ADMIN_KEY = "INFERRY_ADMIN_KEY"
 
 
@@ -19,7 +17,7 @@ def apply_environment(raw: dict[str, Any], env: Mapping[str, str]) -> dict[str, 
     """INFERRY_SERVER__PORT=9000 sets server.port; values are read as YAML. An unknown name is an error."""
     raw = dict(raw)
     for name, text in env.items():
-        if not name.startswith(ENV_PREFIX) or name in NON_CONFIG_VARIABLES:
+        if not name.startswith(ENV_PREFIX):
             continue
         if name == ADMIN_KEY:
             # Not read as YAML: a key that looks like a number is a string.

@@ -16,6 +16,7 @@ import yaml
 from msgspec import Struct
 
 from inferry.cli.config.checks import check_values
+from inferry.cli.config.cluster import shown_redis_url
 from inferry.cli.config.environment import apply_environment
 from inferry.cli.config.schema import Config, ConfigError, LaneConfig
 from inferry.cli.config.validation import check_config
@@ -104,6 +105,8 @@ def dump(config: Config) -> str:
         lane["groups"] = None if lane["groups"] is None else list(lane["groups"])
     if raw["server"]["admin_key"]:
         raw["server"]["admin_key"] = "***"
+    if config.cluster.redis is not None:
+        raw["cluster"]["redis"] = shown_redis_url(config.cluster.redis)
     if (webhook := raw["alerts"]["webhook"]) is not None:
         webhook["secret"] = _redact(webhook["secret"])
     for worker in raw["workers"]:

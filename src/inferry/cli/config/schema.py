@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from inferry.cli.config.alerts import AlertsConfig
 from inferry.cli.config.callbacks import CallbacksConfig
+from inferry.cli.config.cluster import ClusterConfig
 from inferry.cli.config.retention import RetentionConfig
 from inferry.cli.config.scaling import ScalingConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
@@ -121,6 +122,9 @@ class LaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     without (null) is a batch lane."""
     itl_ms: float | UnsetType | None = UNSET
     """SLO target: inter-token latency. A lane has both targets or neither."""
+    ttft_ms_per_1k_tokens: float | UnsetType = UNSET
+    """Milliseconds added to `ttft_ms` for every 1,000 prompt tokens that are not cached, so that long prompts have a
+    target that they can meet."""
     groups: tuple[str, ...] | UnsetType | None = UNSET
     """Worker groups the lane may use, best first; null allows all. Workers name theirs in `workers[].group`."""
     borrow_groups: bool | UnsetType = UNSET
@@ -179,10 +183,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Alerts that the gateway evaluates itself, and where they are sent."""
     retention: RetentionConfig = RetentionConfig()
     """How long the ledger keeps rows."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Several gateways that share their limits."""
     ledger: str = "sqlite:///inferry.db"
     """Database of attempts, keys and stored content: `sqlite:///PATH`, or
     `postgresql://USER:PASSWORD@HOST:PORT/DATABASE` (with `pip install 'inferry[postgres]'`). One gateway at a time
-    writes to it: a second `inferry serve` with the same ledger exits with an error. `"sqlite:///:memory:"` keeps
+    writes to it, unless gateways share their limits (`cluster.redis`): a second `inferry serve` with the same ledger
+    exits with an error. `"sqlite:///:memory:"` keeps
     everything in the process. INFERRY_LEDGER sets it too, which keeps a password out of the file."""
 
     def configured_tenants(self) -> dict[str, Tenant]:

@@ -12,6 +12,7 @@ from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, Vl
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.prices import Price
 from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
+from inferry.engine.bundled import BUNDLED_MODEL
 
 
 class AuthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,4 +144,4 @@ def _models(worker: WorkerConfig) -> tuple[str, ...]:
         return _models(worker.engine)
     if worker.models or not isinstance(worker, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
         return worker.models or (f"worker {worker.name}",)
-    return ("inferry-tiny" if worker.model is None else Path(worker.model).expanduser().resolve().name,)
+    return (BUNDLED_MODEL if worker.model is None else Path(worker.model).expanduser().resolve().name,)

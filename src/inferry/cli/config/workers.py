@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from inferry.domain.routes import OutputLength
-from inferry.domain.workers import EngineMode, KvPacking
+from inferry.domain.workers import EngineMode, KvPacking, ToolFormatName
 
 MediaKind = Literal["images", "audio_input", "video", "files"]
 
@@ -19,9 +19,9 @@ class EmbeddedWorkerConfig(
     name: str = "local"
     """Name of the worker in headers, metrics and the ledger."""
     model: str | None = None
-    """A Hugging Face model directory; null creates and uses the small built-in model."""
+    """A Hugging Face model directory; null is the bundled model `inferry-triage`."""
     models: tuple[str, ...] = ()
-    """Names the model is served under; default: the directory's name, or `inferry-tiny`."""
+    """Names the model is served under; default: the directory's name, or `inferry-triage`."""
     group: str = "default"
     """Worker group."""
     pool: str | None = None
@@ -47,9 +47,9 @@ class EmbeddedWorkerConfig(
     """Share of the device's memory that an engine with `kv_tokens: auto` uses, less what other processes use on a GPU;
     0.2 to 0.3 where latency matters more than throughput. null: 0.8 on a CPU, 0.9 on a GPU."""
     mode: EngineMode = "continuous"
-    """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: a step computes prompts or
-    decodes, and prompts are computed in groups, which makes long inter-token latencies rare. `static`: a padded pass
-    runs until its longest call has ended. `dynamic`: a padded pass whose free rows are refilled."""
+    """How calls share steps. `continuous`: they join and leave in every step. `hybrid`: prompts are computed
+    in groups, in steps of their own, which makes long inter-token latencies rare. `static`: a padded pass runs until
+    its longest call has ended. `dynamic`: a padded pass whose free rows are refilled."""
     decode_wait_ms: int = 500
     """With `mode: hybrid`, about the longest time that streams wait for a group of prompts, in milliseconds."""
     context_tokens: int | None = None
@@ -67,6 +67,16 @@ class EmbeddedWorkerConfig(
     """After a call of a [run](../howto/runs.md) its KV is evicted only after all other cached KV, for this many seconds
     or until the run is finished or cancelled: the time in which the run waits for a tool. At most half of the KV cache
     is kept in this way. 0 keeps nothing."""
+    adapters: dict[str, str] = {}
+    """LoRA adapters that are loaded at startup: PEFT directories by the name that calls use as a model."""
+    adapter_dirs: tuple[str, ...] = ()
+    """Directories below which operators may load further adapters with `POST /v1/load_lora_adapter`. Links are followed
+    first. Empty allows none."""
+    max_adapters: int | None = None
+    """Maximum number of loaded adapters. Memory for all is reserved at startup. null: those of `adapters`, and 8 more
+    if `adapter_dirs` is set."""
+    max_adapter_rank: int = 16
+    """Maximum rank of an adapter. A GPU reserves the memory of this rank for each."""
     capacity: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive` computes how much of the engine is used from SLO targets and measured step costs; `fixed` uses all
     of it."""
@@ -76,6 +86,9 @@ class EmbeddedWorkerConfig(
     """CPU threads of the engine; null: half of the cores."""
     default_output_tokens: int = 512
     """Output limit of a call without one."""
+    tool_call_format: Literal["auto"] | ToolFormatName = "auto"
+    """How the model writes tool calls: `hermes` (also Qwen), `llama3_json` or `mistral`. `auto` reads it from the chat
+    template; tools for a template that takes none are described in the system message, in the format `hermes`."""
 
 
 class HttpWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -116,7 +116,7 @@ class SingleFlight:
     def may_share(self, job: InferenceJob) -> bool:
         """Whether the job may share an execution, or others its own. Jobs that may not cost only this check."""
         if job.repeat is not None:
-            return True
+            return self._sharing.repeats
         sampling = job.payload.sampling  # `is_deterministic`, without the call
         return (sampling.temperature == 0.0 or sampling.seed is not None) and self._sharing.identical
 

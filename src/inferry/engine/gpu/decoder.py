@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from inferry.engine.gpu.adapters import GpuAdapters
 from inferry.engine.gpu.kernels.activation import silu_mul
 from inferry.engine.gpu.kernels.attention import DecodeShape, Splits, attend_chunks, attend_decodes, chunk_tile
 from inferry.engine.gpu.kernels.embedding import embed
@@ -23,11 +24,12 @@ _PROGRAMS = 264
 
 @dataclass(frozen=True)
 class PassShape:
-    """Upper limits that a pass is launched with: rows, single-token pieces, and tiles of chunks."""
+    """Upper limits that a pass is launched with: rows, single-token pieces, tiles of chunks, and tiles of adapters."""
 
     rows: int
     decodes: int
     tiles: int
+    adapter_tiles: int = 0
 
 
 def tile_queries(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -50,9 +52,17 @@ class GpuDecoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: GpuWeights, capacity: Capacity, *, blocks: int, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: GpuWeights,
+        capacity: Capacity,
+        *,
+        blocks: int,
+        device: torch.device,
+        adapters: GpuAdapters | None = None,
     ) -> None:
         self.config = config
+        self.adapters = adapters
         self.capacity = capacity
         self._weights = weights
         dtype, rows, pieces = weights.dtype, capacity.rows, capacity.pieces
@@ -95,13 +105,17 @@ class GpuDecoder:
         for index, layer in enumerate(weights.layers):
             add_norm(added if index else None, residual, layer.input_norm, config.norm_eps, normed)
             _linear(normed, layer.qkv, layer.qkv_bias, qkv)
+            self._adapt(index, "qkv", normed, qkv, shape)
             rotate_store(step, qkv, self._rotary, self._cache[index], layer.head_norms)
             self._attend(index, qkv, attended, shape)
             _linear(attended, layer.out, layer.out_bias, added)
+            self._adapt(index, "out", attended, added, shape)
             add_norm(added, residual, layer.post_norm, config.norm_eps, normed)
             _linear(normed, layer.gate_up, None, gate_up)
+            self._adapt(index, "gate_up", normed, gate_up, shape)
             silu_mul(gate_up, active)
             _linear(active, layer.down, None, added)
+            self._adapt(index, "down", active, added, shape)
 
     @torch.inference_mode()
     def tail(self, rows: int) -> None:
@@ -122,6 +136,12 @@ class GpuDecoder:
 
     def _final_norm(self, out: Tensor, rows: Tensor) -> None:
         add_norm(self._added, self._residual, self._weights.final_norm, self.config.norm_eps, out, rows)
+
+    def _adapt(self, index: int, matrix: str, inputs: Tensor, out: Tensor, shape: PassShape) -> None:
+        """Passes without adapters launch nothing for them."""
+        if shape.adapter_tiles:
+            assert self.adapters is not None
+            self.adapters.add(self.step, index, matrix, inputs, out, shape.adapter_tiles, has_chunks=shape.tiles > 0)
 
     def _attend(self, index: int, qkv: Tensor, attended: Tensor, shape: PassShape) -> None:
         cache = self._cache[index]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from inferry.engine.gpu.adapter_tiles import max_tiles
 from inferry.engine.gpu.buckets import bucket_for, decode_buckets, row_buckets
 from inferry.engine.gpu.decoder import GpuDecoder, PassShape
 from inferry.engine.gpu.metadata import Packed
@@ -34,7 +35,14 @@ class Passes:
         free, _ = torch.cuda.mem_get_info()
         pool = torch.cuda.graph_pool_handle()
         decoder = self._decoder
-        shapes = [self._mixed(rows) for rows in self._row_sizes] + [_decodes(size) for size in self._decode_sizes]
+        shapes = [
+            shape
+            for uses_adapters in ((False, True) if decoder.capacity.adapters else (False,))
+            for shape in (
+                *(self._mixed(rows, uses_adapters) for rows in self._row_sizes),
+                *(self._decodes(size, uses_adapters) for size in self._decode_sizes),
+            )
+        ]
         for shape in reversed(shapes):
             self._bodies[shape] = _captured(partial(decoder.body, shape), pool)
         for rows in reversed(self._decode_sizes):
@@ -46,7 +54,7 @@ class Passes:
         shape = self.shape_for(packed)
         graph = None if shape is None else self._bodies.get(shape)
         if graph is None:
-            self._decoder.body(PassShape(packed.rows, packed.decodes, packed.tiles))
+            self._decoder.body(PassShape(packed.rows, packed.decodes, packed.tiles, packed.adapter_tiles))
         else:
             graph.replay()
 
@@ -59,20 +67,22 @@ class Passes:
             graph.replay()
 
     def shape_for(self, packed: Packed) -> PassShape | None:
-        """The smallest captured shape that holds the step."""
+        """The smallest captured shape that holds the step. Without adapters it is the one that does not compute any."""
+        uses_adapters = packed.adapter_tiles > 0
         if not packed.tiles:
             size = bucket_for(self._decode_sizes, packed.decodes)
-            return None if size is None else _decodes(size)
+            return None if size is None else self._decodes(size, uses_adapters)
         rows = bucket_for(self._row_sizes, packed.rows)
-        return None if rows is None else self._mixed(rows)
+        return None if rows is None else self._mixed(rows, uses_adapters)
 
-    def _mixed(self, rows: int) -> PassShape:
+    def _mixed(self, rows: int, uses_adapters: bool) -> PassShape:
         capacity = self._decoder.capacity
-        return PassShape(rows, min(capacity.pieces, rows), capacity.tiles(rows))
+        adapter_tiles = max_tiles(rows, capacity.adapters, has_chunks=True) if uses_adapters else 0
+        return PassShape(rows, min(capacity.pieces, rows), capacity.tiles(rows), adapter_tiles)
 
-
-def _decodes(size: int) -> PassShape:
-    return PassShape(size, size, 0)
+    def _decodes(self, size: int, uses_adapters: bool) -> PassShape:
+        adapters = self._decoder.capacity.adapters
+        return PassShape(size, size, 0, max_tiles(size, adapters, has_chunks=False) if uses_adapters else 0)
 
 
 def _captured(launch: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

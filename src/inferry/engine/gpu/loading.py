@@ -7,6 +7,7 @@ import torch
 from inferry.engine.checkpoint import read_config
 from inferry.engine.config import EngineConfig
 from inferry.engine.dtypes import resolve_dtype
+from inferry.engine.gpu.adapters import GpuAdapters
 from inferry.engine.gpu.decoder import GpuDecoder, tile_queries
 from inferry.engine.gpu.graphs import Passes
 from inferry.engine.gpu.metadata import Capacity
@@ -43,7 +44,8 @@ def load_runner(model_dir: Path, config: EngineConfig, device: torch.device) -> 
 def build_runner(model: ModelConfig, weights: GpuWeights, config: EngineConfig, device: torch.device) -> GpuRunner:
     """Allocate everything, then capture the passes. On the CPU, for tests, nothing is captured."""
     capacity = step_capacity(model, config, weights.dtype)
-    decoder = GpuDecoder(model, weights, capacity, blocks=config.cache_blocks, device=device)
+    adapters = GpuAdapters(model, config, capacity.rows, weights.dtype, device) if config.max_adapters else None
+    decoder = GpuDecoder(model, weights, capacity, blocks=config.cache_blocks, device=device, adapters=adapters)
     passes = Passes(decoder)
     if device.type == "cuda":
         passes.capture()
@@ -58,4 +60,5 @@ def step_capacity(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) 
         blocks=longest * config.max_pieces,
         tile_queries=tile_queries(model, dtype),
         block_tokens=config.block_tokens,
+        adapters=config.max_adapters,
     )

@@ -8,11 +8,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from inferry.engine.gpu.adapter_tiles import adapter_tiles, max_tiles
 from inferry.engine.planner import Work
 
 Ints = NDArray[np.int32]
 
-ROWS, DECODES, TILES, LAST_ROWS = range(4)
+ROWS, DECODES, TILES, LAST_ROWS, ADAPTER_TILES = range(5)
 """Indexes into the counts of a step."""
 
 _ALIGNED = 64
@@ -21,13 +22,14 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class Capacity:
-    """Upper limits of a step, and how queries are cut into tiles of `tile_queries`."""
+    """Upper limits of a step, and how queries are cut into tiles of `tile_queries`. `adapters`: loaded at once."""
 
     rows: int
     pieces: int
     blocks: int
     tile_queries: int
     block_tokens: int
+    adapters: int = 0
 
     def tiles(self, rows: int) -> int:
         """The most tiles that chunks of together `rows` rows can have. A chunk has at least two rows."""
@@ -41,7 +43,8 @@ class Sections:
     `counts`: real rows, single-token pieces, tiles, last rows. By piece, single tokens first: `starts` (first row, and
     the end after the last piece), `computed` (tokens in the cache before the step), `table_starts` (first entry in
     `tables`). `tile_pieces` and `tile_firsts`: piece and first query of each tile. `codes`: token ids; a negative code
-    -1 - i is the i-th token sampled by the previous step. `row_pieces`: the piece of each row.
+    -1 - i is the i-th token sampled by the previous step. `row_pieces`: the piece of each row. `adapter_…`: see
+    `AdapterTiles`.
     """
 
     counts: Ints
@@ -53,13 +56,18 @@ class Sections:
     tile_firsts: Ints
     codes: Ints
     row_pieces: Ints
+    adapter_rows: Ints
+    adapter_slots: Ints
+    adapter_starts: Ints
+    adapter_counts: Ints
     tables: Ints
 
 
 def section_lengths(capacity: Capacity) -> dict[str, int]:
     """Lengths of the sections, padded, in their order."""
+    tiles = max_tiles(capacity.rows, capacity.adapters, has_chunks=False) if capacity.adapters else 0
     lengths = {
-        "counts": 4,
+        "counts": 5,
         "starts": capacity.pieces + 1,
         "computed": capacity.pieces,
         "table_starts": capacity.pieces,
@@ -68,6 +76,8 @@ def section_lengths(capacity: Capacity) -> dict[str, int]:
         "tile_firsts": capacity.tiles(capacity.rows),
         "codes": capacity.rows,
         "row_pieces": capacity.rows,
+        "adapter_rows": capacity.rows if capacity.adapters else 0,
+        **dict.fromkeys(("adapter_slots", "adapter_starts", "adapter_counts"), tiles),
         "tables": capacity.blocks,
     }
     return {name: -(-length // _ALIGNED) * _ALIGNED for name, length in lengths.items()}
@@ -97,10 +107,19 @@ class Packed:
     decodes: int
     tiles: int
     used: int
+    adapter_tiles: int = 0
 
 
-def pack(work: Ordered[Work], capacity: Capacity, into: Sections, sampled_at: Mapping[int, int]) -> Packed:
-    """Fill the sections for a step. `sampled_at`: by key, the index of a token sampled by the previous step."""
+def pack(
+    work: Ordered[Work],
+    capacity: Capacity,
+    into: Sections,
+    sampled_at: Mapping[int, int],
+    slot_of: Mapping[int, int] | None = None,
+) -> Packed:
+    """Fill the sections for a step. `sampled_at`: by key, the index of a token sampled by the previous step. `slot_of`:
+    the slots of loaded adapters.
+    """
     singles = [piece for piece in work if piece.tokens == 1]
     chunks = [piece for piece in work if piece.tokens > 1]
     pieces = [*singles, *chunks]
@@ -127,9 +146,10 @@ def pack(work: Ordered[Work], capacity: Capacity, into: Sections, sampled_at: Ma
     ]
     ending = [pieces[index] for index in last]
     into.last_rows[: len(last)] = into.starts[1:][last] - 1
-    into.counts[:4] = rows, decodes, tiles, len(last)
+    adapters = _pack_adapters(pieces, slot_of, into) if slot_of else 0
+    into.counts[:5] = rows, decodes, tiles, len(last), adapters
     lengths = section_lengths(capacity)
-    return Packed(pieces, ending, rows, decodes, tiles, sum(lengths.values()) - lengths["tables"] + blocks)
+    return Packed(pieces, ending, rows, decodes, tiles, sum(lengths.values()) - lengths["tables"] + blocks, adapters)
 
 
 def _code(piece: Work, sampled_at: Mapping[int, int]) -> int:
@@ -146,6 +166,16 @@ def _pack_tiles(chunks: list[Work], first_piece: int, tile_queries: int, into: S
         into.tile_firsts[at : at + count] = np.arange(count, dtype=np.int32) * tile_queries
         at += count
     return at
+
+
+def _pack_adapters(pieces: list[Work], slot_of: Mapping[int, int], into: Sections) -> int:
+    found = adapter_tiles(pieces, slot_of)
+    if found is None:
+        return 0
+    into.adapter_rows[: len(found.rows)] = found.rows
+    count = len(found.slots)
+    into.adapter_slots[:count], into.adapter_starts[:count], into.adapter_counts[:count] = found[1:]
+    return count
 
 
 def _pack_tables(pieces: list[Work], block_tokens: int, into: Sections) -> int:

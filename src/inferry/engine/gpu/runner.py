@@ -16,9 +16,10 @@ from inferry.domain.sampling import Sampling
 from inferry.engine.gpu.decoder import GpuDecoder
 from inferry.engine.gpu.graphs import Passes
 from inferry.engine.gpu.metadata import Packed, Sections, host_sections, pack
-from inferry.engine.gpu.sampling import draw_on_device
+from inferry.engine.gpu.sampling import choose_masked, draw_on_device
 from inferry.engine.planner import Work
 from inferry.engine.pooling import pool
+from inferry.engine.sampling import fill_masks, mask_words
 from inferry.engine.sequences import Sequence
 
 _SLOTS = 3
@@ -34,6 +35,14 @@ class _Slot:
         self.sections: Sections = host_sections(decoder.capacity, self.metadata.numpy())
         self.sampled = torch.zeros_like(decoder.sampled, device="cpu", pin_memory=is_pinned)
         self.done = torch.cuda.Event() if is_pinned else None  # type: ignore[no-untyped-call]
+        self._masks: Tensor | None = None
+
+    def masks(self, decoder: GpuDecoder) -> Tensor:
+        """Memory for the masks of grammars, allocated by the first that has one."""
+        if self._masks is None:
+            shape = (decoder.capacity.pieces, mask_words(decoder.config.vocab_size))
+            self._masks = torch.zeros(shape, dtype=torch.int32, pin_memory=decoder.metadata.is_cuda)
+        return self._masks
 
     def wait(self) -> None:
         if self.done is not None:
@@ -52,6 +61,7 @@ class GpuRunner:
 
     def __init__(self, decoder: GpuDecoder, passes: Passes, score: Tensor | None = None) -> None:
         self._decoder = decoder
+        self.adapters = decoder.adapters
         self._passes = passes
         self._slots = [_Slot(decoder) for _ in range(_SLOTS)]
         self._launched = 0
@@ -91,13 +101,14 @@ class GpuRunner:
         slot.wait()
         self._launched += 1
         decoder = self._decoder
-        packed = pack(work, decoder.capacity, slot.sections, self._sampled_at)
+        slot_of = None if self.adapters is None else self.adapters.slots
+        packed = pack(work, decoder.capacity, slot.sections, self._sampled_at, slot_of)
         decoder.metadata[: packed.used].copy_(slot.metadata[: packed.used], non_blocking=True)
         self._passes.body(packed)
         if any(piece.sequence.is_pooled for piece in packed.pieces):
             pool(self._pooled, decoder.logits, packed.pieces)
         if packed.ending:
-            self._sample(packed)
+            self._sample(packed, slot)
             count = len(packed.ending)
             slot.sampled[:count].copy_(decoder.sampled[:count], non_blocking=True)
         if slot.done is not None:
@@ -113,9 +124,15 @@ class GpuRunner:
         by_key = {piece.sequence.key: token for piece, token in zip(step.sampled, tokens, strict=True)}
         return [by_key[piece.sequence.key] for piece in step.work if piece.sequence.key in by_key]
 
-    def _sample(self, packed: Packed) -> None:
+    def _sample(self, packed: Packed, slot: _Slot) -> None:
         decoder = self._decoder
         self._passes.tail(len(packed.ending))
+        constrained = [row for row, piece in enumerate(packed.ending) if piece.sequence.matcher is not None]
+        if constrained:
+            # The host computes the masks while the device computes the pass.
+            masks = slot.masks(decoder)[: len(constrained)]
+            fill_masks(masks, [packed.ending[row].sequence for row in constrained])
+            choose_masked(decoder.logits, decoder.sampled, constrained, masks)
         drawn = [row for row, piece in enumerate(packed.ending) if piece.sequence.sampling.temperature > 0]
         if drawn:
             sequences: list[Sequence] = [packed.ending[row].sequence for row in drawn]

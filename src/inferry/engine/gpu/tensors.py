@@ -20,6 +20,10 @@ class StepTensors(NamedTuple):
     tile_firsts: Tensor
     codes: Tensor
     row_pieces: Tensor
+    adapter_rows: Tensor
+    adapter_slots: Tensor
+    adapter_starts: Tensor
+    adapter_counts: Tensor
     tables: Tensor
 
 

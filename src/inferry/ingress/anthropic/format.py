@@ -31,7 +31,8 @@ _FIELDS = FieldNames(
         "response_format": "output_config.format",
         "reasoning_effort": "output_config.effort",
         "continue_final_message": "messages: prefilled answer",
-    }
+    },
+    {"response_format.json_schema.schema": "output_config.format.schema"},
 )
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _encode = msgspec.json.encode

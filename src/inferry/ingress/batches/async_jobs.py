@@ -30,10 +30,19 @@ _PREFIX = "/v1/jobs"
 _LANE = b"x-inferry-lane"
 _KEPT_HEADERS = (
     *(b"x-inferry-max-wait-ms", b"x-inferry-template-id", b"x-inferry-expected-output-tokens"),
-    *(b"x-inferry-replay", b"x-inferry-linger-ms", b"anthropic-version", b"anthropic-beta"),
+    *(
+        b"x-inferry-ttft-ms-per-1k-tokens",
+        b"x-inferry-replay",
+        b"x-inferry-linger-ms",
+        b"anthropic-version",
+        b"anthropic-beta",
+    ),
 )
 """Headers that the call has when it is executed, besides lane, run, step, parent run and deadline."""
-_COUNTS = (b"x-inferry-max-wait-ms", b"x-inferry-expected-output-tokens", b"x-inferry-linger-ms")
+_COUNTS = (
+    *(b"x-inferry-max-wait-ms", b"x-inferry-ttft-ms-per-1k-tokens"),
+    *(b"x-inferry-expected-output-tokens", b"x-inferry-linger-ms"),
+)
 
 
 class CreateJobBody(Struct, forbid_unknown_fields=True):

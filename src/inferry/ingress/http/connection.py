@@ -131,6 +131,10 @@ class Connection(ServedConnection):
         self._server.connections.add(self)
         self._arm_timeout()
 
+    def set_peer(self, peer: str) -> None:
+        """The client's address, where another process forwards its connection."""
+        self.peer = self._reader.peer = peer
+
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         if len(data) >= LARGE_READ and not reader.is_reading_body:

@@ -7,7 +7,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from inferry.dispatch.gateway import Gateway
 from inferry.ingress.app import App
@@ -23,11 +23,13 @@ LISTENERS = 16
 """Listeners on one socket: connections accepted per iteration of the event loop."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises OSError."""
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A bound socket; with `is_shared` other processes may bind the port too. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
     except OSError:
@@ -74,6 +76,26 @@ class StopSignals:
                 loop.remove_signal_handler(number)
 
 
+@contextlib.contextmanager
+def stop_at_eof(stop: StopSignals, lifeline: int | None) -> Generator[None, None, None]:
+    """Drain when the other end of this pipe is closed: the process that started this one is gone."""
+    if lifeline is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def closed() -> None:
+        loop.remove_reader(lifeline)
+        if not stop.drain.is_set():
+            stop.request()
+
+    loop.add_reader(lifeline, closed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(lifeline)
+
+
 async def serve(
     app: App,
     gateway: Gateway,
@@ -82,6 +104,7 @@ async def serve(
     *,
     idle_timeout_s: float,
     drain_timeout_s: float,
+    use_server: Callable[[Server], None] = lambda server: None,
 ) -> None:
     """Serve until a stop signal, then drain: refuse new calls, finish the accepted ones, close."""
     loop = asyncio.get_running_loop()
@@ -93,6 +116,7 @@ async def serve(
         accepts_body=app.accepts_body,
         requests=app.count_requests(),
     )
+    use_server(server)
     # uvloop accepts one connection per listener and iteration: with one listener a flood would delay other clients.
     listeners: list[asyncio.Server] = []
     for _ in range(LISTENERS):

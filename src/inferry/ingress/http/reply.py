@@ -120,6 +120,16 @@ class Reply:
         else:
             self._channel.end_reply(self, head + b"0\r\n\r\n")
 
+    def relay(self, data: bytes) -> None:
+        """Send bytes of a response that another process has written, head included."""
+        self._begun = True
+        self._channel.send(data)
+
+    def end_relay(self, status: int) -> None:
+        """The relayed response is complete."""
+        self.status = status
+        self._channel.end_reply(self, b"")
+
     def abort(self) -> None:
         """Reset the connection, so that the client sees an error and not a complete response."""
         self._channel.abort()

@@ -20,10 +20,10 @@ def reset(transport: asyncio.Transport) -> None:
 def peer_has_closed(transport: asyncio.Transport) -> bool | None:
     """Whether the peer has closed its sending side, although data is still unread; None if the peer has reset.
 
-    Linux only (TCP_INFO); False elsewhere.
+    Linux only (TCP_INFO); False elsewhere, and for a Unix socket.
     """
     sock = transport.get_extra_info("socket")
-    if sock is None or _TCP_INFO is None or transport.is_closing():
+    if sock is None or sock.family == socket.AF_UNIX or _TCP_INFO is None or transport.is_closing():
         return False
     state = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0]
     return None if state == _TCP_CLOSE else state == _TCP_CLOSE_WAIT

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from inferry.dispatch.gateway import ModelCatalog
 from inferry.domain.callers import Caller
+from inferry.domain.constraints import Constraint
 from inferry.domain.errors import (
     InvalidRequest,
     ModelNotAllowed,
@@ -26,6 +27,7 @@ from inferry.ingress.harness import identity
 from inferry.ingress.headers import identifier, int_header, lane_of, request_id, tier_of
 from inferry.ingress.idempotency import IDEMPOTENCY_KEY, parse_idempotency
 from inferry.ingress.job_ids import job_id_of
+from inferry.ingress.openai.constraints import constraint_of
 from inferry.ingress.openai.decode import Api, check_ranges
 from inferry.ingress.openai.features import features_of
 from inferry.ingress.openai.media import NO_MEDIA, Media, media_of
@@ -67,8 +69,10 @@ def parse(
     media = NO_MEDIA if isinstance(wire, CompletionRequest) else media_of(wire.messages)
     features = check_features(request, card, media)
     body = body_for(request, card)
-    call = _ParsedCall(api, wire, requested_tokens, features, body, media, headers, card, models, caller)
-    prompt = read_prompt(wire, body, card, models.tokenizer(card.name))
+    tokenizer = models.tokenizer(card.name)
+    constraint = None if tokenizer is None or not features else _constraint(features, body)
+    call = _ParsedCall(api, wire, requested_tokens, features, constraint, body, media, headers, card, models, caller)
+    prompt = read_prompt(wire, body, card, tokenizer)
     if prompt is None:
         template_id = identifier(headers, b"x-inferry-template-id")
         text_size = len(body) - media.size
@@ -140,6 +144,7 @@ class _ParsedCall:
         wire: ChatCompletionRequest | CompletionRequest,
         requested_tokens: int | None,
         features: list[tuple[str, str]],
+        constraint: Constraint | None,
         body: bytes,
         media: Media,
         headers: Mapping[bytes, bytes],
@@ -151,6 +156,7 @@ class _ParsedCall:
         self.wire: Final = wire
         self.requested_tokens: Final = requested_tokens
         self.features: Final = features
+        self.constraint: Final = constraint
         self.body: Final = body
         self.media: Final = media
         self.headers: Final = headers
@@ -231,6 +237,9 @@ def _job(call: _ParsedCall, prompt_ids: tuple[int, ...] | None, prompt: Estimate
         resume=_resume(wire, call.features, card, lane, models),
         repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),
         payload=_payload(call, lane, budget, prompt_ids, echo),
+        ttft_allowance_s=models.ttft_allowance_s(
+            lane, footprint, int_header(headers, b"x-inferry-ttft-ms-per-1k-tokens")
+        ),
     )
 
 
@@ -239,7 +248,7 @@ def _payload(call: _ParsedCall, lane: Lane, budget: int, prompt_ids: tuple[int, 
     return Payload(
         api=call.api,
         body=call.body,
-        sampling=_sampling(wire, budget),
+        sampling=_sampling(wire, budget, call.constraint),
         prompt_ids=prompt_ids,
         include_usage=_includes_usage(wire.stream_options),
         output_limit=output_limit(call.requested_tokens, choice_count(wire), card),
@@ -269,7 +278,10 @@ def _resume(
     if not models.can_resume(card, lane):
         return ResumeMode.RESTART
     if features and any(
-        feature not in _RESUMABLE_FEATURES and param not in _RESUMABLE_FEATURES for feature, param in features
+        feature not in _RESUMABLE_FEATURES
+        and param not in _RESUMABLE_FEATURES
+        and not (feature == "structured_outputs" and card.can_resume_constrained)
+        for feature, param in features
     ):
         return ResumeMode.RESTART
     is_sampled = wire.temperature is None or wire.temperature >= GREEDY_BELOW_TEMPERATURE
@@ -281,7 +293,12 @@ def _resume(
     )
 
 
-def _sampling(wire: GenerationRequest, budget: int) -> Sampling:
+def _constraint(features: list[tuple[str, str]], body: bytes) -> Constraint | None:
+    """What the output must match, where the prompt is tokenised here. Other workers read the body."""
+    return constraint_of(body) if any(feature in ("structured_outputs", "tools") for feature, _ in features) else None
+
+
+def _sampling(wire: GenerationRequest, budget: int, constraint: Constraint | None) -> Sampling:
     temperature, top_p, top_k, stop = wire.temperature, wire.top_p, wire.top_k, wire.stop
     if stop:
         stop = [stop] if isinstance(stop, str) else stop
@@ -294,4 +311,5 @@ def _sampling(wire: GenerationRequest, budget: int) -> Sampling:
         stop=tuple(stop) if stop else (),
         stop_token_ids=tuple(wire.stop_token_ids) if wire.stop_token_ids else (),
         ignore_eos=bool(wire.ignore_eos),
+        constraint=constraint,
     )

@@ -9,11 +9,20 @@ from msgspec import UNSET, Raw
 
 from inferry.domain.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from inferry.domain.ports import ModelCard, Tokenizer
+from inferry.ingress.openai.constraints import offered_tools
 from inferry.ingress.openai.decode import MAX_TOKEN_ID, validation_error
 from inferry.ingress.openai.features import is_given
-from inferry.ingress.openai.request_schema import ChatCompletionRequest, CompletionRequest, Message, RawMessages
+from inferry.ingress.openai.request_schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    MessageToolCall,
+    RawMessages,
+)
 
 _messages_decoder = msgspec.json.Decoder(list[Message])
+_calls_decoder = msgspec.json.Decoder(list[MessageToolCall])
+_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 _raw_messages_decoder = msgspec.json.Decoder(RawMessages)
 
 
@@ -31,11 +40,15 @@ def read_prompt(
     if isinstance(wire, ChatCompletionRequest):
         if tokenizer is None:
             return None
-        messages = _messages(body)
+        messages = _messages(body, takes_tools="tools" in card.features)
         size = sum(len(str(message["content"]).encode()) for message in messages)
         _check_prompt_fits(size, tokenizer, card, "messages")
         continues = wire.continue_final_message is True
-        return PromptText(size, partial(tokenizer.encode_chat, messages, continues_last=continues))
+        encode = partial(tokenizer.encode_chat, messages, continues_last=continues)
+        if wire.tools is not UNSET and is_given(wire.tools):
+            size += len(bytes(wire.tools))
+            encode = partial(encode, tools=offered_tools(wire.tools, wire.tool_choice))
+        return PromptText(size, encode)
     prompt = completion_prompt(wire.prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -60,7 +73,7 @@ def _check_prompt_fits(size: int, tokenizer: Tokenizer, card: ModelCard, param: 
         ).with_tokens(least_tokens, None, card.context_tokens)
 
 
-def _messages(body: bytes) -> list[dict[str, object]]:
+def _messages(body: bytes, *, takes_tools: bool) -> list[dict[str, object]]:
     """The messages with text contents, for a chat template."""
     try:
         messages = _messages_decoder.decode(_raw_messages_decoder.decode(body).messages)
@@ -79,11 +92,39 @@ def _messages(body: bytes) -> list[dict[str, object]]:
                     param = f"messages[{index}].content"
                     raise UnsupportedFeature(f"`{param}`: only text parts are supported", param=param)
             content = "".join(str(part.text) for part in content)
-        if is_given(message.tool_calls):
+        named: dict[str, object] = {"role": message.role, "content": content or ""}
+        if message.tool_calls is not UNSET and is_given(message.tool_calls):
             param = f"messages[{index}].tool_calls"
-            raise UnsupportedFeature(f"`{param}`: tools are not supported by this model", param=param)
-        plain.append({"role": message.role, "content": content or ""})
+            if not takes_tools:
+                raise UnsupportedFeature(f"`{param}`: tools are not supported by this model", param=param)
+            named["tool_calls"] = _tool_calls(message.tool_calls, param)
+        if takes_tools and message.tool_call_id is not None:
+            named["tool_call_id"] = message.tool_call_id
+        if takes_tools and message.name is not None:
+            named["name"] = message.name
+        plain.append(named)
     return plain
+
+
+def _tool_calls(raw: Raw, param: str) -> list[dict[str, object]]:
+    """Calls as chat templates take them: with their arguments as objects."""
+    try:
+        calls = _calls_decoder.decode(raw)
+        return [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments_decoder.decode(call.function.arguments or "{}"),
+                },
+            }
+            for call in calls
+        ]
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidRequest(
+            f"`{param}` must be calls of functions, each with an id, a name and a JSON object as arguments", param=param
+        ) from None
 
 
 def completion_prompt(raw: Raw) -> str | list[int]:

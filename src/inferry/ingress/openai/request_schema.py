@@ -55,10 +55,22 @@ class MediaPart(Struct):
         )  # fmt: skip
 
 
+class CalledFunction(Struct):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Struct):
+    id: str
+    function: CalledFunction
+
+
 class Message(Struct):
     role: str
     content: str | list[TextPart] | None = None
     tool_calls: Raw | UnsetType = UNSET
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class RawMessages(Struct):
@@ -125,6 +137,63 @@ class GenerationRequest(ReservedFields, kw_only=True):
     guided_regex: Raw | UnsetType = UNSET
     guided_choice: Raw | UnsetType = UNSET
     guided_grammar: Raw | UnsetType = UNSET
+
+
+class JsonSchemaFormat(Struct):
+    schema: Raw
+    strict: bool | None = None
+
+
+class StructuredFormat(Struct):
+    """A `response_format` with all that an engine needs."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's `structured_outputs`, as far as the embedded engine takes it."""
+
+    json: Raw | UnsetType = UNSET
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class FunctionSchema(Struct):
+    name: str
+    parameters: Raw | UnsetType = UNSET
+    strict: bool | None = None
+
+
+class FunctionTool(Struct):
+    type: str
+    function: FunctionSchema | None = None
+
+
+class FunctionName(Struct):
+    name: str
+
+
+class NamedToolChoice(Struct):
+    type: str
+    function: FunctionName | None = None
+
+
+class ConstraintFields(Struct):
+    """The fields of a body that say what its output must match."""
+
+    response_format: StructuredFormat | None = None
+    structured_outputs: Raw | UnsetType = UNSET
+    guided_json: Raw | UnsetType = UNSET
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Raw | UnsetType = UNSET
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):

@@ -59,6 +59,11 @@ HEADERS_IN: dict[str, Json] = {
             _NUMBER,
             "Milliseconds from arrival. A call that cannot meet it is refused; one still queued then is ended.",
         ),
+        _header(
+            "x-inferry-ttft-ms-per-1k-tokens",
+            _NUMBER,
+            "Milliseconds added to the TTFT target for every 1,000 uncached prompt tokens, instead of the lane's.",
+        ),
         _header("x-inferry-expected-output-tokens", _NUMBER, "Expected output tokens, a hint for scheduling."),
         _header("x-request-id", _SESSION, "Echoed if it is 1 to 256 printable ASCII characters without spaces."),
         _header("x-claude-code-session-id", _SESSION, "Claude Code's session. The run, without x-inferry-run-id."),

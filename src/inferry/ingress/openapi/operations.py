@@ -4,6 +4,7 @@ from inferry.dispatch.gateway import RunStatus
 from inferry.domain import errors
 from inferry.domain.errors import GatewayError
 from inferry.domain.settings import TenantSettings
+from inferry.ingress.admin_adapters import LOAD, UNLOAD, LoadAdapterBody, UnloadAdapterBody
 from inferry.ingress.admin_tenants import KEY_STATUSES, CreateKeyBody, RotateKeyBody
 from inferry.ingress.openai import request_schema
 from inferry.ingress.openapi import pooled, responses
@@ -49,6 +50,7 @@ def operations() -> dict[str, dict[str, Operation]]:
         **_models(),
         **_runs(),
         **_workers(),
+        **_adapters(),
         **_tenants(),
         **callback_secret_operations(),
         **_keys(),
@@ -182,6 +184,30 @@ def _workers() -> dict[str, dict[str, Operation]]:
                 tag="admin",
                 responses={200: json_response(responses.AlertList, "The alerts, firing ones first.")},
                 errors=_ADMIN_ERRORS,
+            )
+        },
+    }
+
+
+def _adapters() -> dict[str, dict[str, Operation]]:
+    wrong = (*_ADMIN_ERRORS, errors.InvalidRequest, errors.BodyTooLarge)
+    return {
+        LOAD: {
+            "post": Operation(
+                summary="Load a LoRA adapter into the embedded engine, as vLLM does",
+                tag="admin",
+                body=LoadAdapterBody,
+                responses={200: json_response(responses.AdapterState, "The adapter is loaded.")},
+                errors=(*wrong, errors.Conflict, errors.NoWorker),
+            )
+        },
+        UNLOAD: {
+            "post": Operation(
+                summary="Unload a LoRA adapter once its running calls have ended",
+                tag="admin",
+                body=UnloadAdapterBody,
+                responses={200: json_response(responses.AdapterState, "The adapter is unloaded.")},
+                errors=(*wrong, errors.NotFound),
             )
         },
     }

@@ -53,6 +53,15 @@ class Error(Struct, forbid_unknown_fields=True):
 # -- models and calls ------------------------------------------------------------------------------------------------
 
 
+class AdapterState(Struct, forbid_unknown_fields=True):
+    """A LoRA adapter, and the workers that have loaded or unloaded it."""
+
+    object: Literal["lora_adapter"]
+    id: str
+    loaded: bool
+    workers: list[str]
+
+
 class Model(Struct, forbid_unknown_fields=True):
     """A model or LoRA adapter. `ready`: a worker that serves it is ready. `max_model_len` is null where it is unknown,
     `parent` is the base model of an adapter. `tasks`: what the model does.

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from inferry.domain.settings import NUMERIC_LIMITS, LimitSettings, TenantSettings
+from inferry.ingress.admin_adapters import LoadAdapterBody, UnloadAdapterBody
 from inferry.ingress.admin_tenants import MAX_DURATION_S, CreateKeyBody, RotateKeyBody
 from inferry.ingress.anthropic.request_schema import CountTokensRequest, MessagesRequest
 from inferry.ingress.batches.anthropic_batches import MAX_CUSTOM_ID_CHARS, CreateMessageBatchBody
@@ -111,6 +112,8 @@ def schemas() -> Json:
         TenantSettings,
         CreateKeyBody,
         RotateKeyBody,
+        LoadAdapterBody,
+        UnloadAdapterBody,
         MessagesRequest,
         CountTokensRequest,
         ResponsesRequest,

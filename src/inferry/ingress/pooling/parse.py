@@ -157,6 +157,7 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
     max_wait_ms = int_header(headers, b"x-inferry-max-wait-ms")
     deadline_ms = int_header(headers, b"x-inferry-deadline-ms")
     route = RouteKey(card.name, caller.precision, card.name if card.parent else None, caller.pool, pooled=True)
+    footprint = Footprint(prompt, _NONE, _NONE)
     is_salted = caller.tenant.isolation != "none"
     group = f"{caller.tenant.name} {request.options}" if is_salted else request.options
     return InferenceJob(
@@ -173,10 +174,13 @@ def _job(call: _PooledCall, ids: tuple[tuple[int, ...], ...] | None, prompt: Est
         lane=lane,
         route=route,
         batch_key=BatchKey(route, task=request.task, group=group),
-        footprint=Footprint(prompt, _NONE, _NONE),
+        footprint=footprint,
         token_budget=0,
         prompt_hash=f"{crc32(request.body):08x}",
         arrived_at=now,
+        ttft_allowance_s=models.ttft_allowance_s(
+            lane, footprint, int_header(headers, b"x-inferry-ttft-ms-per-1k-tokens")
+        ),
         max_wait_s=(models.max_wait_ms(lane) if max_wait_ms is None else max_wait_ms) / 1000,
         deadline=None if deadline_ms is None else now + deadline_ms / 1000,
         repeat=parse_idempotency(headers, None if run.run_id == job_id else run.run_id, step_named),

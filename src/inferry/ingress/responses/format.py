@@ -18,7 +18,8 @@ _FIELDS = FieldNames(
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
         "verbosity": "text.verbosity",
-    }
+    },
+    {"response_format.json_schema.schema": "text.format.schema"},
 )
 
 

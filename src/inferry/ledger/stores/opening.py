@@ -11,12 +11,13 @@ from inferry.ledger.stores.connector import Connector
 from inferry.ledger.stores.sqlite_file import SqliteFile
 
 
-def connect(url: str, *, exclusive: bool = False) -> Connector:
+def connect(url: str, *, exclusive: bool = False, shared: bool = False) -> Connector:
     """The database with all tables, created or migrated where needed. Raises LedgerUnusable.
 
     `exclusive`: lock a PostgreSQL database against other gateways while connected. `exclusive_use` locks SQLite files.
+    `shared`: lock it against gateways that want it for themselves.
     """
-    return postgres.PostgresServer(url, exclusive=exclusive) if is_postgresql(url) else SqliteFile(url)
+    return postgres.PostgresServer(url, exclusive=exclusive, shared=shared) if is_postgresql(url) else SqliteFile(url)
 
 
 def open_queries(url: str) -> LedgerQueries:

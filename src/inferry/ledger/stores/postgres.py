@@ -49,6 +49,7 @@ LOCK_WAIT_S = 5.0
 _WRITE_LOCK, _GATEWAY_LOCK = 1_227_777_601, 1_227_777_602
 _LOCK_WRITERS = text(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK}, hashtext(current_schema()))")
 _TRY_LOCK_GATEWAY = f"SELECT pg_try_advisory_lock({_GATEWAY_LOCK}, hashtext(current_schema()))"
+_TRY_SHARE_GATEWAY = f"SELECT pg_try_advisory_lock_shared({_GATEWAY_LOCK}, hashtext(current_schema()))"
 _CREATE_VERSION = text("CREATE TABLE IF NOT EXISTS inferry_schema (version INTEGER NOT NULL)")
 _SELECT_VERSION = text("SELECT version FROM inferry_schema")
 
@@ -56,7 +57,7 @@ _SELECT_VERSION = text("SELECT version FROM inferry_schema")
 class PostgresServer:
     """A Connector to a PostgreSQL database. Creates or migrates the tables. Raises LedgerUnusable."""
 
-    def __init__(self, url: str, *, exclusive: bool = False) -> None:
+    def __init__(self, url: str, *, exclusive: bool = False, shared: bool = False) -> None:
         self._name = shown_ledger_url(url)
         with _as_unusable(self._name, DBAPIError):
             opened = _engine(url)
@@ -67,8 +68,8 @@ class PostgresServer:
                 raise
         self._engine = opened
         self.dialect = self._engine.dialect
-        if exclusive:
-            self._lock_gateways()
+        if exclusive or shared:
+            self._lock_gateways(_TRY_LOCK_GATEWAY if exclusive else _TRY_SHARE_GATEWAY)
 
     @property
     def generation(self) -> int:
@@ -121,20 +122,21 @@ class PostgresServer:
     def close(self) -> None:
         self._engine.dispose()
 
-    def _lock_gateways(self) -> None:
+    def _lock_gateways(self, statement: str) -> None:
         """Lock the database with this connection and with every later one that replaces it."""
 
         @event.listens_for(self._engine, "connect")
         def lock(connection, _record) -> None:  # type: ignore[no-untyped-def]
             cursor = connection.cursor()
-            is_free = cursor.execute(_TRY_LOCK_GATEWAY).fetchone()[0]
+            is_free = cursor.execute(statement).fetchone()[0]
             cursor.close()
             connection.commit()  # a lock of the session stays
             if not is_free:
                 connection.close()
                 raise LedgerLocked(
                     f"another gateway already uses this ledger ({self._name}); two gateways on one database would "
-                    "each grant every budget in full; stop the other one or configure another ledger"
+                    "each grant every budget in full; stop the other one, configure another ledger, or let both share "
+                    "their limits (`cluster.redis`)"
                 )
 
         self._engine.dispose()  # so that the next use connects again

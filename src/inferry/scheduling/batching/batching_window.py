@@ -20,7 +20,7 @@ def hold_limit(entry: QueuedJob, queue: RouteQueue, hold_rules: Sequence[HoldRul
     rules = queue.rules
     if rules.window != "fixed" and not entry.job.prefix and not queue.route.any_pads and not queue.route.is_pooled:
         return None  # the common case: it has no siblings and joins the running batch
-    if rules.window == "off" or rules.coalesce_s <= 0:
+    if rules.window == "off" or rules.coalesce_s <= 0 or queue.route.is_remote:
         return None
     for rule in hold_rules:
         until = rule.hold_until(entry, queue, now)

@@ -15,8 +15,10 @@ longer they wait, down to `MIN_SLACK_ITLS`.
 from collections.abc import Mapping, Sequence
 from math import exp, inf
 
+from inferry.domain.jobs import Footprint
 from inferry.domain.lanes import Lane, LanePolicy
-from inferry.domain.workers import Capacity, EngineCounts, Load
+from inferry.domain.workers import Capacity, DirectWaits, EngineCounts, Load
+from inferry.scheduling.capacity.direct_engine import DirectEngine
 from inferry.scheduling.capacity.step_costs import MEMORY_S, StepCostModel
 
 IDLE_AFTER_S = 1.0
@@ -41,6 +43,8 @@ RATIO_PRIOR_TOKENS = 5000
 """Prompt tokens at a ratio of one that are added to both counts when the gateway's is compared with the engine's."""
 INITIAL_PREFILL_TOKENS = 4096
 """Bound on prefill tokens in flight before costs are known."""
+OUTPUT_WEIGHT = 0.05
+"""Weight of the latest job in the mean output tokens, predicted and real."""
 KV_FRACTION = 0.95
 """Part of the KV capacity that is used: output lengths are estimates."""
 
@@ -103,7 +107,7 @@ class _SloLaneActivity(_LaneActivity):
     def target_itl_s(self, keep_itls: float) -> float:
         """Inter-token latency of the next moment that moves slack towards `keep_itls` intervals."""
         if self.slack_s == inf:
-            return self.itl_s
+            return inf if self.streams else self.itl_s
         spare_s = self.slack_s - keep_itls * self.itl_s
         if spare_s > 0:
             return self.itl_s * (1.0 + spare_s / SLACK_SPEND_S)
@@ -127,8 +131,20 @@ class CapacityController:
         self._elapsed_s = self._busy_s = 0.0
         self._start_interval()
         self.costs = StepCostModel()
+        self._direct = DirectEngine(len(Lane), self.costs)
+        self._direct.limit(limits.sequences, limits.kv_tokens, chunk_tokens)
+        self._expected_output = self._ended_output = 0.0
 
     # -- what it is told -----------------------------------------------------------------------------------------------
+
+    def arrived(self, lane: Lane, footprint: Footprint, now: float) -> None:
+        """A job arrived that the engine alone would get now."""
+        output_tokens = footprint.output.expected
+        self._expected_output = _smoothed(self._expected_output, output_tokens)
+        if self._ended_output:  # predicted lengths are corrected by what ended
+            output_tokens = max(1, int(output_tokens * self._ended_output / self._expected_output))
+        tokens = footprint.prefill_tokens / self._token_ratio()
+        self._direct.arrived(lane, tokens, footprint.prompt.expected, output_tokens, now)
 
     def sent(self, lane: Lane, prefill_tokens: int, now: float) -> None:
         """A job was sent to the worker, with this many prompt tokens to compute in the gateway's count."""
@@ -155,6 +171,7 @@ class CapacityController:
             activity.prefilling -= 1
         else:
             del activity.streams[stream]
+            self._ended_output = _smoothed(self._ended_output, stream.tokens)
             self._ended_tokens += stream.tokens - stream.learned_tokens
 
     def waiting(self, lane: Lane, since: float | None) -> None:
@@ -192,6 +209,7 @@ class CapacityController:
         """The limits of the worker have changed."""
         self._limits = limits
         self._chunk_tokens = chunk_tokens
+        self._direct.limit(limits.sequences, limits.kv_tokens, chunk_tokens)
 
     # -- what it answers -----------------------------------------------------------------------------------------------
 
@@ -215,6 +233,7 @@ class CapacityController:
             self._prefill_tokens(active, step_s),
             self._prefill_tokens_per_s(active, step_s, now),
             self._batch_sequences(active),
+            self._direct_waits(now),
         )
 
     def slack_s(self, lane: Lane) -> float:
@@ -246,6 +265,16 @@ class CapacityController:
         ttft_s = min(activity.ttft_s for activity in active or self._slo_lanes)
         slack_s = ttft_s - self._typical_prompt_tokens / self._token_ratio() * token_s - step_s
         return self._clamp_prefill(PREFILL_TTFT_FRACTION * slack_s / token_s * self._token_ratio(), limit)
+
+    def _direct_waits(self, now: float) -> DirectWaits | None:
+        """What the engine alone would do. Without SLO targets no job is held back for another."""
+        if not self._slo_lanes or self._chunk_tokens is None:
+            return None
+        if all(activity.is_idle(now) for activity in self._activities.values()):
+            self._direct.clear()
+        self._direct.advance(now)
+        waits_s = tuple([self._direct.wait_s(lane, now) for lane in range(len(Lane))])
+        return DirectWaits(waits_s, self._direct.token_s() / self._token_ratio(), self._chunk_tokens)
 
     def _token_ratio(self) -> float:
         """Prompt tokens in the gateway's count for each one that the engine computes.
@@ -335,6 +364,10 @@ def _activity_for(policy: LanePolicy) -> _LaneActivity:
     if policy.ttft_ms is None or policy.itl_ms is None:
         return _LaneActivity()
     return _SloLaneActivity(policy.ttft_ms / 1000, policy.itl_ms / 1000)
+
+
+def _smoothed(mean: float, value: float) -> float:
+    return mean + OUTPUT_WEIGHT * (value - mean) if mean else value
 
 
 def _clamp(value: float, least: int, maximum: int | None) -> int:

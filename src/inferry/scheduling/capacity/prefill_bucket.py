@@ -20,14 +20,16 @@ class TickContext:
     """What all buckets have in common: the size of one, and the time.
 
     `earliest_retry_at` is when the job that is being placed may try again on a worker that only its rate keeps it from;
-    the selector clears it before it places a job. `retry_at` is the soonest such time over all waiting jobs.
+    the selector clears it before it places a job. `retry_at` is the soonest such time over all waiting jobs. It
+    `bounds_holds` once the view of a worker says how long jobs would wait in the engine alone.
     """
 
-    __slots__ = ("burst_tokens", "earliest_retry_at", "now", "retry_at")
+    __slots__ = ("bounds_holds", "burst_tokens", "earliest_retry_at", "now", "retry_at")
 
     def __init__(self, burst_tokens: int = QUANTUM_TOKENS) -> None:
         self.burst_tokens = float(burst_tokens)
         self.now = 0.0
+        self.bounds_holds = False
         self.earliest_retry_at: float | None = None
         self.retry_at: float | None = None
 

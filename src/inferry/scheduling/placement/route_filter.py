@@ -46,6 +46,7 @@ class RouteFilter:
         "borrowable",
         "filtered",
         "is_pooled",
+        "is_remote",
         "key",
         "tiers",
         "unavailable",
@@ -82,7 +83,8 @@ class RouteFilter:
         if self.key.length is not None:
             up = [w for w in up if w.output_length in (None, self.key.length)] or up
         up.sort(key=lambda w: w.name)
-        groups = self._rules.groups
+        self.is_remote = any(w.view is not None and w.view.is_remote for w in up)
+        groups = None if self.is_remote else self._rules.groups
         tiers = [up] if groups is None else [[w for w in up if w.group == group] for group in groups]
         if groups is not None and (outside := len(up) - sum(map(len, tiers))):
             filtered[decisions.WORKER_GROUP] = outside

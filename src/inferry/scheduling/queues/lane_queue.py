@@ -18,6 +18,7 @@ from inferry.scheduling.overload import OverloadSelector
 from inferry.scheduling.placement.filters import Filter
 from inferry.scheduling.placement.route_filter import RouteFilter
 from inferry.scheduling.placement.worker_groups import WorkerGroupIndex
+from inferry.scheduling.queues.arrival_order import ArrivalOrder
 from inferry.scheduling.queues.bound_interval import BoundInterval
 from inferry.scheduling.queues.fair_queue import FairQueue, RunQueue, fair_key
 from inferry.scheduling.queues.fair_share import LaneAccounts
@@ -51,6 +52,7 @@ class RouteQueue:
     """
 
     __slots__ = (
+        "_arrival_order",
         "_fair_queue",
         "_overload_selector",
         "_prefix_groups",
@@ -95,6 +97,7 @@ class RouteQueue:
         self._fair_queue: FairQueue | None = None
         self._prefix_groups = PrefixGroups()
         self._overload_selector = OverloadSelector()
+        self._arrival_order = ArrivalOrder()
         self.size = 0
 
     def hold(self, entry: QueuedJob) -> None:
@@ -115,6 +118,10 @@ class RouteQueue:
         if fair_queue is not None:
             return fair_queue.head()
         return None if self._single_run is None else self._single_run.first()
+
+    def oldest(self) -> QueuedJob | None:
+        """The ready job that arrived first."""
+        return self._single_job if self._single_job is not None else self._arrival_order.oldest()
 
     def select_next(self, head: QueuedJob, now: float) -> QueuedJob:
         """The head, or under overload the job that passes it over."""
@@ -167,6 +174,7 @@ class RouteQueue:
 
     def _index(self, entry: QueuedJob, ready: int) -> None:
         """Enter one of `ready` jobs where its siblings and, under overload, the jobs in time are found."""
+        self._arrival_order.add(entry, ready)
         if entry.job.prefix:
             self._prefix_groups.add(entry)
         if self.rules.ttft_s is not None:
@@ -185,6 +193,8 @@ class RouteQueue:
         if was_head:
             self.overtaken = 0
         if not self.size:
+            if self._single_job is None:
+                self._arrival_order.clear()
             self._single_job = None
             self._single_run = self._fair_queue = None
             self.bound = None

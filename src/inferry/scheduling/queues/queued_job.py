@@ -66,7 +66,8 @@ class QueuedJob:
     `cold_tokens` is its value on arrival. `charged_tokens` and `produced` are the prompt and output tokens charged to
     its accounts so far. `prefix_group` are the ready jobs of its queue that share its prefix, `sibling_window` those
     that arrive close to it. A job that `stays_in_groups` is not sent to borrowed workers. `is_pooled`: it embeds or
-    scores.
+    scores. `is_released`: it is sent without the limits that hold jobs back. Its TTFT target runs from
+    `slo_start_at`.
 
     For its decision record: the job is ready since `ready_at` (held since then, while it is held), after `held_s`
     seconds that the rule `held_by` held it. Its queue was bound by `bound_when_ready` then, and by `bound` when the job
@@ -89,6 +90,7 @@ class QueuedJob:
         "held_by",
         "held_s",
         "is_pooled",
+        "is_released",
         "job",
         "kv_tokens",
         "lane",
@@ -103,6 +105,7 @@ class QueuedJob:
         "rules",
         "run",
         "sibling_window",
+        "slo_start_at",
         "state",
         "stays_in_groups",
         "worker",
@@ -117,12 +120,14 @@ class QueuedJob:
         self.lane = rules.number
         self.queue_key = queue_key
         self.run = run
+        self.slo_start_at = job.arrived_at + job.ttft_allowance_s
         footprint = job.footprint
         prompt = footprint.prompt.expected
         uncached = prompt - footprint.cached.expected
         self.prefill_tokens = self.cold_tokens = uncached if uncached > 0 else 1
         self.kv_tokens = prompt + footprint.output.expected
         self.is_pooled = False
+        self.is_released = False
         self.stays_in_groups = rules.borrow_groups and not _can_be_stopped(job)
         self.state: QueueState = HELD
         self.reason: ReleaseReason = _IMMEDIATE

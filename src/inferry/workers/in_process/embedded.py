@@ -1,10 +1,13 @@
 """The embedded engine as a worker: `engine.process`, run by the gateway's interpreter."""
 
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from inferry.domain.clock import Clock
 from inferry.domain.ports import TextAssembler
@@ -12,6 +15,7 @@ from inferry.domain.routes import OutputLength
 from inferry.domain.workers import KvPacking
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
+from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.engine_link import EngineLink, EngineProgram, OpenLink
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from inferry.workers.openai_http.request_bodies import CacheSalts
@@ -48,9 +52,13 @@ class EmbeddedWorker(EngineWorker):
         restart_backoff_s: float = 0.5,
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
+        tool_format: ToolFormat | None = None,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_dirs: Sequence[Path] = (),
         open_link: OpenLink | None = None,
     ) -> None:
         config = engine or EngineConfig()
+        config = replace(config, tool_format=None if tool_format is None else tool_format.name)
         super().__init__(
             name,
             open_link=open_link or partial(EngineLink.open, embedded_program(model_dir, config)),
@@ -79,7 +87,26 @@ class EmbeddedWorker(EngineWorker):
             restart_backoff_max_s=restart_backoff_max_s,
             stall_timeout_s=stall_timeout_s,
             can_resume_seeded=True,  # it samples by seed and position
+            features=_features(tool_format),
+            tool_format=tool_format,
+            adapters=adapters,
+            adapter_dirs=adapter_dirs,
         )
+
+    def may_load(self, path: str) -> bool:
+        return self._adapters.may_load(path)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._adapters.load(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
+
+
+def _features(tool_format: ToolFormat | None) -> frozenset[str]:
+    if importlib.util.find_spec("llguidance") is None:  # the engine's process imports it
+        return frozenset()
+    return frozenset({"structured_outputs"} if tool_format is None else {"structured_outputs", "tools"})
 
 
 def embedded_program(model_dir: Path, config: EngineConfig) -> EngineProgram:

@@ -8,6 +8,7 @@ from inferry.domain.sampling import Sampling
 from inferry.domain.streams import Done, Failed, Usage
 from inferry.domain.values import replace
 from inferry.engine.messages import Account
+from inferry.workers.in_process.tool_calls import ToolCallWriter
 from inferry.workers.plan_completion import PlanCompletion
 from inferry.workers.resumed_stop_strings import held_back_chars
 
@@ -15,7 +16,8 @@ from inferry.workers.resumed_stop_strings import held_back_chars
 class LiveJob:
     """A job that the engine holds. `earlier_ids` are from earlier attempts, `output_ids` from this one.
 
-    `stop_index` is the number of output ids at which a stop string was found.
+    `stop_index` is the number of output ids at which a stop string was found. `tools` writes the output of a job that
+    may call tools.
     """
 
     __slots__ = (
@@ -30,6 +32,7 @@ class LiveJob:
         "output_ids",
         "prompt_ids",
         "stop_index",
+        "tools",
     )
 
     def __init__(self, key: int, job: InferenceJob, emit: Emit, completion: PlanCompletion) -> None:
@@ -38,6 +41,7 @@ class LiveJob:
         self.emit = emit
         self.completion = completion
         self.assembler: TextAssembler | None = None
+        self.tools: ToolCallWriter | None = None
         resume_point = job.resume_point
         self.prompt_ids = resume_point.prompt_ids if resume_point is not None else job.payload.prompt_ids or ()
         self.earlier_ids = () if resume_point is None else resume_point.output_ids

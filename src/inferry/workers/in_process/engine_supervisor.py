@@ -13,6 +13,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.workers import Phase
 from inferry.engine.messages import (
     Aborted,
+    AdapterChanged,
     Draining,
     Fatal,
     Heartbeat,
@@ -41,7 +42,8 @@ class EngineFailed(RuntimeError):
 
 
 class EngineSupervisor:
-    """`on_message` gets what concerns jobs, `on_lost` the reason when the process is lost.
+    """`on_message` gets what concerns jobs and adapters, `on_lost` the reason when the process is lost. `on_ready` is
+    called when a process is ready, before it gets jobs.
 
     The process is killed when it sends nothing for `MISSED_CHECKS` checks, idle or not, or when `has_work()` and it
     sends nothing but heartbeats for `stall_timeout_s`.
@@ -53,7 +55,8 @@ class EngineSupervisor:
         open_link: OpenLink,
         clock: Clock,
         *,
-        on_message: Callable[[StepDone | Aborted | Rejected], None],
+        on_message: Callable[[StepDone | Aborted | Rejected | AdapterChanged], None],
+        on_ready: Callable[[], None],
         on_lost: Callable[[str], None],
         has_work: Callable[[], bool],
         restart_backoff_s: float,
@@ -64,6 +67,7 @@ class EngineSupervisor:
         self._open_link = open_link
         self._clock = clock
         self._on_message = on_message
+        self._on_ready = on_ready
         self._on_lost = on_lost
         self._has_work = has_work
         self._backoff_s = (restart_backoff_s, restart_backoff_max_s)
@@ -189,10 +193,11 @@ class EngineSupervisor:
                 self._on_message(message)
                 self.stats = message.stats
                 self.observed_at = self._clock.now()
-            case Rejected():
+            case Rejected() | AdapterChanged():
                 self._on_message(message)
             case Ready():
                 self.ready = message
+                self._on_ready()
                 self._set_phase(Phase.READY)
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)

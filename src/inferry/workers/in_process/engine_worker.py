@@ -4,25 +4,29 @@ One event loop owns all state and is the only caller. `EngineSupervisor` owns th
 process holds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 
 from msgspec import Struct
 
 from inferry.domain.clock import Clock, SystemClock
-from inferry.domain.errors import GatewayError, InvalidRequest, UpstreamRefused, WorkerLost
+from inferry.domain.errors import GatewayError, InvalidRequest, NoWorker, UpstreamRefused, WorkerLost
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.plans import BatchPlan
 from inferry.domain.ports import Emit, ModelCard, TextAssembler
 from inferry.domain.routes import GENERATES, BatchKey, OutputLength, Task
 from inferry.domain.streams import Failed, FinishReason
 from inferry.domain.workers import Capacity, KvPacking, Load, StepWork, WorkerView
-from inferry.engine.messages import Aborted, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.engine.messages import Aborted, AdapterChanged, Add, EndRun, Rejected, Request, Stats, StepDone, ToEngine
+from inferry.engine.tool_formats import ToolFormat
+from inferry.workers.in_process.adapter_table import AdapterTable
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
 from inferry.workers.in_process.engine_link import OpenLink
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.in_process.pooled_jobs import PooledJobs
+from inferry.workers.in_process.tool_calls import ToolCallWriter
 from inferry.workers.plan_completion import PlanCompletion
 
 _FEATURES = frozenset({"echo", "prefill"})
@@ -47,7 +51,10 @@ class EngineWorker:
     """`domain.ports.Worker` over an engine that speaks `engine.messages`.
 
     Engines differ in `open_link` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
-    keeps the tenant's prompts apart in a prefix cache, where the engine has one.
+    keeps the tenant's prompts apart in a prefix cache, where the engine has one. `adapters`: LoRA adapters and their
+    directories; others may be loaded from below `adapter_dirs`.
+    `features`: further features of calls that it supports. `tool_format`: how the model writes tool calls, where it
+    may call any.
     """
 
     def __init__(
@@ -73,33 +80,37 @@ class EngineWorker:
         restart_backoff_max_s: float = 30.0,
         stall_timeout_s: float = 30.0,
         can_resume_seeded: bool = False,
+        features: frozenset[str] = frozenset(),
+        tool_format: ToolFormat | None = None,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_dirs: Sequence[Path] = (),
     ) -> None:
         self._name = name
         self._limits = limits
         self._models = tuple(models)
         self._make_assembler = make_assembler
         self._controlled = controlled
-        self._group = group
-        self._pool = pool
-        self._precision = precision
-        self._output_length = output_length
-        self._kv_packing = kv_packing
+        self._group, self._pool, self._precision = group, pool, precision
+        self._output_length, self._kv_packing = output_length, kv_packing
         self._gpus = gpus
         self._salt_for = salt_for
         self._context_tokens = context_tokens
         self._default_output_tokens = default_output_tokens
         self._can_resume_seeded = can_resume_seeded
-        clock = clock or SystemClock()
+        self._features, self._tool_format = _FEATURES | features, tool_format
+        self._clock = clock = clock or SystemClock()
         self._created = int(clock.wall())
         self._keys = count(1)
         self._batch_numbers: dict[BatchKey, int] = {}
         self._jobs = LiveJobs(make_assembler, self._send)
         self._pooled = PooledJobs(self._keys, self._jobs.abort)
+        self._adapters = AdapterTable(name, adapters or {}, adapter_dirs, self._send)
         self._engine = EngineSupervisor(
             name,
             open_link,
             clock,
             on_message=self._on_message,
+            on_ready=self._adapters.engine_ready,
             on_lost=self._fail_all,
             has_work=lambda: self._jobs.is_busy or self._pooled.is_busy,
             restart_backoff_s=restart_backoff_s,
@@ -135,7 +146,8 @@ class EngineWorker:
         kv_blocks = None if stats is None else stats.kv_blocks
         return WorkerView(
             worker=self._name,
-            models=frozenset(self._models),
+            models=frozenset((*self._models, *self._adapters.names)),
+            adapters=frozenset(self._adapters.names),
             phase=engine.phase,
             capacity=Capacity(limits.sequences, kv_tokens, limits.prefill_tokens),
             observed_at=engine.observed_at,
@@ -168,11 +180,16 @@ class EngineWorker:
                 default_output_tokens=self._default_output_tokens,
                 can_resume=True,
                 can_resume_seeded=self._can_resume_seeded,
-                features=_FEATURES if ready is None else _FEATURES.union(ready.features),
+                can_resume_constrained="structured_outputs" in self._features,
+                features=self._features if ready is None else self._features.union(ready.features),
                 created=self._created,
                 tasks=GENERATES if ready is None else frozenset(Task(name) for name in ready.tasks),
+                parent=parent,
             )
-            for model in self._models
+            for model, parent in (
+                *((model, None) for model in self._models),
+                *((adapter, self._models[0]) for adapter in self._adapters.names),
+            )
         ]
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
@@ -186,9 +203,12 @@ class EngineWorker:
                 live.end(Failed(job.job_id, refusal))
                 continue
             if job.payload.pooled is not None:
-                requests += self._pooled.add(job, emit, completion, batch)
+                requests += self._pooled.add(job, emit, completion, batch, self._adapter_number(job) or 0)
                 continue
             live.assembler = self._make_assembler(job.payload.sampling.stop)
+            constraint = job.payload.sampling.constraint
+            if constraint is not None and constraint.tools and self._tool_format is not None:
+                live.tools = ToolCallWriter(job, constraint, self._tool_format, self._clock.wall())
             if live.earlier_ids:
                 self._replay(live, live.assembler)
             finish = self._already_finished(live)
@@ -231,11 +251,15 @@ class EngineWorker:
         """The run is over: the engine keeps no KV for its next call."""
         self._send(EndRun(_run_name(tenant, run_id)))
 
-    def _on_message(self, message: StepDone | Aborted | Rejected) -> None:
+    def _on_message(self, message: StepDone | Aborted | Rejected | AdapterChanged) -> None:
+        if isinstance(message, AdapterChanged):
+            self._adapters.on_message(message)
+            return
         self._pooled.on_message(message)  # before an abort is confirmed
         self._jobs.on_message(message)
 
     def _fail_all(self, reason: str) -> None:
+        self._adapters.engine_lost()
         self._pooled.fail_all(reason)
         self._jobs.fail_all(reason)
 
@@ -245,6 +269,8 @@ class EngineWorker:
     def _refusal(self, job: InferenceJob) -> GatewayError | None:
         if not self._engine.accepts_jobs:
             return WorkerLost(f"the engine of worker {self._name} is not ready")
+        if self._adapter_number(job) is None:
+            return NoWorker(f"worker {self._name} has unloaded the adapter")
         if self._jobs.find(job.job_id) is not None:
             return InvalidRequest("the job is already running on this worker")
         if job.payload.pooled is not None:
@@ -256,6 +282,10 @@ class EngineWorker:
         if job.payload.prompt_ids is None and job.resume_point is None:
             return UpstreamRefused("the engine needs token ids, and the job has none")
         return None
+
+    def _adapter_number(self, job: InferenceJob) -> int | None:
+        """The number of the job's adapter, 0 for none; None if it is not loaded."""
+        return 0 if job.route.adapter is None else self._adapters.number(job.route.adapter)
 
     def _batch_number(self, plan: BatchPlan) -> int:
         """A number for the batch key of a plan. Keys of earlier plans are forgotten while no job runs."""
@@ -273,7 +303,18 @@ class EngineWorker:
         run = None if job.run_id == job.job_id else _run_name(job.tenant, job.run_id)
         kv_quota = None if job.max_kv_tokens is None else (job.tenant, job.max_kv_tokens)
         sampling = engine_sampling(sampling, remaining)
-        return Request(live.key, prompt, sampling, job.lane, salt, run=run, kv_quota=kv_quota, batch=batch)
+        return Request(
+            live.key,
+            prompt,
+            sampling,
+            job.lane,
+            salt,
+            run=run,
+            kv_quota=kv_quota,
+            batch=batch,
+            output_ids=len(live.earlier_ids),
+            adapter=self._adapter_number(job) or 0,
+        )
 
     def _replay(self, live: LiveJob, assembler: TextAssembler) -> None:
         """Bring the assembler of a resumed job to its resume point, and emit text that was not delivered before."""

@@ -6,7 +6,14 @@ A job is in the table from the moment it is sent until its end is emitted, which
 import asyncio
 from collections.abc import Callable
 
-from inferry.domain.errors import ClientClosed, ContextLengthExceeded, UpstreamRefused, WorkerLost
+from inferry.domain.errors import (
+    ClientClosed,
+    ContextLengthExceeded,
+    GatewayError,
+    InvalidRequest,
+    UpstreamRefused,
+    WorkerLost,
+)
 from inferry.domain.ports import TextAssembler
 from inferry.domain.streams import Delta, Done, Failed, FinishReason, Usage
 from inferry.engine.messages import Abort, Aborted, Account, Rejected, StepDone, ToEngine
@@ -82,7 +89,10 @@ class LiveJobs:
                         self._push(live, token)
                 for end in ends:
                     live = self._by_key.get(end.account.key)
-                    if live is not None:
+                    if live is not None and end.error is not None:
+                        error = _invalid_constraint(live, end.error)
+                        self._end(live, Failed(live.job.job_id, error, to_usage(live, end.account)))
+                    elif live is not None:
                         is_stopped = end.stopped or live.stop_index is not None
                         self._finish(live, end.account, is_stopped)
             case Aborted(call, freed):
@@ -111,7 +121,13 @@ class LiveJobs:
         if live.stop_index is None:
             self._flush(live)
         finish = FinishReason.STOP if is_stopped else FinishReason.LENGTH
-        self._end(live, Done(live.job.job_id, finish, to_usage(live, account), stop_reason=live.stop_string))
+        usage, tools, raw = to_usage(live, account), live.tools, b""
+        if tools is not None:
+            if is_stopped and live.stop_index is None and tools.has_calls:
+                finish = FinishReason.TOOL_CALLS
+            self._emit_raw(live, tools.finish(finish, live.stop_string))
+            raw = tools.usage(usage)
+        self._end(live, Done(live.job.job_id, finish, usage, raw, stop_reason=live.stop_string))
 
     def _on_freed(self, live: LiveJob, account: Account) -> None:
         if live.stop_index is not None:
@@ -135,8 +151,17 @@ class LiveJobs:
     # -- items -------------------------------------------------------------------------------------------------------
 
     def emit(self, live: LiveJob, text: str, token_ids: tuple[int, ...]) -> None:
+        if live.tools is not None:
+            self._emit_raw(live, live.tools.push(text, token_ids), token_ids)
+            return
         job = live.job
-        delta = Delta(job.job_id, job.run_id, job.step_id, live.index, text, token_ids, len(token_ids))
+        self._deliver(live, Delta(job.job_id, job.run_id, job.step_id, live.index, text, token_ids, len(token_ids)))
+
+    def _emit_raw(self, live: LiveJob, events: bytes, token_ids: tuple[int, ...] = ()) -> None:
+        job, tokens = live.job, len(token_ids)
+        self._deliver(live, Delta(job.job_id, job.run_id, job.step_id, live.index, "", token_ids, tokens, events))
+
+    def _deliver(self, live: LiveJob, delta: Delta) -> None:
         live.index += 1
         try:
             live.emit(delta)
@@ -166,3 +191,10 @@ class LiveJobs:
         if self._by_job.get(live.job.job_id) is live:
             del self._by_job[live.job.job_id]
         return True
+
+
+def _invalid_constraint(live: LiveJob, reason: str) -> GatewayError:
+    """The error of a job whose constraint the engine cannot compile or match."""
+    constraint = live.job.payload.sampling.constraint
+    param = "response_format" if constraint is None else constraint.param
+    return InvalidRequest(f"`{param}` cannot be enforced: {reason}", param=param)

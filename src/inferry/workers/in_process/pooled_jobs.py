@@ -59,8 +59,10 @@ class PooledJobs:
     def is_busy(self) -> bool:
         return bool(self._by_job)
 
-    def add(self, job: InferenceJob, emit: Emit, completion: PlanCompletion, batch: int = 0) -> list[Request]:
-        """The engine's requests for a job whose inputs are token ids, with the number of its batch key."""
+    def add(
+        self, job: InferenceJob, emit: Emit, completion: PlanCompletion, batch: int = 0, adapter: int = 0
+    ) -> list[Request]:
+        """The engine's requests for a job whose inputs are token ids, with the numbers of its batch key and adapter."""
         inputs = job.payload.pooled
         assert inputs is not None
         assert inputs.ids is not None
@@ -70,7 +72,8 @@ class PooledJobs:
             key = next(self._keys)
             live.open_keys[key] = index
             self._by_key[key] = live
-            requests.append(Request(key, list(ids), job.payload.sampling, job.lane, pooled=True, batch=batch))
+            sampling = job.payload.sampling
+            requests.append(Request(key, list(ids), sampling, job.lane, pooled=True, batch=batch, adapter=adapter))
         return requests
 
     def keys_of(self, job_id: str) -> list[int]:

@@ -110,7 +110,8 @@ class Call:
         if not trace_tokens:
             return EventScanner()
         payload = self.job.payload
-        return TracingScanner(keeps_ids=requests_token_ids(payload.body), engine_holds_text=bool(payload.sampling.stop))
+        keeps_ids = payload.keeps_ids or requests_token_ids(payload.body)
+        return TracingScanner(keeps_ids=keeps_ids, engine_holds_text=bool(payload.sampling.stop))
 
     @property
     def has_tokens(self) -> bool:

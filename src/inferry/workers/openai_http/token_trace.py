@@ -4,12 +4,12 @@ Engines return token ids in the events. Nearly every event is a piece of plain t
 expression recognises. Other events are decoded.
 """
 
-import re
 from array import array
 from collections import deque
 
 import msgspec
 
+from inferry.domain.event_ids import strip_token_ids
 from inferry.domain.jobs import ResumePoint
 from inferry.domain.streams import FinishReason
 from inferry.domain.values import replace
@@ -39,7 +39,6 @@ _COMPLETION = (
 )
 _ANOTHER_FIELD = b'","'
 _QUOTE = 0x22
-_IDS = re.compile(rb'"(prompt_)?token_ids":\s*\[[\d,\s]*\]')
 
 
 _decoder = msgspec.json.Decoder(TracedEvent)
@@ -298,11 +297,6 @@ def text_of(events: bytes) -> str:
             for choice in _decoder.decode(data).choices:
                 texts.append((choice.text if choice.delta is None else choice.delta.content) or "")
     return "".join(texts)
-
-
-def strip_token_ids(events: bytes) -> bytes:
-    """Events as the engine writes them without ids."""
-    return _IDS.sub(lambda match: b'"prompt_token_ids":null' if match[1] else b'"token_ids":null', events)
 
 
 def _has_non_text(delta: TracedDelta) -> bool:

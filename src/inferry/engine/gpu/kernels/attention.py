@@ -31,6 +31,14 @@ class Splits(NamedTuple):
     log_sums: Tensor
 
 
+class ChunkShape(NamedTuple):
+    """How a tile of a prompt chunk reads its keys: `block_keys` at a time."""
+
+    block_keys: int
+    warps: int
+    stages: int
+
+
 class DecodeShape(NamedTuple):
     """How single tokens are split over their keys: into at most `splits` parts of at least `min_keys` keys."""
 
@@ -64,14 +72,31 @@ def _read(cache, slot, is_key, columns, DIM: tl.constexpr):
 
 
 @triton.jit
-def _weighted(scores, highest, total, sums):
-    """Weights of these scores, and the running sums scaled to the new maximum."""
-    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+def _add_keys(
+    at, end, head, position, q, table, keys, values, columns, highest, total, sums, scale,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, PRECISION: tl.constexpr, IS_MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running maximum, total and sums with the keys from `at` on. Not `IS_MASKED`: every query sees all of them."""
+    key = at + tl.arange(0, BLOCK_N)
+    is_key = key < end
+    block = tl.load(table + key // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int64)
+    slot = ((block * KV_HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
+    k = _read(keys, slot, is_key, columns, DIM)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if IS_MASKED:
+        visible = is_key[None, :] & (key[None, :] <= position)
+        if WINDOW is not None:
+            visible &= key[None, :] > position - WINDOW
+        scores = tl.where(visible, scores, float("-inf"))
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale)
     # A row without a visible key so far has no maximum yet; 0 keeps its weights at 0 instead of NaN.
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * scale - base[:, None])
     decay = tl.exp2(highest - base)
-    return weights, new_highest, total * decay + tl.sum(weights, axis=1), sums * decay[:, None]
+    v = _read(values, slot, is_key, columns, DIM)
+    sums = sums * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return new_highest, total * decay + tl.sum(weights, axis=1), sums
 
 
 @triton.jit
@@ -112,20 +137,20 @@ def _attend(
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    for at in range(begin, end, BLOCK_N):
-        key = at + tl.arange(0, BLOCK_N)
-        is_key = key < end
-        block = tl.load(table + key // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int64)
-        slot = ((block * KV_HEADS + head) * BLOCK_TOKENS + key % BLOCK_TOKENS) * DIM
-        k = _read(keys, slot, is_key, columns, DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        visible = is_key[None, :] & (key[None, :] <= position)
-        if WINDOW is not None:
-            visible &= key[None, :] > position - WINDOW
-        scores = tl.where(visible, scores, float("-inf"))
-        weights, highest, total, sums = _weighted(scores, highest, total, sums)
-        v = _read(values, slot, is_key, columns, DIM)
-        sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    masked = begin
+    if not IS_DECODE and WINDOW is None:
+        # The first query of the tile sees these keys, and so do the others: they need no mask.
+        masked = (seen + first + 1) // BLOCK_N * BLOCK_N
+        for at in range(begin, masked, BLOCK_N):
+            highest, total, sums = _add_keys(
+                at, end, head, position, q, table, keys, values, columns, highest, total, sums, scale,
+                KV_HEADS, DIM, BLOCK_TOKENS, BLOCK_N, WINDOW, PRECISION, False,
+            )  # fmt: skip
+    for at in range(masked, end, BLOCK_N):
+        highest, total, sums = _add_keys(
+            at, end, head, position, q, table, keys, values, columns, highest, total, sums, scale,
+            KV_HEADS, DIM, BLOCK_TOKENS, BLOCK_N, WINDOW, PRECISION, True,
+        )  # fmt: skip
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     place = row * (KV_HEADS * GROUP) + query_head
     if SPLITS > 1:
@@ -191,20 +216,25 @@ def attend_decodes(
         )  # fmt: skip
 
 
+def chunk_shape(dtype: torch.dtype) -> ChunkShape:
+    return ChunkShape(32, 4, 1) if dtype == torch.float32 else ChunkShape(64, 8, 2)
+
+
 def attend_chunks(
-    step: StepTensors, qkv: Tensor, cache: LayerCache, out: Tensor, grid: int, window: int | None = None
-) -> None:
+    step: StepTensors, qkv: Tensor, cache: LayerCache, out: Tensor, grid: int, window: int | None = None,
+    shape: ChunkShape | None = None,
+) -> None:  # fmt: skip
     """Attention of the prompt chunks; `grid`: at most this many tiles."""
+    shape = shape or chunk_shape(qkv.dtype)
     _, kv_heads, block_tokens, dim = cache.keys.shape
     group = qkv.shape[1] // (kv_heads * dim) - 2
-    is_wide = qkv.dtype == torch.float32
     _attend[(grid, kv_heads)](
         step.counts, step.starts, step.computed, step.table_starts, step.tables, step.tile_pieces, step.tile_firsts,
         qkv, cache.keys, cache.values, out, None, None, _scale(dim),
         KV_HEADS=kv_heads, GROUP=group, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        BLOCK_TOKENS=block_tokens, BLOCK_M=chunk_tile(qkv.dtype), BLOCK_N=32 if is_wide else 64, WINDOW=window,
+        BLOCK_TOKENS=block_tokens, BLOCK_M=chunk_tile(qkv.dtype), BLOCK_N=shape.block_keys, WINDOW=window,
         IS_DECODE=False, SPLITS=1, MIN_KEYS=1, PRECISION=_precision(qkv),
-        num_warps=4 if is_wide else 8, num_stages=1 if is_wide else 2,
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""The default model: a small Llama with random weights from a seed, generated locally without a download.
+"""A small Llama with random weights from a seed.
 
-Its tokenizer is trained on texts that ship with Python. Its output is meaningless; it exists to run the whole system.
+Its tokenizer is trained on texts that ship with Python. Its output is meaningless, and the next token depends on all
+tokens before it.
 """
 
 import json
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = "1"
-_MARKER = "inferry-tiny.json"
+_MARKER = "random-model.json"
 _SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 _PAD, _BOS, _EOS = 0, 1, 2
 _VOCABULARY = 4096
@@ -35,7 +36,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def ensure_tiny_model(directory: Path) -> Path:
+def ensure_random_model(directory: Path) -> Path:
     """The model's directory, created if missing. Safe for concurrent processes."""
     if _is_complete(directory):
         return directory
@@ -158,7 +159,7 @@ def _allowed_tokens(tokenizer: Any) -> list[bool]:
 
 def _make_weights(allowed_tokens: list[bool]) -> "dict[str, Tensor]":
     """Random weights, scaled so that every layer changes the residual stream and the best logit is distinct."""
-    import torch  # imported here: the gateway uses this module without torch once the model exists
+    import torch
 
     generator = torch.Generator().manual_seed(20_260_101)
 

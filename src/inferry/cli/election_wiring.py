@@ -1,0 +1,113 @@
+"""Makes the election of the gateway that owns the workers, where several gateways share them.
+
+Part of the composition root. All worker groups form one domain. Without `cluster.listen` every gateway uses its workers
+itself, and the owner only runs stored work.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from inferry.cli.config.cluster import split_address
+from inferry.cli.config.schema import Config, ConfigError
+from inferry.cli.roles import MakeWorkers, Roles
+from inferry.cli.sharing_wiring import GatewaySharing
+from inferry.cli.wiring import Service, assemble
+from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.cluster.election import Election
+from inferry.cluster.ownership import OwnershipLease
+from inferry.domain.clock import Clock
+from inferry.domain.ports import Tokenizer, Worker
+from inferry.workers.remote.owner_link import OwnerAddress
+
+DOMAIN = "workers"
+MIN_SECRET_CHARS = 16
+
+
+class GatewayRole:
+    """Changes the role of a gateway: whose workers it uses, and whether it runs stored work."""
+
+    def __init__(self, service: Service, roles: Roles | None, secret: bytes | None) -> None:
+        self._service = service
+        self._roles = roles
+        self._secret = secret
+        self._runs_stored_work = False
+
+    async def become_owner(self, epoch: int, may_send: Callable[[], bool]) -> None:
+        if self._roles is not None:
+            await self._roles.become_owner(epoch, may_send)
+        if not self._runs_stored_work:
+            self._runs_stored_work = True
+            self._service.storage.start()
+
+    async def become_ingress(self, address: str, epoch: int) -> None:
+        if self._roles is not None:
+            host, port = split_address(address)
+            await self._roles.become_ingress(OwnerAddress(host=host, port=port, secret=self._secret, epoch=epoch))
+
+
+class ClusterMember:
+    """A gateway's part in the cluster: its service, its role and its claim to the workers."""
+
+    def __init__(self, service: Service, sharing: GatewaySharing, roles: Roles | None, election: Election) -> None:
+        self.service = service
+        self.sharing = sharing
+        self.roles = roles
+        self.election = election
+
+    def start(self) -> None:
+        self.election.start()
+
+    async def close(self) -> None:
+        """Hand the workers over, before the service is closed."""
+        if self.roles is not None:
+            await self.roles.close()
+        await self.election.close()
+
+
+def build_service(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> Service:
+    """A service whose workers come with its role."""
+    return assemble(config, [], tokenizers, clock)
+
+
+def join_cluster(config: Config, service: Service, clock: Clock, tokenizers: dict[str, Tokenizer]) -> ClusterMember:
+    """The gateway's part in the cluster of its configuration. Nothing is started."""
+    cluster, sharing = config.cluster, service.sharing
+    assert sharing is not None, "a cluster shares its limits"
+    roles, secret, address = None, None, ""
+    if cluster.listen is not None:
+        secret, address = read_secret(cluster.secret_env), cluster.advertise or cluster.listen
+        make = _worker_factory(config, clock, tokenizers)
+        listen = split_address(cluster.listen)
+        roles = Roles(service, make, clock, listen=listen, secret=secret, tokenizers=tokenizers)
+    lease = OwnershipLease(DOMAIN, sharing.gateway_id, address, cluster.ttl_ms / 1000)
+    election = Election(lease, sharing.authority, GatewayRole(service, roles, secret), clock)
+    sharing.metrics.watch(
+        {
+            "inferry_domain_owner": lambda: float(election.is_owner),
+            "inferry_domain_epoch": lambda: lease.owner.epoch,
+        }
+    )
+    return ClusterMember(service, sharing, roles, election)
+
+
+def read_secret(variable: str | None) -> bytes:
+    """The secret that gateways share. Raises ConfigError."""
+    secret = os.environ.get(variable or "", "")
+    if len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"the environment variable {variable} (cluster.secret_env) must have at least {MIN_SECRET_CHARS} characters"
+        )
+    return secret.encode()
+
+
+def _worker_factory(config: Config, clock: Clock, tokenizers: dict[str, Tokenizer]) -> MakeWorkers:
+    async def make() -> list[tuple[Worker, str]]:
+        found: list[tuple[Worker, str]] = []
+        for one in config.workers:
+            worker, more = await asyncio.to_thread(make_worker, one, clock, config.lane_policies(), config.health)
+            tokenizers.update(more)
+            found.append((worker, worker_kind(one)))
+        return found
+
+    return make

@@ -1,0 +1,91 @@
+"""Loads and unloads LoRA adapters on all workers that can, while the gateway runs."""
+
+import asyncio
+
+from inferry.dispatch.loop import DispatchLoop
+from inferry.dispatch.model_catalog import ModelCatalog
+from inferry.dispatch.pool import Pool
+from inferry.domain.errors import Conflict, GatewayError, InvalidRequest, NotFound
+from inferry.domain.ports import AdapterHost
+from inferry.domain.workers import WorkerView
+
+
+class AdapterControl:
+    """An adapter has one name, and is served under it by every worker that may load its path."""
+
+    def __init__(self, pool: Pool, loop: DispatchLoop, models: ModelCatalog) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._models = models
+
+    async def load(self, name: str, path: str, base: str | None) -> list[str]:
+        """Load the adapter on all workers of the base model, or of the only one; return the workers.
+
+        Raises a GatewayError, and then no worker serves the adapter.
+        """
+        if any(name in view.models for view in self._pool.views()):
+            raise Conflict(f"there is a model or adapter `{name}` already")
+        if any(stream.attempt.job.route.model == name for stream in self._loop.streams()):
+            # A call that was interrupted would continue with other weights.
+            raise Conflict(f"calls of an earlier adapter `{name}` have not ended")
+        hosts = self._hosts(path, base)
+        self._models.share_tokenizer(name, next(iter(hosts.values())))
+        loaded: list[str] = []
+        error: GatewayError | None = None
+        try:
+            for worker in hosts:
+                await self._host(worker).load_adapter(name, path)
+                loaded.append(worker)
+        except GatewayError as refused:
+            error = refused
+        if error is not None:
+            await self._unload(name, loaded)
+            raise error
+        for worker in loaded:
+            self._pool.refresh_view(worker)
+        return loaded
+
+    async def unload(self, name: str) -> list[str]:
+        """Refuse new calls of the adapter, end queued ones, and return the workers once they have freed it: after the
+        last running call of it.
+        """
+        workers = [view.worker for view in self._pool.views() if name in view.adapters and self._is_host(view)]
+        if not workers:
+            raise NotFound(f"there is no adapter `{name}` that could be unloaded")
+        await self._unload(name, workers)
+        return workers
+
+    async def _unload(self, name: str, workers: list[str]) -> None:
+        tasks = [asyncio.ensure_future(self._host(worker).unload_adapter(name)) for worker in workers]
+        await asyncio.sleep(0)  # each worker stops to serve the name at once
+        for worker in workers:
+            self._pool.refresh_view(worker)
+        self._models.forget_tokenizer(name)
+        self._loop.end_unroutable("has unloaded it")
+        await asyncio.gather(*tasks)
+
+    def _hosts(self, path: str, base: str | None) -> dict[str, str]:
+        """The workers that may load the path, with their base model."""
+        hosts: dict[str, str] = {}
+        for view in self._pool.views():
+            if self._is_host(view) and self._host(view.worker).may_load(path):
+                parent = self._host(view.worker).cards()[0].name
+                if base is None or base in view.models:
+                    hosts[view.worker] = parent
+        if not hosts:
+            raise InvalidRequest(
+                "`lora_path` is not below a directory that `adapter_dirs` of a worker names", param="lora_path"
+            )
+        if len(set(hosts.values())) > 1:
+            names = ", ".join(sorted(set(hosts.values())))
+            raise InvalidRequest(f"`base_model_name` must name one of {names}", param="base_model_name")
+        return hosts
+
+    def _is_host(self, view: WorkerView) -> bool:
+        return isinstance(self._pool.worker(view.worker), AdapterHost)
+
+    def _host(self, worker: str) -> AdapterHost:
+        found = self._pool.worker(worker)
+        if not isinstance(found, AdapterHost):
+            raise NotFound(f"worker {worker} was removed")
+        return found

@@ -1,0 +1,54 @@
+"""A worker that only the owner of its domain may use.
+
+Engines cannot check who sends, so the owner does: a plan is sent only while its lease is valid on its own clock.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from inferry.domain.errors import WorkerUnreachable
+from inferry.domain.plans import BatchPlan
+from inferry.domain.ports import Emit, ModelCard, RunKeeper, TokenCounter, Worker
+from inferry.domain.streams import Failed
+from inferry.domain.workers import WorkerView
+
+
+class LeasedWorker:
+    """`may_send` says whether this process owns the worker now."""
+
+    def __init__(self, worker: Worker, may_send: Callable[[], bool]) -> None:
+        self._worker = worker
+        self._may_send = may_send
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    async def start(self) -> None:
+        await self._worker.start()
+
+    def view(self) -> WorkerView:
+        return self._worker.view()
+
+    def cards(self) -> Sequence[ModelCard]:
+        return self._worker.cards()
+
+    async def run(self, plan: BatchPlan, emit: Emit) -> None:
+        if self._may_send():
+            await self._worker.run(plan, emit)
+            return
+        for job in plan.jobs:
+            emit(Failed(job.job_id, WorkerUnreachable("this process no longer owns the worker")))
+
+    async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
+        return await self._worker.cancel(job_ids)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def count_tokens(self, body: bytes) -> int | None:
+        worker = self._worker
+        return await worker.count_tokens(body) if isinstance(worker, TokenCounter) else None
+
+    def end_run(self, tenant: str, run_id: str) -> None:
+        if isinstance(self._worker, RunKeeper):
+            self._worker.end_run(tenant, run_id)

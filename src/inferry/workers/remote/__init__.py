@@ -1,0 +1,1 @@
+"""The owner of a domain as a worker of an ingress process."""
