@@ -119,6 +119,9 @@ def test_an_error_is_the_same_on_the_other_side() -> None:
         assert type(found) is type(error)
         assert error_to_fields(found) == error_to_fields(error)
         assert (found.retry_after_s, found.param) == (error.retry_after_s, error.param)
+    lost = WorkerLost("x")
+    assert lost.can_failover
+    assert not fields_to_error(error_to_fields(lost)).can_failover  # the owner has retried what it could
     unknown = frames.ErrorFields("NoSuchError", "x", None, None, None, False)
     assert fields_to_error(unknown).status == 500
 

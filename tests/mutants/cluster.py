@@ -87,7 +87,7 @@ GROUP = MutantGroup(
             "cluster/job_fields.py",
             "    error.can_failover = False\n",
             "",
-            ("tests/cluster/test_ingress_gateway.py",),
+            _LINK,
         ),
         Mutant(
             "a frame waits for bytes that have arrived",

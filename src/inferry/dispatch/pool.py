@@ -25,7 +25,6 @@ from inferry.observe.worker_states import WorkerHealth
 log = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 30.0
-_LOSSES = (WorkerLost, WorkerTimeout, WorkerUnreachable)
 
 
 class Pool:
@@ -192,7 +191,11 @@ class Pool:
         end = attempt.end
         if isinstance(end, Done):
             supervisor.breaker.served()
-        elif end is not None and end.error.can_failover and isinstance(end.error, _LOSSES):
+        elif (
+            end is not None
+            and end.error.can_failover
+            and isinstance(end.error, WorkerLost | WorkerTimeout | WorkerUnreachable)
+        ):
             supervisor.lost(attempt.job.job_id)
         if supervisor.is_being_removed:
             supervisor.job_ended.set()
