@@ -67,7 +67,7 @@ TORCH_MODULES = {
 
 COMPOSITION_ROOT = {
     *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
-    *("cli/election_wiring", "cli/ray_wiring", "cli/storage_wiring", "cli/wiring", "cli/workers_file_wiring"),
+    *("cli/election_wiring", "cli/ray_wiring", "cli/storage_wiring", "cli/wiring"),
     "cli/worker_wiring",
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {

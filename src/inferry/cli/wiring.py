@@ -198,9 +198,8 @@ def assemble(
     accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
-    app.use_alerts(observation.alerting.report)
     _mount_dashboard(config, app, gateway, observation)
-    _follow_samples(app, gateway, observation)
+    _mount_observation(app, gateway, observation)
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
@@ -210,8 +209,9 @@ def assemble(
     return service
 
 
-def _follow_samples(app: App, gateway: Gateway, observation: Observation) -> None:
-    """What is computed once a second: GPU time, and how many workers each group should have."""
+def _mount_observation(app: App, gateway: Gateway, observation: Observation) -> None:
+    """Serve alerts, and what is computed once a second: GPU time, and how many workers each group should have."""
+    app.use_alerts(observation.alerting.report)
     observation.followers += [gateway.account_gpu_time, gateway.scale.sample]
     app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
 

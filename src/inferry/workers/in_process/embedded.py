@@ -57,8 +57,7 @@ class EmbeddedWorker(EngineWorker):
         adapter_dirs: Sequence[Path] = (),
         open_link: OpenLink | None = None,
     ) -> None:
-        config = engine or EngineConfig()
-        config = replace(config, tool_format=None if tool_format is None else tool_format.name)
+        config = replace(engine or EngineConfig(), tool_format=None if tool_format is None else tool_format.name)
         super().__init__(
             name,
             open_link=open_link or partial(EngineLink.open, embedded_program(model_dir, config)),
