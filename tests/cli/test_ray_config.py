@@ -1,6 +1,8 @@
 """Workers of kind ray in a configuration, and the mistakes that `inferry ray` reports."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from inferry.cli.main import app
 from inferry.cli.ray_wiring import scaling_limits
 from inferry.cli.worker_wiring import make_worker
 from inferry.domain.clock import SystemClock
+from support.children import environment
 
 RAY: dict[str, Any] = {"kind": "ray", "name": "fleet", "engine": {"kind": "embedded", "group": "gpu"}}
 
@@ -69,3 +72,13 @@ def test_a_configuration_without_workers_on_ray_is_an_error(tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["ray", "status", str(path), "--worker", "other"])
     assert result.exit_code == 2
     assert "named other" in result.output
+
+
+def test_ray_is_imported_only_where_it_is_used() -> None:
+    code = "import sys, inferry.cli.main; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
+def test_gateways_that_share_redis_cannot_use_ray() -> None:
+    with pytest.raises(ConfigError, match=r"kind ray cannot be used with cluster\.redis"):
+        parse({"workers": [RAY], "cluster": {"redis": "redis://127.0.0.1:6379/0"}})
