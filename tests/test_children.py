@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import inferry
-from inferry.workers.in_process.embedded import EmbeddedWorker
+from inferry.engine.config import EngineConfig
+from inferry.workers.in_process.embedded import embedded_program
 from support.children import TESTS, environment, import_the_same_tree
 
 WHERE = "import inferry, inferry.scheduling.scheduler as s; print(inferry.__file__, s.__file__)"
@@ -62,8 +63,7 @@ def test_a_path_that_is_relative_to_this_directory_means_the_same_in_another(
 
 def test_the_engine_process_imports_what_the_gateway_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(another_checkout(tmp_path)))
-    worker = EmbeddedWorker("w", model_dir=tmp_path, models=["m"], make_assembler=lambda stop: None)  # type: ignore[arg-type,return-value]
-    assert imported(tmp_path, dict(worker._engine._program.environment)) == here()
+    assert imported(tmp_path, dict(embedded_program(tmp_path, EngineConfig()).environment)) == here()
 
 
 def starts_of_processes(path: Path) -> list[ast.Call]:

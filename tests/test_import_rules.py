@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "workers/http_client": {"httptools"},
     "workers/remote": {"inferry.cluster"},
     "workers/in_process": {"inferry.engine", "vllm"},
+    "workers/ray": {"inferry.engine", "ray"},
     "report": {"msgspec"},
     "client": {"msgspec", "httptools"},
     "client/adapters": {"agents", "anthropic", "langchain_anthropic", "langchain_core", "langchain_openai", "openai"},
@@ -66,7 +67,7 @@ TORCH_MODULES = {
 
 COMPOSITION_ROOT = {
     *("cli/cluster_wiring", "cli/job_wiring", "cli/provider_wiring", "cli/roles", "cli/sharing_wiring"),
-    *("cli/election_wiring", "cli/storage_wiring", "cli/wiring"),
+    *("cli/election_wiring", "cli/ray_wiring", "cli/storage_wiring", "cli/wiring"),
     "cli/worker_wiring",
 }
 ALSO_IMPORT_WORKERS_OR_STORES = {

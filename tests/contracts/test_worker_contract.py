@@ -13,6 +13,7 @@ from contracts.worker_calls import Received, a_call, a_plan, a_prompt, receive, 
 from contracts.worker_setups import (
     WorkerSetup,
     embedded,
+    on_ray,
     over_http,
     remote,
     remote_over_http,
@@ -35,7 +36,7 @@ VLLM_KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[*SHARING_KINDS, *VLLM_KINDS], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=[*SHARING_KINDS, on_ray, *VLLM_KINDS], ids=lambda make: make.__name__)
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerSetup]:
     model = ensure_contract_model(tmp_path_factory.getbasetemp() / "contract-model")
     with ExitStack() as stack:

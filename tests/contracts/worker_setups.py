@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +19,13 @@ from inferry.domain.workers import Capacity
 from inferry.engine.config import EngineConfig
 from inferry.engine.tokenizer import HfTokenizer
 from inferry.streams.detokenizer import Assembler
-from inferry.workers.in_process.embedded import EmbeddedWorker
+from inferry.workers.in_process.embedded import EmbeddedWorker, embedded_program
 from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 from support import upstream
 from support.owner import RunningOwner, closing_link, running_owner
+from support.ray_cluster import ray_cluster, until_gone
 from support.scripted_worker import ScriptedWorker
 from support.vllm_server import BLOCKS_PER_CEILING, CONTEXT, ENVIRONMENT, VllmServer, engine_cores, vllm_venv
 
@@ -177,6 +180,47 @@ def embedded(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
 
     with running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir)) as setup:
         setup.kill = lambda: os.kill(_engine_pid(setup), signal.SIGKILL)
+        yield setup
+
+
+@contextmanager
+def on_ray(model_dir: Path, scratch: Path) -> Iterator[WorkerSetup]:
+    """An engine in an actor, without Ray Serve: the contract is that of the link."""
+    import ray
+
+    from inferry.workers.ray.engine_host import EngineHost
+    from inferry.workers.ray.link import NAMESPACE, RayLink
+
+    tokenizer = HfTokenizer(model_dir)
+    engine = EngineConfig(kv_tokens=16_384, context_tokens=CONTEXT)
+    hosts: list[Any] = []
+    names = (f"contract-{number}" for number in count())
+
+    def start_host(name: str) -> None:
+        until_gone(name)
+        host = ray.remote(EngineHost).options(name=name, namespace=NAMESPACE, num_cpus=0)
+        hosts.append(host.remote(partial(embedded_program, model_dir, engine)))
+        hosts[-1].run.options(num_returns=0).remote()
+
+    @asynccontextmanager
+    async def make_worker() -> AsyncIterator[Worker]:
+        name = next(names)
+        start_host(name)
+        worker = EmbeddedWorker(
+            name,
+            model_dir=model_dir,
+            models=["m"],
+            make_assembler=lambda stop: Assembler(tokenizer, stop),
+            engine=engine,
+            restart_backoff_s=0.05,
+            restart_backoff_max_s=0.2,
+            open_link=partial(RayLink.open, name),
+        )
+        yield worker
+        await worker.close()
+
+    with ray_cluster(), running_worker(make_worker, context=CONTEXT, encodes=_speaks(model_dir)) as setup:
+        setup.kill, setup.revive = lambda: ray.kill(hosts[0]), lambda: start_host("contract-0")
         yield setup
 
 

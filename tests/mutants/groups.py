@@ -26,6 +26,7 @@ from mutants import (
     prompts,
     queues,
     responses,
+    scaling,
     scheduling,
     single_flight,
     streams,
@@ -34,6 +35,7 @@ from mutants import (
 
 GROUPS = {
     "scheduling": scheduling.GROUP,
+    "scaling": scaling.GROUP,
     "capacity": capacity.GROUP,
     "queues": queues.GROUP,
     "packing": packing.GROUP,

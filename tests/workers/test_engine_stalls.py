@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from inferry.domain.streams import Failed, Item
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process import engine_supervisor
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import EngineLink, EngineProgram
 from inferry.workers.in_process.engine_supervisor import MISSED_CHECKS
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from support.children import environment
@@ -41,8 +42,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_worker(stall_timeout_s: float) -> EngineWorker:
     return EngineWorker(
         "idler",
-        program=EngineProgram((sys.executable, "-c", IDLER), environment(),
-                              setup(Path("nowhere"), EngineConfig())),
+        open_link=partial(EngineLink.open, EngineProgram((sys.executable, "-c", IDLER), environment(),
+                                                         setup(Path("nowhere"), EngineConfig()))),
         limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
         models=["m"],
         make_assembler=lambda stop: Silent(),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ class Scene:
         self.is_ready = True
         self.worker = EngineWorker(
             "w",
-            program=EngineProgram(("true",), {}, Shutdown()),
+            open_link=partial(EngineLink.open, EngineProgram(("true",), {}, Shutdown())),
             limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
             models=["m"],
             make_assembler=lambda stop: Assembler(Bytes(), stop),

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from inferry.domain.workers import Phase
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.workers.in_process import engine_supervisor
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import EngineLink, EngineProgram
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from support.waiting import async_until
 
@@ -47,7 +48,9 @@ def test_an_idle_engine_that_freezes_is_down_then_ended_and_started_again(monkey
     async def scenario() -> None:
         worker = EngineWorker(
             "idler",
-            program=EngineProgram(command, worker_environment, setup(Path("nowhere"), EngineConfig())),
+            open_link=partial(
+                EngineLink.open, EngineProgram(command, worker_environment, setup(Path("nowhere"), EngineConfig()))
+            ),
             limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
             models=["m"],
             make_assembler=lambda stop: Silent(),

@@ -12,7 +12,7 @@ from inferry.admission.open_gate import OpenGate
 from inferry.admission.reports import RateLimitStatus
 from inferry.cli.config.loader import load_workers
 from inferry.cli.config.schema import Config
-from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig
+from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.wiring import Service, health_policy, http_limits, watch_tenants
@@ -299,8 +299,9 @@ def read_tokenizers(config: Config, clock: Clock) -> dict[str, Tokenizer]:
     watched = () if config.workers_file is None else load_workers(Path(config.workers_file))
     found: dict[str, Tokenizer] = {}
     for worker in (*config.workers, *watched):
-        if isinstance(worker, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
-            found.update(make_worker(worker, clock)[1])
+        engine = worker.engine if isinstance(worker, RayWorkerConfig) else worker
+        if isinstance(engine, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
+            found.update(make_worker(engine, clock)[1])
     return found
 
 

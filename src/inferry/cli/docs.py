@@ -19,17 +19,35 @@ from msgspec import Struct, UnsetType
 
 from inferry.cli import main as cli
 from inferry.cli.checkout import ROOT
-from inferry.cli.config import alerts, callbacks, retention, schema, single_flight, storage, tenants, tracing, workers
+from inferry.cli.config import (
+    alerts,
+    callbacks,
+    retention,
+    scaling,
+    schema,
+    single_flight,
+    storage,
+    tenants,
+    tracing,
+    workers,
+)
 from inferry.cli.config.alerts import AlertRuleConfig, AlertsConfig, AlertWebhookConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.environment import ADMIN_KEY, ENV_PREFIX
 from inferry.cli.config.loader import dump, parse
+from inferry.cli.config.scaling import ScalingConfig
 from inferry.cli.config.schema import Config, HealthConfig, LaneConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
 from inferry.cli.config.tracing import TracingConfig
-from inferry.cli.config.workers import HTTP_KINDS, EmbeddedWorkerConfig, HttpWorkerConfig, VllmInProcessWorkerConfig
+from inferry.cli.config.workers import (
+    HTTP_KINDS,
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    RayWorkerConfig,
+    VllmInProcessWorkerConfig,
+)
 from inferry.cli.markdown import attribute_docs, codes, page, table
 from inferry.cli.metrics_page import metrics_page
 from inferry.domain import errors, settings
@@ -76,7 +94,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    for module in (alerts, single_flight, storage, callbacks, retention, tracing):
+    for module in (alerts, single_flight, storage, callbacks, retention, scaling, tracing):
         docs |= attribute_docs(module)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
@@ -93,6 +111,7 @@ def config_page() -> str:
         *_section("Top level", "", Config, docs),
         *_section("`server`", "server.", ServerConfig, docs),
         *_section("`health`", "health.", HealthConfig, docs),
+        *_section("`scaling`", "scaling.", ScalingConfig, docs),
         *_section("`single_flight`", "single_flight.", SingleFlightConfig, docs),
         *_section("`storage`", "storage.", StorageConfig, docs),
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
@@ -116,6 +135,7 @@ def config_page() -> str:
             )
         ),
         *_section("`workers[]` of `kind: vllm-inprocess`", "", VllmInProcessWorkerConfig, docs),
+        *_section("`workers[]` of `kind: ray`", "", RayWorkerConfig, docs),
         "## Complete example",
         "Every key with its default, and three kinds of workers. A configuration needs only the keys it changes.",
         f"```yaml\n{example_config()}```",

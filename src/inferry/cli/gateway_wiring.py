@@ -23,6 +23,7 @@ from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.queue_admission import QueueAdmission
+from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.task_set import TaskSet
 from inferry.dispatch.usage_validator import UsageValidator
@@ -37,6 +38,7 @@ from inferry.observe.metrics import Metrics
 from inferry.observe.tracing.tracer import Tracer
 from inferry.observe.watched_states import by_lane, by_limit
 from inferry.prediction.estimator import Estimator
+from inferry.prediction.scaling import ScalingPolicy
 from inferry.prediction.wait_model import WaitModel
 from inferry.runs.registry import RunRegistry
 from inferry.scheduling.scheduler import Scheduler
@@ -59,11 +61,10 @@ def make_gateway(
     keeps_retry_slots: bool = True,
     request_timeout_s: float | None = None,
     tracer: Tracer | None = None,
+    scaling: ScalingPolicy | None = None,
 ) -> Gateway:
     """A gateway around a pool. Must be called on its event loop."""
-    admission = AdmissionControl(gate or QuotaGate({}), runs or RunRegistry(), clock)
-    if watermarks is not None:
-        admission.on_renewed = watermarks.wake
+    admission = _admission_control(gate or QuotaGate({}), runs or RunRegistry(), clock, watermarks)
     depth, estimator, deadlines = QueueDepth(), Estimator(), Deadlines(request_timeout_s, clock.now, pool.is_remote)
     limiter = QueueLimiter(lanes, depth, max_queued_bytes=max_queued_bytes, keeps_retry_slots=keeps_retry_slots)
     waits, scheduler = WaitModel(depth), Scheduler(lanes, weights=weight_of)
@@ -100,8 +101,36 @@ def make_gateway(
         recorder=recorder,
         metrics=metrics,
         gpu_accounting=gpu_accounting,
+        scale=_scale_monitor(lanes, pool, loop, depth, scaling or ScalingPolicy(), metrics),
         watermarks=watermarks,
     )
+
+
+def _admission_control(
+    gate: QuotaGate, runs: RunRegistry, clock: Clock, watermarks: BudgetWriter | None
+) -> AdmissionControl:
+    admission = AdmissionControl(gate, runs, clock)
+    if watermarks is not None:
+        admission.on_renewed = watermarks.wake
+    return admission
+
+
+def _scale_monitor(
+    lanes: Mapping[Lane, LanePolicy],
+    pool: Pool,
+    loop: DispatchLoop,
+    depth: QueueDepth,
+    policy: ScalingPolicy,
+    metrics: Metrics,
+) -> ScaleMonitor:
+    scale = ScaleMonitor(lanes, pool, loop.used_fraction, depth, policy)
+    metrics.watch(
+        {
+            "inferry_desired_workers": scale.desired_by_group,
+            "inferry_waiting_work_seconds": scale.waiting_by_group,
+        }
+    )
+    return scale
 
 
 def _watch_gpu_time(metrics: Metrics, gpu_accounting: GpuAccounting) -> None:

@@ -31,6 +31,7 @@ from inferry.cli.ledger import ledger_app
 from inferry.cli.models import models_app
 from inferry.cli.plan import plan_app
 from inferry.cli.profile import profile
+from inferry.cli.ray import ray_app
 from inferry.cli.run_batch import run_batch
 from inferry.cli.serve import run_server
 from inferry.cli.simulate import simulate
@@ -69,6 +70,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(plan_app, name="plan")
 app.add_typer(workers_app, name="workers")
 app.add_typer(adapters_app, name="adapters")
+app.add_typer(ray_app, name="ray")
 app.command()(simulate)
 app.command()(calibrate)
 app.command()(bench)

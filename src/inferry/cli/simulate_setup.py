@@ -8,7 +8,14 @@ from msgspec import Struct
 
 from inferry.cli.config.loader import load
 from inferry.cli.config.schema import Config, ConfigError
-from inferry.cli.config.workers import HttpWorkerConfig, VllmInProcessWorkerConfig, VllmWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    RayWorkerConfig,
+    VllmInProcessWorkerConfig,
+    VllmWorkerConfig,
+    WorkerConfig,
+)
 from inferry.cli.engine_settings import engine_config
 from inferry.domain.lanes import DEFAULT_LANES, Lane, LanePolicy
 from inferry.domain.values import replace
@@ -30,7 +37,7 @@ class SimulatedWorker(Struct, frozen=True):
 
     flags: engines.EngineFlags
     capacity: Capacity
-    config: WorkerConfig
+    config: HttpWorkerConfig | EmbeddedWorkerConfig | VllmInProcessWorkerConfig
 
 
 class Arm(Struct, frozen=True):
@@ -72,6 +79,8 @@ def simulated_workers(
 
 
 def _simulated_worker(worker: WorkerConfig, flags: engines.EngineFlags) -> SimulatedWorker:
+    if isinstance(worker, RayWorkerConfig):
+        return _simulated_worker(worker.engine, flags)
     if isinstance(worker, HttpWorkerConfig):
         if worker.chunk_tokens is not None:
             sequences = min(flags.max_num_seqs, worker.chunk_tokens)

@@ -4,33 +4,30 @@ Components are made here, in `gateway_wiring` and in `worker_wiring`, and nowher
 stores.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from inferry.admission.quota_gate import QuotaGate
 from inferry.admission.watermarks import WatermarkTracker
-from inferry.cli.config.loader import duplicate_names, load_workers, parse_workers
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.workers import (
-    EmbeddedWorkerConfig,
-    OpenAIWorkerConfig,
-    VllmInProcessWorkerConfig,
+    RayWorkerConfig,
     WorkerConfig,
 )
 from inferry.cli.diagnosis_wiring import Diagnostics
 from inferry.cli.gateway_wiring import make_gateway
 from inferry.cli.observation_wiring import Observation
 from inferry.cli.provider_wiring import providers_of
+from inferry.cli.ray_wiring import RayFleet, ray_fleets, scaling_limits
 from inferry.cli.sharing_wiring import GatewaySharing, SharedLimits, make_shared_limits, share
 from inferry.cli.storage_wiring import Storage, make_storage
 from inferry.cli.tracing_wiring import Tracing, make_tracing
 from inferry.cli.worker_wiring import make_worker, worker_kind
+from inferry.cli.workers_file_wiring import load_watched_workers, watch_workers_file
 from inferry.dispatch.budget_writer import BudgetWriter
 from inferry.dispatch.gateway import Gateway
 from inferry.dispatch.pool import Pool
@@ -38,12 +35,13 @@ from inferry.dispatch.spending_sync import SpendingSync
 from inferry.dispatch.tenants import TenantManager, TenantWatcher
 from inferry.dispatch.values import HealthPolicy, Sharing
 from inferry.dispatch.watermark_writer import WatermarkWriter
-from inferry.dispatch.workers_file import InvalidWorkersFile, WatchedFile, WorkerReconciler, WorkersFileWatcher
+from inferry.dispatch.workers_file import WorkersFileWatcher
 from inferry.domain.clock import Clock, SystemClock
 from inferry.domain.ledger import LedgerUnusable
 from inferry.domain.ledger_urls import IN_MEMORY
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.domain.spending import Spending
+from inferry.ingress.admin_scale import AdminScale
 from inferry.ingress.app import App
 from inferry.ingress.auth import Auth
 from inferry.ingress.batches.anthropic_batches import MessageBatchesRouter
@@ -81,6 +79,7 @@ class Service(NamedTuple):
     tracing: Tracing | None = None
     sharing: GatewaySharing | None = None
     watch: WorkersFileWatcher[WorkerConfig] | None = None
+    ray_fleets: Sequence[RayFleet] = ()
 
     def start(self) -> None:
         """Start the workers, and the watchers of files and of the database."""
@@ -91,12 +90,16 @@ class Service(NamedTuple):
         self.observation.start()
         if self.watch is not None:
             self.watch.start()
+        for fleet in self.ray_fleets:
+            fleet.start()
         if self.sharing is not None:
             self.sharing.start()
 
     async def close(self) -> None:
         if self.watch is not None:
             await self.watch.close()
+        for fleet in self.ray_fleets:
+            await fleet.close()
         await self.observation.close()
         await self.app.close()
         await self.storage.close()
@@ -125,17 +128,23 @@ def build(config: Config, clock: Clock | None = None) -> Service:
     clock = clock or SystemClock()
     workers: list[Worker] = []
     tokenizers: dict[str, Tokenizer] = {}
-    watched = _load_watched_workers(config)
+    watched = load_watched_workers(config)
     kinds: dict[str, str] = {}
     for worker_config in (*config.workers, *watched.values()):
+        if isinstance(worker_config, RayWorkerConfig):
+            continue  # its workers are added below
         worker, found = make_worker(worker_config, clock, config.lane_policies(), config.health)
         workers.append(worker)
         tokenizers.update(found)
         kinds[worker_config.name] = worker_kind(worker_config)
     service = assemble(config, workers, tokenizers, clock, kinds)
+    fleets = ray_fleets(config, service.gateway, service.pool, clock)
+    for fleet in fleets:
+        tokenizers.update(fleet.tokenizers)
+    service = service._replace(ray_fleets=fleets)
     if config.workers_file is None:
         return service
-    return service._replace(watch=_watch(config, service, watched, tokenizers, clock))
+    return service._replace(watch=watch_workers_file(config, service.pool, watched, tokenizers, clock))
 
 
 def assemble(
@@ -173,6 +182,7 @@ def assemble(
         keeps_retry_slots=config.server.retry_slots,
         request_timeout_s=config.server.request_timeout_s,
         tracer=tracer,
+        scaling=config.scaling.policy(scaling_limits(config)),
     )
     app = app_type(
         gateway,
@@ -188,9 +198,8 @@ def assemble(
     accounts = SpendingSync(gate, clock, load_spending)
     storage = _stored_content(config, app, clock, tenants, gateway, recorder)
     observation = Observation(metrics, clock, gate, storage, config.alerts)
-    app.use_alerts(observation.alerting.report)
     _mount_dashboard(config, app, gateway, observation)
-    observation.followers.append(gateway.account_gpu_time)
+    _mount_observation(app, gateway, observation)
     reader, lanes = partial(_open_run_reader, config.ledger), config.lane_policies()
     diagnostics = Diagnostics(observation, gateway, pool, gate, tenants, lanes, reader)
     diagnostics.mount(app)
@@ -198,6 +207,13 @@ def assemble(
     service = Service(app, gateway, pool, tenants, accounts, gate, storage, observation, diagnostics, tracing, sharing)
     _follow_tenants(config, service, watermarks)
     return service
+
+
+def _mount_observation(app: App, gateway: Gateway, observation: Observation) -> None:
+    """Serve alerts, and what is computed once a second: GPU time, and how many workers each group should have."""
+    app.use_alerts(observation.alerting.report)
+    observation.followers += [gateway.account_gpu_time, gateway.scale.sample]
+    app.mount_admin(lambda refuse, fail: AdminScale(refuse, fail, gateway.scale.report))
 
 
 def _make_metrics(config: Config, workers: Sequence[Worker], pool: Pool, tenants: TenantWatcher) -> Metrics:
@@ -341,54 +357,3 @@ def _sharing(config: SingleFlightConfig) -> Sharing:
         replay_max_bytes=config.replay_max_bytes,
         join_history_max_bytes=config.join_history_max_bytes,
     )
-
-
-def _load_watched_workers(config: Config) -> dict[str, WorkerConfig]:
-    """The workers in the configuration's `workers_file`."""
-    if config.workers_file is None:
-        return {}
-    return _workers_by_name(config, load_workers(Path(config.workers_file)))
-
-
-def _workers_by_name(config: Config, workers: Sequence[WorkerConfig]) -> dict[str, WorkerConfig]:
-    duplicates = duplicate_names(config, workers)
-    if duplicates:
-        raise ConfigError(
-            f"{config.workers_file}: the configuration has workers of its own named {', '.join(duplicates)}"
-        )
-    if any(isinstance(worker, OpenAIWorkerConfig) and worker.batch_api for worker in workers):
-        raise ConfigError(f"{config.workers_file}: `batch_api` is for workers of the configuration itself")
-    return {worker.name: worker for worker in workers}
-
-
-def _watch(
-    config: Config,
-    service: Service,
-    watched: dict[str, WorkerConfig],
-    tokenizers: dict[str, Tokenizer],
-    clock: Clock,
-) -> WorkersFileWatcher[WorkerConfig]:
-    """Keeps the pool in step with the `workers_file`."""
-    assert config.workers_file is not None
-
-    async def make(entry: WorkerConfig) -> tuple[Worker, str]:
-        try:
-            if isinstance(
-                entry, EmbeddedWorkerConfig | VllmInProcessWorkerConfig
-            ):  # reads a tokenizer, and may create a model
-                worker, found = await asyncio.to_thread(make_worker, entry, clock)
-            else:
-                worker, found = make_worker(entry, clock, config.lane_policies(), config.health)
-        except ConfigError as error:
-            raise InvalidWorkersFile(str(error)) from None
-        tokenizers.update(found)
-        return worker, worker_kind(entry)
-
-    def read(content: bytes) -> dict[str, WorkerConfig]:
-        try:
-            return _workers_by_name(config, parse_workers(content))
-        except ConfigError as error:
-            raise InvalidWorkersFile(str(error)) from None
-
-    fleet = WorkerReconciler(service.pool, make, watched, grace_s=config.server.drain_timeout_s)
-    return WorkersFileWatcher(WatchedFile(Path(config.workers_file)), read, fleet)

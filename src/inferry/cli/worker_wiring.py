@@ -4,6 +4,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferry.cli.config.schema import Config, ConfigError, HealthConfig
 from inferry.cli.config.secrets import secret_variable, variable_error
@@ -11,6 +12,7 @@ from inferry.cli.config.workers import (
     EmbeddedWorkerConfig,
     HttpWorkerConfig,
     OpenAIWorkerConfig,
+    RayWorkerConfig,
     VllmInProcessWorkerConfig,
     VllmWorkerConfig,
     WorkerConfig,
@@ -29,6 +31,11 @@ from inferry.workers.openai_http.profiles import MEDIA_FEATURES, PROFILES, Profi
 from inferry.workers.openai_http.settings import HttpWorkerSettings
 from inferry.workers.openai_http.worker import OpenAIHttpWorker
 
+if TYPE_CHECKING:
+    from inferry.domain.workers import ToolFormatName
+    from inferry.workers.in_process.engine_link import OpenLink
+    from inferry.workers.in_process.vllm_inprocess import VllmEngine
+
 
 def make_worker(
     config: WorkerConfig,
@@ -43,6 +50,17 @@ def make_worker(
             return _vllm_in_process(config, clock)
         case HttpWorkerConfig():
             return http_worker(config, clock, lanes, health), {}
+        case RayWorkerConfig():
+            raise ConfigError(f"worker `{config.name}`: kind ray is for workers of the configuration itself")
+
+
+def engine_worker(
+    config: EmbeddedWorkerConfig | VllmInProcessWorkerConfig, clock: Clock, open_link: "OpenLink"
+) -> tuple[Worker, dict[str, Tokenizer]]:
+    """A worker whose engine is elsewhere."""
+    if isinstance(config, EmbeddedWorkerConfig):
+        return _embedded(config, clock, open_link)
+    return _vllm_in_process(config, clock, open_link)
 
 
 def worker_kind(config: WorkerConfig | HttpWorkerConfig) -> str:
@@ -104,7 +122,9 @@ def worker_secret(config: HttpWorkerConfig, field: str, secret: str | None) -> s
     return os.environ[variable]
 
 
-def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+def _embedded(
+    config: EmbeddedWorkerConfig, clock: Clock, open_link: "OpenLink | None" = None
+) -> tuple[Worker, dict[str, Tokenizer]]:
     try:
         if importlib.util.find_spec("torch") is None:  # the engine's process needs it; this one does not
             raise ModuleNotFoundError("no torch", name="torch")
@@ -117,21 +137,10 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
             f"worker `{config.name}` is of kind embedded, which needs {error.name}: install the `engine` extra "
             "(pip install 'inferry[engine]', in a clone pip install '.[engine]')"
         ) from None
-    if config.model is None:
-        directory = BUNDLED_DIRECTORY
-        names = config.models or (BUNDLED_MODEL,)
-        try:
-            check_bundled_model(directory)
-        except ValueError as error:
-            raise ConfigError(f"worker `{config.name}`: {error}") from None
-    else:
-        directory = Path(config.model).expanduser()
-        names = config.models or (directory.resolve().name,)
-        if not (directory / "config.json").is_file():
-            raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    directory, names = model_directory(config)
     adapters = {name: Path(path).expanduser() for name, path in config.adapters.items()}
     try:
-        tokenizer = HfTokenizer(directory, None if config.tool_call_format == "auto" else config.tool_call_format)
+        tokenizer = HfTokenizer(directory, tool_call_format(config))
         engine = engine_config(config, resolve_device(config.device))
         for path in adapters.values():
             read_peft_config(path)
@@ -157,46 +166,59 @@ def _embedded(config: EmbeddedWorkerConfig, clock: Clock) -> tuple[Worker, dict[
         tool_format=tokenizer.tool_format,
         adapters=adapters,
         adapter_dirs=[Path(path).expanduser() for path in config.adapter_dirs],
+        open_link=open_link,
     )
     return worker, dict.fromkeys((*names, *adapters), tokenizer)
 
 
-def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[Worker, dict[str, Tokenizer]]:
+def tool_call_format(config: EmbeddedWorkerConfig) -> "ToolFormatName | None":
+    """The configured format; None where the model's chat template says."""
+    return None if config.tool_call_format == "auto" else config.tool_call_format
+
+
+def model_directory(config: EmbeddedWorkerConfig | VllmInProcessWorkerConfig) -> tuple[Path, tuple[str, ...]]:
+    """The directory of the model and the names it is served under; the bundled model where none is named."""
+    if config.model is None:
+        try:
+            check_bundled_model(BUNDLED_DIRECTORY)
+        except ValueError as error:
+            raise ConfigError(f"worker `{config.name}`: {error}") from None
+        return BUNDLED_DIRECTORY, config.models or (BUNDLED_MODEL,)
+    directory = Path(config.model).expanduser()
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
+    return directory.absolute(), config.models or (directory.resolve().name,)
+
+
+def _vllm_in_process(
+    config: VllmInProcessWorkerConfig, clock: Clock, open_link: "OpenLink | None" = None
+) -> tuple[Worker, dict[str, Tokenizer]]:
     try:
         from inferry.engine.tokenizer import HfTokenizer
         from inferry.streams.detokenizer import Assembler
-        from inferry.workers.in_process.vllm_inprocess import VllmEngine, VllmInProcessWorker
+        from inferry.workers.in_process.vllm_inprocess import VllmInProcessWorker
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"worker `{config.name}` is of kind vllm-inprocess, whose prompts are made here, which needs {error.name}: "
             "install the `engine` extra (pip install 'inferry[engine]', in a clone pip install '.[engine]')"
         ) from None
-    directory = Path(config.model).expanduser()
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"worker `{config.name}`: {directory} is not a model directory (no config.json)")
-    # Made absolute and not resolved: a virtual environment's interpreter is a link out of it.
-    python = Path(config.python).expanduser().absolute()
-    if not python.is_file():
+    directory, names = model_directory(config)
+    engine = vllm_engine(config)
+    # The interpreter of a replica is on the replica's node.
+    if open_link is None and not engine.python.is_file():
         raise ConfigError(
-            f"worker `{config.name}`: there is no interpreter {python}; vLLM has a virtual environment of its own "
-            "(`make venv-vllm` makes one for CPUs), and `python` says where it is"
+            f"worker `{config.name}`: there is no interpreter {engine.python}; vLLM has a virtual environment of its "
+            "own (`make venv-vllm` makes one for CPUs), and `python` says where it is"
         )
     try:
         tokenizer = HfTokenizer(directory)
     except (OSError, ValueError) as error:
         raise ConfigError(f"worker `{config.name}`: {error}") from None
-    names = config.models or (directory.resolve().name,)
     worker = VllmInProcessWorker(
         config.name,
-        model_dir=directory.absolute(),
+        model_dir=directory,
         models=names,
-        engine=VllmEngine(
-            python=python,
-            max_sequences=config.max_sequences,
-            chunk_tokens=config.chunk_tokens,
-            context_tokens=config.context_tokens,
-            arguments=config.engine_args,
-        ),
+        engine=engine,
         group=config.group,
         pool=config.pool,
         precision=config.precision,
@@ -207,8 +229,22 @@ def _vllm_in_process(config: VllmInProcessWorkerConfig, clock: Clock) -> tuple[W
         controlled=config.capacity == "adaptive",
         make_assembler=lambda stops: Assembler(tokenizer, stops),
         clock=clock,
+        open_link=open_link,
     )
     return worker, dict.fromkeys(names, tokenizer)
+
+
+def vllm_engine(config: VllmInProcessWorkerConfig) -> "VllmEngine":
+    from inferry.workers.in_process.vllm_inprocess import VllmEngine
+
+    return VllmEngine(
+        # Made absolute and not resolved: a virtual environment's interpreter is a link out of it.
+        python=Path(config.python).expanduser().absolute(),
+        max_sequences=config.max_sequences,
+        chunk_tokens=config.chunk_tokens,
+        context_tokens=config.context_tokens,
+        arguments=config.engine_args,
+    )
 
 
 def advise(config: Config) -> list[str]:

@@ -70,6 +70,11 @@ class CapacityTracker:
         tracked.capacity = self._compute_capacity(tracked, now)
         return replace(view, capacity=tracked.capacity)
 
+    def capacity_of(self, view: WorkerView) -> Capacity:
+        """The capacity that the scheduler was told last, or what the view names."""
+        tracked = self._tracked.get(view.worker)
+        return view.capacity if tracked is None else tracked.capacity
+
     def forget(self, worker: str) -> None:
         """A worker was removed; a later one of the same name starts afresh."""
         self._serving.clear()

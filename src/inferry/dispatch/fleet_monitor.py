@@ -14,6 +14,7 @@ from inferry.dispatch.gpu_accounting import GpuAccounting
 from inferry.dispatch.hedging import HedgePolicy
 from inferry.dispatch.pool import Pool
 from inferry.domain.attempts import Attempt
+from inferry.domain.workers import WorkerView
 from inferry.observe.metrics import Metrics
 from inferry.scheduling.scheduler import Scheduler
 
@@ -70,6 +71,12 @@ class FleetMonitor:
         self._hedging.forget(worker)
         self._gpu_accounting.forget(worker)
         self._metrics.remove_worker(worker)
+
+    def used_fraction(self, view: WorkerView) -> float:
+        """The part of the worker's sequences or KV tokens that jobs in flight use, whichever is larger."""
+        use, capacity = self._scheduler.use(view.worker), self._capacity.capacity_of(view)
+        amounts = ((use.sequences, capacity.sequences), (use.kv_tokens, capacity.kv_tokens))
+        return max([used / limit for used, limit in amounts if limit], default=0.0)
 
     def take_hedge_token(self) -> bool:
         """Whether one more call may be retried for being overdue; if so it is counted."""

@@ -19,6 +19,7 @@ from inferry.dispatch.loop import DispatchLoop
 from inferry.dispatch.model_catalog import ModelCatalog
 from inferry.dispatch.pool import Pool
 from inferry.dispatch.run_cancellation import RunCanceller
+from inferry.dispatch.scale_monitor import ScaleMonitor
 from inferry.dispatch.singleflight.single_flight import SingleFlight
 from inferry.dispatch.values import CancelReport, WorkerReport
 from inferry.domain.attempts import Attempt
@@ -70,6 +71,7 @@ class Gateway:
         recorder: Recorder,
         metrics: Metrics,
         gpu_accounting: GpuAccounting,
+        scale: ScaleMonitor,
         watermarks: BudgetWriter | None = None,
     ) -> None:
         self.models = models
@@ -86,6 +88,7 @@ class Gateway:
         self._recorder = recorder
         self._metrics = metrics
         self._gpu_accounting = gpu_accounting
+        self.scale = scale
         self._watermarks = watermarks
         self._retry_spreader = QuotaRetrySpreader()
         self._budget_refusals = BudgetRefusals()

@@ -103,7 +103,8 @@ class JobHost:
 
     def _may_wait_for_worker(self, job: InferenceJob) -> bool:
         """Whether a worker of the job's model may come back up in time."""
-        return self._pool.policy.no_worker_timeout_s > 0 and self._pool.is_model_out(job.route.model)
+        model = job.route.model
+        return self._pool.is_model_out(model) and self._pool.outage_timeout_s(model) > 0
 
 
 def _watermark_timeout() -> LedgerUnavailable:

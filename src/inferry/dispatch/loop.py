@@ -75,6 +75,7 @@ class DispatchLoop:
         self._queue_admission = queue_admission
         self.queue_depths = depth.by_lane
         self._fleet = fleet
+        self.used_fraction = fleet.used_fraction
         self._usage_validator = usage_validator
         self._cancel_sender = cancel_sender
         self._tasks = tasks
@@ -85,7 +86,7 @@ class DispatchLoop:
         self._evicted: set[str] = set()
         self._delayed: dict[str, asyncio.TimerHandle] = {}
         self._outage_timeout = OutageTimeout(
-            pool.policy.no_worker_timeout_s, self._now, pool.is_model_out, depth.waiting, self.cancel
+            pool.outage_timeout_s, self._now, pool.is_model_out, depth.waiting, self.cancel
         )
         self._idle = asyncio.Event()
         self._idle.set()

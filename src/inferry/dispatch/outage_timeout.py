@@ -1,8 +1,8 @@
 """How long queued jobs wait for a worker of their model to come up.
 
-Belongs to the dispatch loop. While a model is out (`Pool.is_model_out`), a queued job of it waits for
-`no_worker_timeout_s`, counted from its arrival or from the beginning of the outage, whichever is later. A job with a
-deadline waits until that.
+Belongs to the dispatch loop. While a model is out (`Pool.is_model_out`), a queued job of it waits for the model's
+timeout (`Pool.outage_timeout_s`), counted from its arrival or from the beginning of the outage, whichever is later. A
+job with a deadline waits until that.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ MIN_TIMER_S = 0.1
 
 
 class OutageTimeout:
-    """`waiting` are the queued attempts of a model; `end_job` ends a job."""
+    """`timeout_s` is the timeout of a model, `waiting` are its queued attempts; `end_job` ends a job."""
 
     def __init__(
         self,
-        no_worker_timeout_s: float,
+        timeout_s: Callable[[str], float],
         now: Callable[[], float],
         is_model_out: Callable[[str], bool],
         waiting: Callable[[str], Iterable[Attempt]],
         end_job: Callable[[str, GatewayError], object],
     ) -> None:
-        self._timeout_s = no_worker_timeout_s
+        self._timeout_s = timeout_s
         self._now = now
         self._is_model_out = is_model_out
         self._waiting = waiting
@@ -48,7 +48,7 @@ class OutageTimeout:
                     self._timers.pop(model).cancel()
             elif model not in self._out_since:
                 self._out_since[model] = self._now()
-                self._timers[model] = self._loop.call_later(self._timeout_s, self._expire, model)
+                self._timers[model] = self._loop.call_later(self._timeout_s(model), self._expire, model)
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -56,12 +56,12 @@ class OutageTimeout:
 
     def _expire(self, model: str) -> None:
         now, since = self._now(), self._out_since[model]
-        next_s = self._timeout_s
+        next_s = timeout_s = self._timeout_s(model)
         for attempt in self._waiting(model):
             job = attempt.job
-            left_s = outage_deadline(job, since, self._timeout_s) - now
+            left_s = outage_deadline(job, since, timeout_s) - now
             if left_s <= 0:
-                self._end_job(job.job_id, outage_error(job, self._timeout_s))
+                self._end_job(job.job_id, outage_error(job, timeout_s))
             else:
                 next_s = min(next_s, left_s)
         # A job that arrives later is not due before this either.

@@ -95,11 +95,18 @@ class Pool:
         )
 
     def is_model_out(self, model: str) -> bool:
-        """Whether no worker of this model is up, and one that has been up is expected back."""
+        """Whether no worker of this model is up, and one that has been up, or is started on demand, is expected."""
         return model not in self._models_up and any(
-            supervisor.was_up and not supervisor.is_drained and model in supervisor.view.models
+            (supervisor.was_up or supervisor.view.scale_up_wait_s is not None)
+            and not supervisor.is_drained
+            and model in supervisor.view.models
             for supervisor in self._supervisors.values()
         )
+
+    def outage_timeout_s(self, model: str) -> float:
+        """How long a queued job waits for a worker of the model to come up."""
+        waits = [view.scale_up_wait_s or 0.0 for view in self.views() if model in view.models]
+        return max(self.policy.no_worker_timeout_s, *waits, 0.0)
 
     def is_stranded(self, job: InferenceJob) -> bool:
         """Whether a worker that lost the job is still down, so that what the job holds there is unknown."""
@@ -135,7 +142,9 @@ class Pool:
 
     @property
     def is_ready(self) -> bool:
-        return any(supervisor.view.phase is Phase.READY for supervisor in self._supervisors.values())
+        """Whether a worker is up, or can be started on demand."""
+        views = self.views()
+        return any(view.phase is Phase.READY or view.scale_up_wait_s is not None for view in views)
 
     def health(self) -> list[WorkerHealth]:
         now = self._clock.now()

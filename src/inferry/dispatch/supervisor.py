@@ -158,12 +158,13 @@ class WorkerSupervisor:
 
     async def _wait_for_probe(self) -> None:
         """Wait until the pause is over, or until a worker that reported itself down reports that it is up. A worker
-        that reports that it is starting or down is not probed.
+        that reports that it is starting, down or draining is not probed.
         """
         previous_phase = self.worker.view().phase
         while (remaining_s := self.breaker.probe_at - self._clock.now()) > 0 or previous_phase in (
             Phase.STARTING,
             Phase.DOWN,
+            Phase.DRAINING,
         ):
             await self._sleep(min(remaining_s, POLL_INTERVAL_S) if remaining_s > 0 else POLL_INTERVAL_S)
             self.refresh()  # the load of a worker that went down expires after a while

@@ -6,6 +6,7 @@ written, count as queued.
 """
 
 from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
 from inferry.domain.attempts import Attempt
@@ -92,6 +93,22 @@ class QueueDepth:
     def waiting(self, model: str) -> list[Attempt]:
         """The attempts of a model that are at no worker."""
         return [attempt for lane in Lane for attempt in self._waiting.get((lane, model), ())]
+
+    def work_by_route(self, max_jobs: int) -> list[tuple[Lane, str, int, int, int]]:
+        """Queued jobs, prompt tokens to compute and expected output tokens by lane and model.
+
+        Tokens are added up over `max_jobs` of a lane and model, and scaled to all of them.
+        """
+        found: list[tuple[Lane, str, int, int, int]] = []
+        for (lane, model), waiting in self._waiting.items():
+            jobs = len(waiting)
+            if jobs:
+                footprints = [attempt.job.footprint for attempt in islice(waiting, max_jobs)]
+                scale = jobs / len(footprints)
+                prompt_tokens = sum(footprint.prefill_tokens for footprint in footprints)
+                output_tokens = sum(footprint.output.expected for footprint in footprints)
+                found.append((lane, model, jobs, int(prompt_tokens * scale), int(output_tokens * scale)))
+        return found
 
     def oldest_slo_start_at(self, lane: Lane, models: Collection[str]) -> float | None:
         """When the SLO of the lane's job that has waited longest for one of the models began to run."""

@@ -112,7 +112,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     LoRA adapters. `output_length`: the jobs it prefers, by predicted output; None takes both alike. `kv_packing`:
     whether predicted KV peaks are added up, or their sum is predicted over time. `breaker_open`: it reports to be ready
     and is treated as down. `is_remote`: it passes jobs on to a process that queues and places them: no job is held or
-    limited for it here, and it takes jobs of every lane.
+    limited for it here, and it takes jobs of every lane. `scale_up_wait_s`: the worker stands for replicas that are
+    started on demand; it gets no job itself, and a job whose model has no other worker waits this long for one.
     """
 
     worker: str
@@ -143,3 +144,4 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     last_activity_at: float | None = None
     breaker_open: bool = False
     is_remote: bool = False
+    scale_up_wait_s: float | None = None

@@ -186,9 +186,13 @@ class Heartbeat(Struct, frozen=True, tag=15, array_like=True):
     """Sent every `HEARTBEAT_INTERVAL_S` seconds, also during a step: the process runs."""
 
 
+class Draining(Struct, frozen=True, tag=17, array_like=True):
+    """The engine's host is being removed: the engine takes no more requests and completes those that it has."""
+
+
 HEARTBEAT_INTERVAL_S = 0.5
 
-FromEngine = Ready | StepDone | Aborted | Rejected | AdapterChanged | Fatal | Heartbeat
+FromEngine = Ready | StepDone | Aborted | Rejected | AdapterChanged | Fatal | Heartbeat | Draining
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -22,6 +22,7 @@ from inferry.ingress.admin_callbacks import AdminCallbacks
 from inferry.ingress.admin_diagnosis import PATHS as DIAGNOSIS_PATHS
 from inferry.ingress.admin_endpoint import AdminEndpoint
 from inferry.ingress.admin_reports import PATHS as REPORT_PATHS
+from inferry.ingress.admin_scale import PATHS as SCALE_PATHS
 from inferry.ingress.admin_storage import PATHS as STORAGE_PATHS
 from inferry.ingress.admin_storage import AdminStorage
 from inferry.ingress.admin_tenants import PATHS as TENANT_PATHS
@@ -39,6 +40,7 @@ PATHS = (
     *CALLBACK_PATHS,
     *REPORT_PATHS,
     *DIAGNOSIS_PATHS,
+    *SCALE_PATHS,
     *ALERT_PATHS,
     *DASHBOARD_PATHS,
     *SESSION_PATHS,

@@ -230,6 +230,18 @@ METRIC_TABLE: tuple[MetricSpec, ...] = (
         "gauge",
         "Mean absolute log of actual over predicted output tokens of recent jobs; 0.69 is a factor of two.",
     ),
+    MetricSpec(
+        "inferry_desired_workers",
+        "gauge",
+        "Workers that the group should have, as `GET /admin/scale` says: from work waiting and capacity in use.",
+        ("group",),
+    ),
+    MetricSpec(
+        "inferry_waiting_work_seconds",
+        "gauge",
+        "Queued work for the group, in seconds of one engine.",
+        ("group",),
+    ),
     MetricSpec("inferry_jobs_in_flight", "gauge", "Admitted jobs that have not ended."),
     MetricSpec("inferry_open_streams", "gauge", "Open client streams."),
     MetricSpec("inferry_merged_deltas_total", "counter", "Deltas merged because the client reads slowly."),

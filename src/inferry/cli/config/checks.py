@@ -9,7 +9,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from inferry.cli.config.secrets import check_literal_secrets
-from inferry.cli.config.workers import EmbeddedWorkerConfig, HttpWorkerConfig, OpenAIWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import (
+    EmbeddedWorkerConfig,
+    HttpWorkerConfig,
+    OpenAIWorkerConfig,
+    RayWorkerConfig,
+    WorkerConfig,
+)
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.lanes import Lane, LanePolicy
 
@@ -131,6 +137,23 @@ def check_groups(policies: Mapping[Lane, LanePolicy], known: Collection[str]) ->
                 yield f"lanes.{lane.name}.groups names {group}, but no worker is in that group"
 
 
+def _check_ray(where: str, worker: RayWorkerConfig, workers: Sequence[WorkerConfig]) -> Iterator[str]:
+    """Error messages for a worker on Ray, but for its engine's."""
+    yield from check_range(where, worker, 0, math.inf, "min_replicas", "cpus_per_replica", "gpus_per_replica")
+    yield from check_range(where, worker, 1, math.inf, "max_replicas")
+    yield from check_positive(where, worker, "max_scale_up_wait_s", "drain_timeout_s")
+    if worker.min_replicas > worker.max_replicas:
+        yield f"{where}.min_replicas ({worker.min_replicas}) is above {where}.max_replicas"
+    others = [one for one in workers if isinstance(one, RayWorkerConfig) and one is not worker]
+    if any(one.address != worker.address for one in others):
+        yield f"{where}.address differs from that of another worker of kind ray"
+    if any(one.app_name == worker.app_name for one in others):
+        yield f"{where}.app `{worker.app_name}` is used by another worker"
+    if any(one.group == worker.group for one in workers if one is not worker):
+        yield f"{where}.engine.group `{worker.group}` has other workers: the gateway scales a group as a whole"
+    yield from (f"{where}.engine.{problem.partition('.')[2]}" for problem in check_workers([worker.engine]))
+
+
 def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
     """Error messages for workers."""
     seen: set[str] = set()
@@ -157,6 +180,8 @@ def check_workers(workers: Sequence[WorkerConfig]) -> Iterator[str]:
             "max_inputs_per_request",
             "max_adapter_rank",
         )
+        if isinstance(worker, RayWorkerConfig):
+            yield from _check_ray(where, worker, workers)
         yield from check_range(where, worker, 1, math.inf, "default_output_tokens")
         yield from check_range(where, worker, 1, math.inf, *counts)
         yield from check_range(where, worker, 0, math.inf, "media_tokens", "gpus", "batch_price_factor", "max_adapters")

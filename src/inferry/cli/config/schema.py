@@ -9,6 +9,7 @@ from inferry.cli.config.alerts import AlertsConfig
 from inferry.cli.config.callbacks import CallbacksConfig
 from inferry.cli.config.cluster import ClusterConfig
 from inferry.cli.config.retention import RetentionConfig
+from inferry.cli.config.scaling import ScalingConfig
 from inferry.cli.config.single_flight import SingleFlightConfig
 from inferry.cli.config.storage import StorageConfig
 from inferry.cli.config.tenants import AuthConfig, PriceConfig, TenantConfig
@@ -160,6 +161,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers_file: str | None = None
     """A YAML list of further workers, written as in `workers` and checked every second: workers are added, replaced
     and removed as it changes. It is a regular file of at most 1 MiB. An invalid file is logged and changes nothing."""
+    scaling: ScalingConfig = ScalingConfig()
+    """How many workers a group should have."""
     health: HealthConfig = HealthConfig()
     """Failure detection and recovery of workers."""
     auth: AuthConfig = AuthConfig()

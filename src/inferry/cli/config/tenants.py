@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from inferry.cli.config.workers import EmbeddedWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
+from inferry.cli.config.workers import EmbeddedWorkerConfig, RayWorkerConfig, VllmInProcessWorkerConfig, WorkerConfig
 from inferry.domain.keys import is_valid_tenant_name
 from inferry.domain.prices import Price
 from inferry.domain.settings import MONEY_CEILINGS, LimitSettings, TenantSettings
@@ -86,7 +86,8 @@ def advise_on_tenants(
                 f"{tenants[worker.pool].isolation}: it gets no calls until isolation is pool"
             )
     for worker in workers:
-        for model in _models(worker) if worker.gpus == 0 else ():
+        engine = worker.engine if isinstance(worker, RayWorkerConfig) else worker
+        for model in _models(worker) if engine.gpus == 0 else ():
             price = prices.get(model, prices.get("*", PriceConfig())).price()
             if price.gpu_hour is not None and not price.is_per_token:
                 yield f"prices: {model} has a price per GPU-hour only, and worker {worker.name} has no GPUs: it is free"
@@ -139,6 +140,8 @@ def is_loopback(host: str) -> bool:
 
 def _models(worker: WorkerConfig) -> tuple[str, ...]:
     """The models of a worker as far as the configuration tells."""
+    if isinstance(worker, RayWorkerConfig):
+        return _models(worker.engine)
     if worker.models or not isinstance(worker, EmbeddedWorkerConfig | VllmInProcessWorkerConfig):
         return worker.models or (f"worker {worker.name}",)
     return (BUNDLED_MODEL if worker.model is None else Path(worker.model).expanduser().resolve().name,)

@@ -8,11 +8,13 @@ from inferry.cli.config.callbacks import check_callbacks
 from inferry.cli.config.checks import check_groups, check_host, check_lanes, check_positive, check_range, check_workers
 from inferry.cli.config.cluster import check_cluster
 from inferry.cli.config.retention import check_retention
+from inferry.cli.config.scaling import check_scaling
 from inferry.cli.config.schema import Config, HealthConfig, ServerConfig
 from inferry.cli.config.single_flight import check_single_flight
 from inferry.cli.config.storage import check_storage
 from inferry.cli.config.tenants import check_pools, check_tenants
 from inferry.cli.config.tracing import check_tracing
+from inferry.cli.config.workers import RayWorkerConfig
 from inferry.domain.ledger_urls import ledger_url_error
 
 MIN_ADMIN_KEY_CHARS = 16
@@ -28,6 +30,7 @@ def check_config(config: Config) -> Iterator[str]:
     yield from check_workers(config.workers)
     if config.workers_file is None:
         yield from check_groups(config.lane_policies(), {worker.group for worker in config.workers})
+    yield from check_scaling(config.scaling)
     yield from check_single_flight(config.single_flight)
     yield from check_storage(config.storage)
     yield from check_retention(config.retention)
@@ -41,6 +44,8 @@ def check_config(config: Config) -> Iterator[str]:
         yield "workers_file is empty: remove it, or name a file"
     if (problem := ledger_url_error(config.ledger)) is not None:
         yield f"ledger {problem}"
+    if config.cluster.redis is not None and any(isinstance(worker, RayWorkerConfig) for worker in config.workers):
+        yield "workers of kind ray cannot be used with cluster.redis: a replica has one gateway"
     yield from check_cluster(config.cluster, config.ledger, has_workers_file=config.workers_file is not None)
 
 

@@ -202,7 +202,7 @@ class VllmInProcessWorkerConfig(
 ):
     """vLLM without its HTTP server, in a process that runs in its own virtual environment."""
 
-    name: str
+    name: str = "vllm"
     """Name of the worker in headers, metrics and the ledger."""
     model: str
     """A Hugging Face model directory with its tokenizer."""
@@ -240,6 +240,55 @@ class VllmInProcessWorkerConfig(
     """Output limit of a call without one."""
 
 
+class RayWorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="ray"):
+    """Engines on a Ray cluster, placed by `inferry ray deploy` (needs the `ray` extra). Each replica is a worker."""
+
+    name: str
+    """Name of the deployment. A replica's worker is called `NAME-REPLICA` in headers, metrics and the ledger."""
+    engine: EmbeddedWorkerConfig | VllmInProcessWorkerConfig
+    """The engine of a replica, written as a worker of `kind: embedded` or `kind: vllm-inprocess`; its `name` is not
+    used. Models, group and pool are given there. Paths must exist on every node. An embedded engine with `device: auto`
+    is on a GPU if `gpus_per_replica` is above 0."""
+    address: str = "auto"
+    """Address of the Ray cluster, `HOST:PORT`; `auto` is the cluster of this host. The gateway's host must be a node of
+    the cluster. All workers of `kind: ray` have the same address."""
+    app: str | None = None
+    """Name of the application on Ray Serve; null: the worker's name."""
+    min_replicas: int = 1
+    """Fewest replicas. 0 stops the last replica when the group is idle for `scaling.scale_down_after_s`."""
+    max_replicas: int = 1
+    """Most replicas. Between both the gateway sets their number, see `scaling`."""
+    cpus_per_replica: float = 1.0
+    """CPUs that Ray reserves for a replica."""
+    gpus_per_replica: float = 0.0
+    """GPUs that Ray reserves for a replica."""
+    max_scale_up_wait_s: float = 300.0
+    """How long a call for a model without a replica waits for one, in seconds; then it gets 503 `no_worker`."""
+    drain_timeout_s: float = 60.0
+    """Time for the calls of a replica to complete before the replica is stopped, in seconds. What is left then resumes
+    on another replica."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return self.engine.models
+
+    @property
+    def group(self) -> str:
+        return self.engine.group
+
+    @property
+    def pool(self) -> str | None:
+        return self.engine.pool
+
+    @property
+    def precision(self) -> str | None:
+        return self.engine.precision
+
+    @property
+    def app_name(self) -> str:
+        return self.app or self.name
+
+
 HttpWorker = VllmWorkerConfig | SglangWorkerConfig | TgiWorkerConfig | TrtllmWorkerConfig | OpenAIWorkerConfig
 HTTP_KINDS: tuple[type[HttpWorkerConfig], ...] = typing.get_args(HttpWorker)
-WorkerConfig = EmbeddedWorkerConfig | HttpWorker | VllmInProcessWorkerConfig
+WorkerConfig = EmbeddedWorkerConfig | HttpWorker | VllmInProcessWorkerConfig | RayWorkerConfig

@@ -5,7 +5,7 @@ from inferry.domain.reports import REPORTS
 from inferry.ingress.admin_diagnosis import DEFAULT_WINDOW_S, MIN_WINDOW_S
 from inferry.ingress.admin_reports import PARAMETERS
 from inferry.ingress.openapi.headers import parameter
-from inferry.ingress.openapi.observation_responses import ReportList, ReportTable
+from inferry.ingress.openapi.observation_responses import ReportList, ReportTable, ScaleReport
 from inferry.ingress.openapi.operation import Operation, json_response
 from inferry.ingress.openapi.schemas import Json
 from inferry.observe.diagnosis.findings import Diagnosis
@@ -52,6 +52,15 @@ def observation_operations() -> dict[str, dict[str, Operation]]:
                 parameters=(parameter("query", "window_s", window, "How far back to look, in seconds."),),
                 responses={200: json_response(Diagnosis, "The diagnosis.")},
                 errors=(*_ERRORS, errors.ReportTimeout),
+            )
+        },
+        "/admin/scale": {
+            "get": Operation(
+                summary="Get how many workers each group should have",
+                tag="admin",
+                parameters=(parameter("query", "group", {"type": "string"}, "Only this worker group."),),
+                responses={200: json_response(ScaleReport, "Advice by group.")},
+                errors=_ERRORS,
             )
         },
     }

@@ -28,3 +28,26 @@ class ReportTable(Struct, kw_only=True):
     rows: list[dict[str, Cell]]
     notes: list[str]
     truncated: bool
+
+
+class GroupScale(Struct, kw_only=True):
+    """Advice for a worker group. `current` workers are up or starting; `desired` is what the group should have,
+    `needed` what would be enough at this moment.
+    """
+
+    group: str
+    current: int
+    desired: int
+    needed: int
+    waiting_jobs: int
+    waiting_work_seconds: float
+    capacity_in_use_workers: float
+    min_workers: int
+    max_workers: int | None
+    reason: str
+
+
+class ScaleReport(Struct, kw_only=True):
+    """How many workers each group should have."""
+
+    groups: list[GroupScale]

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,13 +16,13 @@ from inferry.domain.workers import KvPacking
 from inferry.engine.config import EngineConfig
 from inferry.engine.messages import setup
 from inferry.engine.tool_formats import ToolFormat
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import EngineLink, EngineProgram, OpenLink
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from inferry.workers.openai_http.request_bodies import CacheSalts
 
 
 class EmbeddedWorker(EngineWorker):
-    """Inferry's own engine.
+    """Inferry's own engine, in a process on this host unless `open_link` says otherwise.
 
     `prefill_tokens` limits the prompt tokens in flight, by default to four chunks. The engine orders prompts by lane:
     a live prompt waits for the current chunk only, and the other chunks keep the engine busy until more are sent. The
@@ -54,12 +55,12 @@ class EmbeddedWorker(EngineWorker):
         tool_format: ToolFormat | None = None,
         adapters: Mapping[str, Path] | None = None,
         adapter_dirs: Sequence[Path] = (),
+        open_link: OpenLink | None = None,
     ) -> None:
-        config = engine or EngineConfig()
-        config = replace(config, tool_format=None if tool_format is None else tool_format.name)
+        config = replace(engine or EngineConfig(), tool_format=None if tool_format is None else tool_format.name)
         super().__init__(
             name,
-            program=_program(model_dir, config),
+            open_link=open_link or partial(EngineLink.open, embedded_program(model_dir, config)),
             limits=EngineLimits(
                 sequences=config.max_sequences * (2 if config.mode == "hybrid" else 1),
                 kv_tokens=None if config.kv_tokens == "auto" else config.blocks * config.block_tokens,
@@ -107,7 +108,8 @@ def _features(tool_format: ToolFormat | None) -> frozenset[str]:
     return frozenset({"structured_outputs"} if tool_format is None else {"structured_outputs", "tools"})
 
 
-def _program(model_dir: Path, config: EngineConfig) -> EngineProgram:
+def embedded_program(model_dir: Path, config: EngineConfig) -> EngineProgram:
+    """The engine with this interpreter and environment."""
     package_root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     return EngineProgram(

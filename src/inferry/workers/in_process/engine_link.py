@@ -1,4 +1,4 @@
-"""The gateway's side of an engine process: the process and the socket to it."""
+"""The gateway's side of an engine: `Link`, and `EngineLink` to a process on this host over a socket."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import NamedTuple, cast
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple, Protocol, cast
 
 from msgspec import Struct
 
@@ -27,6 +28,31 @@ class EngineProgram(NamedTuple):
     environment: Mapping[str, str]
     setup: Struct
     grace_s: float = _SHUTDOWN_GRACE_S
+
+
+class Link(Protocol):
+    """A connection to an engine that speaks `engine.messages`.
+
+    `finished` is done when the connection is lost. `exit_message` is the engine's own last error. `pid` is the engine's
+    process on this host.
+    """
+
+    exit_message: str | None
+
+    @property
+    def finished(self) -> "asyncio.Future[None]": ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def send(self, message: Struct) -> None: ...
+
+    def kill(self) -> None:
+        """End an engine that has stopped answering."""
+
+
+OpenLink = Callable[[Callable[[bytes], None]], AbstractAsyncContextManager[Link]]
+"""Starts or finds an engine and connects to it. The argument is called with the body of each message."""
 
 
 class EngineLink(asyncio.Protocol):
@@ -64,6 +90,10 @@ class EngineLink(asyncio.Protocol):
             yield link
         finally:
             await link._end(ours)
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
 
     def send(self, message: Struct) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -14,6 +14,7 @@ from inferry.domain.workers import Phase
 from inferry.engine.messages import (
     Aborted,
     AdapterChanged,
+    Draining,
     Fatal,
     Heartbeat,
     Ready,
@@ -23,7 +24,7 @@ from inferry.engine.messages import (
     ToEngine,
     decode_from_engine,
 )
-from inferry.workers.in_process.engine_link import EngineLink, EngineProgram
+from inferry.workers.in_process.engine_link import Link, OpenLink
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class EngineSupervisor:
     def __init__(
         self,
         name: str,
-        program: EngineProgram,
+        open_link: OpenLink,
         clock: Clock,
         *,
         on_message: Callable[[StepDone | Aborted | Rejected | AdapterChanged], None],
@@ -63,7 +64,7 @@ class EngineSupervisor:
         stall_timeout_s: float,
     ) -> None:
         self._name = name
-        self._program = program
+        self._open_link = open_link
         self._clock = clock
         self._on_message = on_message
         self._on_ready = on_ready
@@ -79,14 +80,14 @@ class EngineSupervisor:
         self._progress_at = 0.0
         self._has_message = False
         self._missed_checks: int | None = None  # None until the first heartbeat
-        self._link: EngineLink | None = None
+        self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id of the engine that runs now."""
-        return None if self._link is None else self._link.process.pid
+        return None if self._link is None else self._link.pid
 
     @property
     def phase(self) -> Phase:
@@ -153,7 +154,7 @@ class EngineSupervisor:
     async def _run_process(self) -> str:
         """Run the process until it is lost; return why."""
         reason = "the engine process ended"
-        async with EngineLink.open(self._program, self._receive) as link:
+        async with self._open_link(self._receive) as link:
             self._phase = Phase.STARTING
             self._link = link
             self._progress_at = self._clock.now()
@@ -200,6 +201,8 @@ class EngineSupervisor:
                 self._set_phase(Phase.READY)
                 if self._started is not None and not self._started.done():
                     self._started.set_result(None)
+            case Draining():
+                self._set_phase(Phase.DRAINING)
             case Fatal(text):
                 logger.error("worker %s: fatal engine error: %s", self._name, text)
                 if self._link is not None:

@@ -22,7 +22,7 @@ from inferry.engine.messages import Aborted, AdapterChanged, Add, EndRun, Reject
 from inferry.engine.tool_formats import ToolFormat
 from inferry.workers.in_process.adapter_table import AdapterTable
 from inferry.workers.in_process.engine_jobs import LiveJob, engine_sampling, replay, undelivered_text
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import OpenLink
 from inferry.workers.in_process.engine_supervisor import EngineSupervisor
 from inferry.workers.in_process.live_jobs import LiveJobs
 from inferry.workers.in_process.pooled_jobs import PooledJobs
@@ -48,9 +48,9 @@ class EngineLimits(Struct, frozen=True, kw_only=True):
 
 
 class EngineWorker:
-    """`domain.ports.Worker` over an engine process that speaks `engine.messages`.
+    """`domain.ports.Worker` over an engine that speaks `engine.messages`.
 
-    Engines differ in `program` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
+    Engines differ in `open_link` and `limits`. `models` are the names it serves. `salt_for(tenant)` is the salt that
     keeps the tenant's prompts apart in a prefix cache, where the engine has one. `adapters`: LoRA adapters and their
     directories; others may be loaded from below `adapter_dirs`.
     `features`: further features of calls that it supports. `tool_format`: how the model writes tool calls, where it
@@ -61,7 +61,7 @@ class EngineWorker:
         self,
         name: str,
         *,
-        program: EngineProgram,
+        open_link: OpenLink,
         limits: EngineLimits,
         models: Sequence[str],
         make_assembler: Callable[[tuple[str, ...]], TextAssembler],
@@ -107,7 +107,7 @@ class EngineWorker:
         self._adapters = AdapterTable(name, adapters or {}, adapter_dirs, self._send)
         self._engine = EngineSupervisor(
             name,
-            program,
+            open_link,
             clock,
             on_message=self._on_message,
             on_ready=self._adapters.engine_ready,

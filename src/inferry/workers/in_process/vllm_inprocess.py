@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from inferry.domain.clock import Clock
 from inferry.domain.ports import TextAssembler
 from inferry.domain.routes import OutputLength
 from inferry.domain.workers import KvPacking
-from inferry.workers.in_process.engine_link import EngineProgram
+from inferry.workers.in_process.engine_link import EngineLink, EngineProgram, OpenLink
 from inferry.workers.in_process.engine_worker import EngineLimits, EngineWorker
 from inferry.workers.in_process.vllm_process import BOOTSTRAP, VllmSetup
 from inferry.workers.openai_http.request_bodies import CacheSalts
@@ -48,7 +49,8 @@ class VllmEngine(Struct, frozen=True, kw_only=True):
 class VllmInProcessWorker(EngineWorker):
     """vLLM without its HTTP server: token ids in and out, lanes as priorities, and measured steps.
 
-    The prompt tokens in flight are limited to four steps, as for the embedded engine.
+    The prompt tokens in flight are limited to four steps, as for the embedded engine. The process is on this host
+    unless `open_link` says otherwise.
     """
 
     def __init__(
@@ -70,12 +72,13 @@ class VllmInProcessWorker(EngineWorker):
         default_output_tokens: int | None = None,
         restart_backoff_s: float = 1.0,
         stall_timeout_s: float = 120.0,
+        open_link: OpenLink | None = None,
     ) -> None:
         arguments = engine.engine_arguments(model_dir)
         chunk_tokens = int(arguments["max_num_batched_tokens"])
         super().__init__(
             name,
-            program=_program(engine.python, arguments),
+            open_link=open_link or partial(EngineLink.open, vllm_program(engine.python, arguments)),
             limits=EngineLimits(
                 sequences=int(arguments["max_num_seqs"]),
                 kv_tokens=None,
@@ -104,7 +107,8 @@ def _parallel_gpus(arguments: dict[str, Any]) -> int:
     return int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
 
 
-def _program(python: Path, arguments: dict[str, Any]) -> EngineProgram:
+def vllm_program(python: Path, arguments: dict[str, Any]) -> EngineProgram:
+    """vLLM with the interpreter of its own environment."""
     # Without the gateway's environment: vLLM pins other versions of the same packages.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["PATH"] = os.pathsep.join([str(python.parent), environment.get("PATH", "")])
