@@ -1,7 +1,6 @@
 """The bundled model: its files, its prompts, and its tokens beside those of transformers."""
 
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -24,6 +23,7 @@ from inferry.engine.bundled import BUNDLED_DIRECTORY, BUNDLED_MODEL, BUNDLED_VER
 from inferry.engine.messages import Request
 from inferry.engine.tokenizer import HfTokenizer
 from support.checkpoints import reference_model
+from support.children import environment
 from support.engine_fixtures import TIE, Teacher, generate, greedy
 from support.serving import Serving, post
 from training.triage import train
@@ -74,8 +74,7 @@ def test_the_directory_has_a_checkpoint_of_at_most_twelve_megabytes() -> None:
 def test_an_installed_package_contains_it(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
     command += ["build_py", "--build-lib", str(tmp_path / "lib")]
-    environment = {**os.environ, "INFERRY_COMPILED": "0"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, env=environment(INFERRY_COMPILED="0"), check=True, capture_output=True)
     assert {path.name for path in (tmp_path / "lib" / "inferry" / "engine" / "triage").iterdir()} == FILES
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from support.children import environment
 from support.serving import free_port, get
 from support.upstream import DONE, Upstream, begin, chunk, role, usage
 
@@ -67,8 +67,9 @@ class GatewayChild:
         self.log = directory / "log"
         command = [sys.executable, "-m", "inferry", "serve", "--config", "inferry.yaml", "--port", str(self.port)]
         with self.log.open("wb") as log:
-            env = {**os.environ, "CLUSTER_SECRET": SECRET}
-            self.popen = subprocess.Popen(command, cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=env)
+            self.popen = subprocess.Popen(
+                command, cwd=directory, stdout=log, stderr=subprocess.STDOUT, env=environment(CLUSTER_SECRET=SECRET)
+            )
 
     def is_ready(self) -> bool:
         try:
