@@ -1,7 +1,7 @@
 """The link between an ingress process and the owner, over real sockets in one process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,36 @@ def test_the_jobs_of_a_lost_ingress_process_are_cancelled(tmp_path: Path) -> Non
             await async_until(lambda: worker.running == 0 and owner.gateway.in_flight == 0)
             await async_until(lambda: len(owner.ledger.entries) == 5)
             assert {entry.error_code for entry in owner.ledger.entries} == {"client_closed"}
+
+    run(scenario())
+
+
+def test_a_job_is_offered_again_while_its_cancel_is_not_confirmed(tmp_path: Path) -> None:
+    class SlowCancel(ScriptedWorker):
+        async def cancel(self, job_ids: Iterable[str]) -> frozenset[str]:
+            await may_cancel.wait()
+            return await super().cancel(job_ids)
+
+    may_cancel = asyncio.Event()
+
+    async def scenario() -> None:
+        worker = SlowCancel(words=WORDS, can_resume=True, capacity=Capacity(sequences=64))
+        async with linked(tmp_path, worker) as (owner, remote):
+            for number in range(3):
+                worker.gate.clear()
+                running = asyncio.create_task(remote.run(a_plan(remote, a_call("j", tokens=300)), Received()))
+                await async_until(lambda number=number: worker.running == number + 1)  # type: ignore[misc]
+                connection = remote.link._connection
+                assert connection is not None
+                connection.abort()
+                await running
+                await async_until(lambda: remote.view().phase is Phase.READY)
+            again = asyncio.create_task(receive(remote, a_call("j", tokens=300)))
+            await async_until(lambda: worker.running == 4)
+            worker.gate.set()
+            assert isinstance((await again).ends["j"], Done)
+            may_cancel.set()
+            await async_until(lambda: worker.running == 0 and owner.gateway.in_flight == 0)
 
     run(scenario())
 

@@ -38,6 +38,7 @@ from inferry.domain.errors import ClientClosed, GatewayError, InternalError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, Failed
 from inferry.domain.tenants import Tenant
+from inferry.domain.values import replace
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ class OwnerConnection(LinkEnd):
 
     def _submit(self, message: Submit) -> None:
         key, owner = message.key, self._server.owner
-        job = fields_to_job(message.job, self._gateway.now())
+        job = self._with_free_id(fields_to_job(message.job, self._gateway.now()))
         caller: Caller | None = None
         try:
             caller = Caller(Tenant(name=job.tenant)) if message.is_admitted else owner.caller(job.tenant, job.key_id)
@@ -298,6 +299,17 @@ class OwnerConnection(LinkEnd):
             return
         owned = self.jobs[key] = OwnedJob(self, key, job, stream, caller)
         stream.listen(owned.on_news)
+
+    def _with_free_id(self, job: InferenceJob) -> InferenceJob:
+        """The job, with an id of its own while an earlier attempt has not ended here.
+
+        An ingress process that has reconnected offers its jobs again, and workers confirm their cancels later.
+        """
+        job_id, number = job.job_id, 1
+        while self._gateway.is_in_flight(job_id):
+            number += 1
+            job_id = f"{job.job_id}.{number}"
+        return job if number == 1 else replace(job, job_id=job_id)
 
     def ended(self, owned: OwnedJob, end: End) -> None:
         """The job has ended: its last output was sent before."""

@@ -54,6 +54,8 @@ class AdmissionControl:
 
         Raises the GatewayError that refuses it; then only its run's count of refusals has changed.
         """
+        if job.job_id in self._sessions:
+            raise ValueError(f"job {job.job_id} has a session already")
         now = self.clock.now()
         run = self.runs.admit(job, now)
         try:

@@ -176,6 +176,10 @@ class Gateway:
         """The current attempt of a job in flight; None for a job that has ended or shares another's execution."""
         return self._loop.attempt_of(job_id)
 
+    def is_in_flight(self, job_id: str) -> bool:
+        """Whether a job of this id has not ended, or its execution continues for other jobs."""
+        return self._loop.attempt_of(job_id) is not None or self._single_flight.involves(job_id)
+
     def rate_limit_status(self, caller: Caller) -> RateLimitStatus | None:
         """The caller's remaining requests and tokens per minute; None where neither is limited."""
         return self._admission.gate.rate_limit_status(caller, self.now())
