@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inferry.cli import wiring
 from inferry.cli.config.loader import parse
 from inferry.cli.roles import Roles
@@ -190,5 +192,39 @@ def test_nothing_is_sent_without_a_valid_lease(tmp_path: Path) -> None:
             text, end = await call
             assert (text, isinstance(end, Done)) == ("".join(WORDS), True)
             assert len(a.workers[0].plans) == 1
+
+    run(scenario())
+
+
+def test_an_owner_that_owns_the_workers_again_sends_in_the_new_epoch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with members(tmp_path) as (a, b):
+            epoch = [1]
+            await a.roles.become_owner(1, lambda: epoch[0] == 1)
+            await b.roles.become_ingress(a.address(1))
+            await _ready(a, b)
+            epoch[0] = 2
+            await a.roles.become_owner(2, lambda: epoch[0] == 2)
+            await b.roles.become_ingress(a.address(2))
+            for one in (a, b):
+                text, end = await one.begin(0)
+                assert (text, isinstance(end, Done)) == ("".join(WORDS), True)
+            assert len(a.workers) == 1
+
+    run(scenario())
+
+
+def test_a_gateway_that_cannot_listen_keeps_no_workers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with members(tmp_path) as (a, b):
+            await a.roles.become_owner(1)
+            assert a.roles.port is not None
+            b.roles._listen = "127.0.0.1", a.roles.port
+            with pytest.raises(OSError, match="in use"):
+                await b.roles.become_owner(2)
+            assert (b.roles.is_owner, b.service.pool.names()) == (False, [])
+            b.roles._listen = "127.0.0.1", 0
+            await b.roles.become_owner(3)
+            await _ready(b)
 
     run(scenario())

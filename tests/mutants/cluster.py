@@ -177,8 +177,8 @@ GROUP = MutantGroup(
         Mutant(
             "a plan is sent without a lease",
             "workers/leased.py",
-            "        if self._may_send():",
-            "        if self._may_send() or plan:",
+            "        if self.may_send():",
+            "        if self.may_send() or plan:",
             _ROLES,
         ),
         Mutant(

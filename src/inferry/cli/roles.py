@@ -55,7 +55,7 @@ class Roles:
         self._server: OwnerServer | None = None
         self._link: OwnerLink | None = None
         self._remote = RemoteWorkers(service.pool, clock)
-        self._owned: list[str] = []
+        self._owned: list[LeasedWorker] = []
         self._lock = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
 
@@ -64,22 +64,46 @@ class Roles:
         return self._server is not None
 
     async def become_owner(self, epoch: int, may_send: Callable[[], bool] = lambda: True) -> None:
-        """Own the workers from now on; `may_send` is asked before each send. Returns once ingresses may connect."""
+        """Own the workers from now on; `may_send` is asked before each send. Returns once ingresses may connect.
+
+        An owner whose lease has ended and that owns the workers again keeps them and its connections.
+        """
         async with self._lock:
-            for worker, kind in await self._make_workers():
-                self._service.pool.add(LeasedWorker(worker, may_send), kind)
-                self._owned.append(worker.name)
-            if self._link is not None:
-                await self._link.close()  # its jobs are offered again
-                self._link = None
-            self._use_owner(None)
-            server = self._server = make_owner_server(self._service, self.owner, epoch=epoch, secret=self._secret)
-            if isinstance(self._listen, Path):
-                await server.listen_unix(self._listen)
+            if self._server is not None:
+                self._server.epoch = epoch
+                for leased in self._owned:
+                    leased.may_send = may_send
             else:
-                self.port = await server.listen_tcp(*self._listen)
-            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+                try:
+                    await self._own(epoch, may_send)
+                except BaseException:
+                    await self._disown()
+                    raise
             log.info("this gateway owns the workers, in epoch %d", epoch)
+
+    async def _own(self, epoch: int, may_send: Callable[[], bool]) -> None:
+        for worker, kind in await self._make_workers():
+            leased = LeasedWorker(worker, may_send)
+            self._service.pool.add(leased, kind)
+            self._owned.append(leased)
+        if self._link is not None:
+            await self._link.close()  # its jobs are offered again
+            self._link = None
+        self._use_owner(None)
+        server = self._server = make_owner_server(self._service, self.owner, epoch=epoch, secret=self._secret)
+        if isinstance(self._listen, Path):
+            await server.listen_unix(self._listen)
+        else:
+            self.port = await server.listen_tcp(*self._listen)
+        self._leaving = asyncio.get_running_loop().create_task(self._leave())
+
+    async def _disown(self) -> None:
+        """Take the own workers out of the pool and disconnect other gateways: their jobs are theirs to resume."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+        owned, self._owned = self._owned, []
+        await asyncio.gather(*(self._service.pool.remove(leased.name, 0.0) for leased in owned))
 
     async def become_ingress(self, address: OwnerAddress) -> None:
         """Pass jobs on to the owner at this address. Whatever the own workers run is dropped there and resumed."""
@@ -97,7 +121,7 @@ class Roles:
             if former is not None:
                 await former.close()
             owned, self._owned = self._owned, []
-            await asyncio.gather(*(self._service.pool.remove(name, 0.0) for name in owned))
+            await asyncio.gather(*(self._service.pool.remove(leased.name, 0.0) for leased in owned))
             log.info("the workers are owned by the gateway at %s, in epoch %d", address, address.epoch)
 
     async def close(self) -> None:

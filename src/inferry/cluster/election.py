@@ -5,7 +5,6 @@ on the gateway's own clock.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -58,9 +57,16 @@ class Election:
         await asyncio.gather(*tasks, return_exceptions=True)
         owner = self.lease.owner
         if owner.gateway == self.lease.gateway:
-            self.lease.valid_until = 0.0
-            with contextlib.suppress(AuthorityUnavailable):
-                await self._authority.resign(self.lease.domain, owner.gateway, owner.epoch)
+            await self._resign(owner)
+
+    async def _resign(self, owner: Owner) -> bool:
+        """Free the domain; returns whether the authority has answered."""
+        self.lease.valid_until = 0.0
+        try:
+            await self._authority.resign(self.lease.domain, owner.gateway, owner.epoch)
+        except AuthorityUnavailable:
+            return False
+        return True
 
     async def _claim(self) -> None:
         while True:
@@ -88,6 +94,9 @@ class Election:
                     await self._act(owner)
                 except Exception:
                     log.exception("cannot change the role of this gateway")
+                    # Another gateway may be able to own the workers. The next ownership has another epoch.
+                    if owner.gateway == self.lease.gateway and await self._resign(owner):
+                        self._acts_for = owner
                 else:
                     self._acts_for = owner
                 if self._acts_for != owner:

@@ -17,7 +17,7 @@ class LeasedWorker:
 
     def __init__(self, worker: Worker, may_send: Callable[[], bool]) -> None:
         self._worker = worker
-        self._may_send = may_send
+        self.may_send = may_send
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class LeasedWorker:
         return self._worker.cards()
 
     async def run(self, plan: BatchPlan, emit: Emit) -> None:
-        if self._may_send():
+        if self.may_send():
             await self._worker.run(plan, emit)
             return
         for job in plan.jobs:

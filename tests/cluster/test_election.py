@@ -1,0 +1,53 @@
+"""A gateway that claims its domain, and what follows where it cannot take its role."""
+
+import asyncio
+from collections.abc import Callable
+
+from inferry.cluster.election import Election
+from inferry.cluster.ownership import Claim, InMemoryOwnership, Owner, OwnershipLease
+from inferry.domain.clock import SystemClock
+from support.waiting import async_until
+
+
+class Authority:
+    def __init__(self) -> None:
+        self._domains = InMemoryOwnership(ttl_ms=3000, now_ms=-3000)
+        self.resigned: list[int] = []
+
+    async def claim(self, claim: Claim) -> Owner:
+        return self._domains.claim(claim, 0)
+
+    async def resign(self, domain: str, gateway: str, epoch: int) -> None:
+        self._domains.resign(domain, gateway, epoch)
+        self.resigned.append(epoch)
+
+
+class FailingRole:
+    """Cannot own the workers at first."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    async def become_owner(self, epoch: int, may_send: Callable[[], bool]) -> None:
+        self.epochs.append(epoch)
+        if len(self.epochs) == 1:
+            raise OSError("the port is in use")
+
+    async def become_ingress(self, address: str, epoch: int) -> None:
+        raise AssertionError
+
+
+def test_a_gateway_that_cannot_own_the_workers_resigns() -> None:
+    async def scenario() -> None:
+        authority, role = Authority(), FailingRole()
+        lease = OwnershipLease("workers", "a", "a:1", 0.03)
+        election = Election(lease, authority, role, SystemClock())
+        election.start()
+        await async_until(lambda: len(role.epochs) == 2)
+        first, second = role.epochs
+        assert second > first
+        assert authority.resigned == [first]
+        await election.close()
+        assert authority.resigned == [first, second]
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
