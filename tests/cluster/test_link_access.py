@@ -16,6 +16,7 @@ from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
 from inferry.workers.remote.worker import RemoteWorker
 from support.owner import running_owner
 from support.scripted_worker import ScriptedWorker
+from support.waiting import async_until
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -105,11 +106,12 @@ def test_only_this_user_may_use_the_socket(tmp_path: Path) -> None:
     "data",
     [
         (1 << 31).to_bytes(4, "big"),
+        (owner_server.MAX_GREETING_BYTES + 1).to_bytes(4, "big"),
         b"\0\0\0\1x",
         frames.encode_frame([frames.Cancel(1, [1])]),
         frames.encode_frame([frames.Hello(99, "jobs", b"n" * 32, b"")]),
     ],
-    ids=["too long", "no frame", "no greeting", "another version"],
+    ids=["too long", "too long for a greeting", "no frame", "no greeting", "another version"],
 )
 def test_a_peer_that_breaks_the_protocol_is_disconnected(tmp_path: Path, data: bytes) -> None:
     async def scenario() -> None:
@@ -119,6 +121,28 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(tmp_path: Path, data: b
             assert len(await reader.read()) < 200  # the challenge, then the end
             writer.close()
             assert not owner.server.connections
+
+    run(scenario())
+
+
+def test_connections_of_peers_that_have_not_proved_themselves_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_server, "MAX_UNPROVEN", 2)
+
+    async def scenario() -> None:
+        async with running_owner([a_worker()], tmp_path / "owner.sock") as owner:
+            silent = [await asyncio.open_unix_connection(str(owner.path)) for _ in range(2)]
+            for reader, _ in silent:
+                await reader.readexactly(4)
+            await _refused(OwnerAddress(owner.path))
+            for _, writer in silent:
+                writer.close()
+            await async_until(lambda: not owner.server.unproven)
+            member = OwnerLink(OwnerAddress(owner.path), SystemClock())
+            assert await member._connect_once() is None
+            assert not owner.server.unproven
+            await member.close()
 
     run(scenario())
 

@@ -37,6 +37,7 @@ class LinkEnd(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._received = 0
         self._needed = LENGTH_BYTES
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self._outbox: list[Any] = []
         self._outbox_bytes = 0
         self._is_flush_due = False
@@ -174,8 +175,8 @@ class LinkEnd(asyncio.Protocol):
                 self._needed = LENGTH_BYTES
                 break
             length = int.from_bytes(data[at : at + LENGTH_BYTES], "big")
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            if length > self.max_frame_bytes:
+                raise FrameError(f"a frame of {length} bytes exceeds {self.max_frame_bytes}")
             self._needed = LENGTH_BYTES + length
             if left < self._needed:
                 break

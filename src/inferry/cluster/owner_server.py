@@ -15,6 +15,7 @@ from typing import Protocol
 
 from inferry.cluster import handshake
 from inferry.cluster.frames import (
+    MAX_FRAME_BYTES,
     Cancel,
     Cancelled,
     Catalog,
@@ -49,6 +50,11 @@ CLOSE_TIMEOUT_S = 1.0
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """Unread bytes of one job after which it is cancelled: its ingress process does not read."""
 
+MAX_GREETING_BYTES = 4096
+"""Longest frame of a peer that has not proved itself."""
+MAX_UNPROVEN = 1024
+"""Connections of peers that have not proved themselves; a further one is closed."""
+
 
 class Owner(Protocol):
     """What connections need of the process that owns the workers."""
@@ -78,6 +84,7 @@ class OwnerServer:
         self.epoch = epoch
         self.secret = secret
         self.connections: set[OwnerConnection] = set()
+        self.unproven: set[OwnerConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._listener: asyncio.AbstractServer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -131,6 +138,7 @@ class OwnerServer:
             connection.abort()
 
     def connection_lost(self, connection: "OwnerConnection") -> None:
+        self.unproven.discard(connection)
         self.connections.discard(connection)
         if not self.connections:
             self._all_lost.set()
@@ -218,6 +226,7 @@ class OwnerConnection(LinkEnd):
 
     def __init__(self, server: OwnerServer, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self.max_frame_bytes = MAX_GREETING_BYTES
         self._server = server
         self._gateway = server.gateway
         self._challenge: Challenge | None = handshake.challenge()
@@ -229,6 +238,11 @@ class OwnerConnection(LinkEnd):
 
     def on_opened(self) -> None:
         assert self._challenge is not None
+        if len(self._server.unproven) >= MAX_UNPROVEN:
+            log.error("a connection was closed: %d peers have not proved themselves yet", MAX_UNPROVEN)
+            self.abort()
+            return
+        self._server.unproven.add(self)
         self.send(self._challenge)
         self._loop.call_later(handshake.TIMEOUT_S, self._expire)
 
@@ -266,6 +280,8 @@ class OwnerConnection(LinkEnd):
             raise FrameError("a peer did not begin with its greeting")
         self.send(handshake.welcome(server.secret, given, message, server.epoch))
         self._challenge = None
+        self.max_frame_bytes = MAX_FRAME_BYTES
+        server.unproven.discard(self)
         if message.purpose == "http":
             transport, unread = self.detach()
             server.owner.serve_http(transport, unread, message.peer)
