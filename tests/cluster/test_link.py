@@ -64,6 +64,7 @@ def test_a_job_is_the_same_on_the_other_side() -> None:
         repeat=RepeatPolicy("run step", keep=True, linger_s=1.5),
         prefix=("a", "b"),
         max_kv_tokens=7,
+        ttft_allowance_s=2.5,
         key_id="key",
         parent_run="parent",
     )

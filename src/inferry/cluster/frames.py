@@ -18,7 +18,7 @@ from inferry.domain.routes import RouteKey, Task
 from inferry.domain.sampling import Sampling
 from inferry.domain.streams import FinishReason
 
-VERSION = 1
+VERSION = 2
 """Processes of different versions do not talk to each other."""
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -162,6 +162,7 @@ class JobFields(Struct, array_like=True, frozen=True):
     repeat: RepeatFields | None
     trace: dict[bytes, bytes] | None
     max_kv_tokens: int | None
+    ttft_allowance_s: float
 
 
 class Submit(Struct, tag=4, array_like=True, frozen=True):

@@ -62,6 +62,7 @@ def job_to_fields(job: InferenceJob, now: float) -> JobFields:
         None if repeat is None else RepeatFields(repeat.name, repeat.keep, repeat.fresh, repeat.linger_s),
         None if trace is None else _to_header_dict(trace.headers(job.attempt)),
         job.max_kv_tokens,
+        job.ttft_allowance_s,
     )
 
 
@@ -101,6 +102,7 @@ def fields_to_job(fields: JobFields, now: float) -> InferenceJob:
         unreachable_attempts=fields.unreachable_attempts,
         repeat=None if repeat is None else RepeatPolicy(repeat.name, repeat.keep, repeat.fresh, repeat.linger_s),
         max_kv_tokens=fields.max_kv_tokens,
+        ttft_allowance_s=fields.ttft_allowance_s,
     )
 
 
