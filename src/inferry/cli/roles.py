@@ -17,7 +17,7 @@ from inferry.cluster.owner_server import OwnerServer
 from inferry.domain.clock import Clock
 from inferry.domain.ports import Tokenizer, Worker
 from inferry.ingress.forwarding import ForwardingApp
-from inferry.workers.leased import LeasedWorker
+from inferry.workers.leased import LeasedWorker, lease
 from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Roles:
 
     async def _own(self, epoch: int, may_send: Callable[[], bool]) -> None:
         for worker, kind in await self._make_workers():
-            leased = LeasedWorker(worker, may_send)
+            leased = lease(worker, may_send)
             self._service.pool.add(leased, kind)
             self._owned.append(leased)
         if self._link is not None:

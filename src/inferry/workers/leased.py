@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from inferry.domain.errors import WorkerUnreachable
 from inferry.domain.plans import BatchPlan
-from inferry.domain.ports import Emit, ModelCard, RunKeeper, TokenCounter, Worker
+from inferry.domain.ports import AdapterHost, Emit, ModelCard, RunKeeper, TokenCounter, Worker
 from inferry.domain.streams import Failed
 from inferry.domain.workers import WorkerView
 
@@ -52,3 +52,25 @@ class LeasedWorker:
     def end_run(self, tenant: str, run_id: str) -> None:
         if isinstance(self._worker, RunKeeper):
             self._worker.end_run(tenant, run_id)
+
+
+class LeasedAdapterHost(LeasedWorker):
+    """A leased worker that loads adapters."""
+
+    def __init__(self, worker: AdapterHost, may_send: Callable[[], bool]) -> None:
+        super().__init__(worker, may_send)
+        self._host = worker
+
+    def may_load(self, path: str) -> bool:
+        return self._host.may_load(path)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._host.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._host.unload_adapter(name)
+
+
+def lease(worker: Worker, may_send: Callable[[], bool]) -> LeasedWorker:
+    """The worker, used while `may_send`."""
+    return LeasedAdapterHost(worker, may_send) if isinstance(worker, AdapterHost) else LeasedWorker(worker, may_send)
