@@ -166,6 +166,9 @@ def test_a_job_that_the_ingress_has_admitted_is_not_admitted_again(tmp_path: Pat
             served = RemoteWorker("owner", admitting, remote.served, SystemClock())
             assert isinstance((await receive(served, a_call("k"))).ends["k"], Done)
             await admitting.close()
+            assert isinstance((await receive(remote, replace(a_call("l"), tenant="b"))).ends["l"], Done)
+            await async_until(lambda: len(owner.ledger.entries) > 0)
+            assert [entry.job_id for entry in owner.ledger.entries] == ["l"]  # the ingress process records "k"
 
     run(scenario())
 

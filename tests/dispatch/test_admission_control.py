@@ -12,6 +12,7 @@ from inferry.domain.errors import (
     ClientClosed,
     Draining,
     GatewayError,
+    IngressLost,
     RateLimited,
     RunCancelled,
     WorkerLost,
@@ -109,6 +110,8 @@ def end_of(caller: Caller, error: GatewayError | None, *, resumed: bool, has_tok
         (ClientClosed("left"), False, True, 15),
         (ClientClosed("left"), False, False, 0),  # nothing had come
         (ClientClosed("left"), True, False, 15),  # an earlier attempt had delivered
+        (IngressLost("left"), False, True, 0),  # the call is offered again, and its last attempt pays
+        (IngressLost("left"), True, True, 0),
         (RunCancelled("x"), True, False, 15),
         (WorkerLost("gone"), True, True, 0),
         (WorkerLost("gone"), False, True, 0),

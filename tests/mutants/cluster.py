@@ -50,8 +50,8 @@ GROUP = MutantGroup(
         Mutant(
             "jobs of a lost ingress process continue",
             "cluster/owner_server.py",
-            '            self._gateway.cancel(owned.job.job_id, ClientClosed("the ingress process',
-            '            str(ClientClosed("the ingress process',
+            '            self._gateway.cancel(owned.job.job_id, IngressLost("the ingress process',
+            '            str(IngressLost("the ingress process',
             _LINK,
         ),
         Mutant(

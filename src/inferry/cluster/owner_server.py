@@ -35,7 +35,7 @@ from inferry.cluster.job_fields import done_to_message, failed_to_message, field
 from inferry.cluster.link import LinkEnd
 from inferry.dispatch.gateway import Gateway, JobStream
 from inferry.domain.callers import Caller
-from inferry.domain.errors import ClientClosed, GatewayError, InternalError
+from inferry.domain.errors import ClientClosed, GatewayError, IngressLost, InternalError
 from inferry.domain.jobs import InferenceJob
 from inferry.domain.streams import Done, End, Failed
 from inferry.domain.tenants import Tenant
@@ -252,7 +252,7 @@ class OwnerConnection(LinkEnd):
         jobs, self.jobs = self.jobs, {}
         for owned in jobs.values():
             owned.stream.listen(_ignore)
-            self._gateway.cancel(owned.job.job_id, ClientClosed("the ingress process of the call disconnected"))
+            self._gateway.cancel(owned.job.job_id, IngressLost("the ingress process of the call disconnected"))
 
     def collect(self) -> None:
         marked, self.marked = self.marked, []
@@ -301,6 +301,8 @@ class OwnerConnection(LinkEnd):
         caller: Caller | None = None
         try:
             caller = Caller(Tenant(name=job.tenant)) if message.is_admitted else owner.caller(job.tenant, job.key_id)
+            if message.is_admitted:
+                job = replace(job, is_recorded=False)  # the process that has admitted it records it
             if message.job.trace is not None:
                 job = owner.traced(job, message.job.trace)
             stream = self._gateway.submit(job, caller)

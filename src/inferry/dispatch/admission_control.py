@@ -16,6 +16,7 @@ from inferry.domain.errors import (
     DeadlineExceeded,
     Draining,
     GatewayError,
+    IngressLost,
     InvalidApiKey,
     RunCancelled,
 )
@@ -171,11 +172,11 @@ class FollowerSession:
 def _is_billable(attempt: Attempt) -> bool:
     """Whether the tenant pays: for answers, for started calls that ended for the client's own reason (it left, its run
     was cancelled, its key was revoked, its deadline passed), and for the part of a stream that was delivered before the
-    gateway stopped or another prompt of the call failed. Calls lost by a worker are free."""
+    gateway stopped or another prompt of the call failed. Calls lost by a worker or an ingress process are free."""
     end = attempt.end
     if isinstance(end, Done):
         return True
-    if end is None:
+    if end is None or isinstance(end.error, IngressLost):
         return False
     if isinstance(end.error, Draining | CallAborted):
         return attempt.has_delivered_output

@@ -93,7 +93,8 @@ class JobHost:
         if job.trace is not None and self._tracer is not None:
             self._tracer.shared_ended(job.trace, entry)
         self._metrics.shared_ended(entry)
-        self._recorder.record(entry)
+        if job.is_recorded:
+            self._recorder.record(entry)
 
     def shared(self, kind: SharingKind) -> None:
         self._metrics.shared(kind)

@@ -215,6 +215,10 @@ class ClientClosed(GatewayError):
     status, code = 499, "client_closed"
 
 
+class IngressLost(ClientClosed):
+    """The ingress process of the call disconnected. It may offer the call again, and then the last attempt pays."""
+
+
 class CallAborted(GatewayError):
     """Another prompt of the same call failed or was refused. Recorded, never sent."""
 

@@ -213,7 +213,8 @@ class InferenceJob(Value):
     if it starts over. `preemptions` and `unreachable_attempts` count earlier attempts that were preempted or whose
     worker could not be reached. `repeat`: whether and how a repeated call shares the answer. `trace`: its
     trace, while tracing is on. `max_kv_tokens`: KV tokens that the calls of its tenant may hold at the same time.
-    `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt.
+    `ttft_allowance_s` is added to the lane's TTFT target, for the length of the prompt. `is_recorded`: this process
+    writes its attempts to the ledger.
     """
 
     # fmt: off
@@ -226,7 +227,7 @@ class InferenceJob(Value):
         stream: bool = False, resume: ResumeMode = ResumeMode.RESTART, attempt: int = 1,
         resume_point: ResumePoint | None = None, preemptions: int = 0, unreachable_attempts: int = 0,
         repeat: RepeatPolicy | None = None, trace: JobTrace | None = None, max_kv_tokens: int | None = None,
-        ttft_allowance_s: float = 0.0,
+        ttft_allowance_s: float = 0.0, is_recorded: bool = True,
     ) -> None:
     # fmt: on
         self.job_id: Final = job_id
@@ -261,3 +262,4 @@ class InferenceJob(Value):
         self.trace: Final = trace
         self.max_kv_tokens: Final = max_kv_tokens
         self.ttft_allowance_s: Final = ttft_allowance_s
+        self.is_recorded: Final = is_recorded

@@ -90,7 +90,7 @@ class Recorder:
 
     def ended(self, attempt: Attempt, now: float) -> None:
         """Subscribes to the job events: one entry per attempt."""
-        if attempt.ledger_entry is not None:
+        if attempt.ledger_entry is not None and attempt.job.is_recorded:
             self.record(attempt.ledger_entry)
 
     def record(self, entry: Record) -> None:

@@ -31,7 +31,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 def error_kinds() -> list[type[GatewayError]]:
     """Every error that a client can receive."""
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError)]
-    return [one for one in kinds if one not in (GatewayError, errors.ClientClosed)]
+    return [one for one in kinds if one not in (GatewayError, errors.ClientClosed, errors.IngressLost)]
 
 
 ERRORS_NOT_FROM_CALLS = (
