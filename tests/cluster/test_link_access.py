@@ -59,6 +59,18 @@ def test_other_hosts_connect_with_the_secret_only(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_forwarded_request_is_refused_where_the_owner_does_not_prove_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_owner([a_worker()], tmp_path / "owner.sock") as owner:
+            await owner.stop()
+            await owner.listen(epoch=4)
+            stale = OwnerLink(OwnerAddress(owner.path, epoch=5), SystemClock())
+            with pytest.raises(OSError, match="epoch is over"):
+                await stale.open_http("127.0.0.1", asyncio.Protocol)
+
+    run(scenario())
+
+
 def test_an_owner_that_does_not_know_the_secret_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_owner([a_worker()], tmp_path / "owner.sock") as owner:

@@ -153,6 +153,9 @@ class OwnerLink:
         except TimeoutError:
             opening.abort()
             raise
+        except handshake.HandshakeFailed as error:
+            opening.abort()
+            raise ConnectionError(str(error)) from None
         transport, unread = opening.detach()
         protocol = make_protocol()
         transport.set_protocol(protocol)
