@@ -20,7 +20,7 @@ from inferry.domain.streams import Done, Failed, Item
 from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.ingress.forwarding import ForwardingApp
-from inferry.workers.remote.owner_link import OwnerAddress
+from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
 from support.builders import a_job
 from support.loop_helpers import read
 from support.scripted_worker import ScriptedWorker
@@ -226,5 +226,27 @@ def test_a_gateway_that_cannot_listen_keeps_no_workers(tmp_path: Path) -> None:
             b.roles._listen = "127.0.0.1", 0
             await b.roles.become_owner(3)
             await _ready(b)
+
+    run(scenario())
+
+
+def test_tenants_are_followed_once_after_any_number_of_changes_of_role(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with members(tmp_path) as (a, b):
+            await b.roles.become_owner(1)
+            await a.roles.become_owner(2)
+            changed = a.service.tenants.on_change
+            assert changed is not None
+            await a.roles.become_ingress(b.address(1))
+            await a.roles.become_owner(3)
+            assert a.service.tenants.on_change is changed
+            told = asyncio.Event()
+            link = OwnerLink(a.address(3), SystemClock())
+            link.on_tenants_changed = told.set
+            link.start()
+            await link.wait_connected()
+            changed()
+            await told.wait()
+            await link.close()
 
     run(scenario())

@@ -52,6 +52,24 @@ class ServiceOwner:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._server: Server | None = None
+        self._owner_server: OwnerServer | None = None
+
+    def use_owner_server(self, server: OwnerServer) -> None:
+        """The server whose ingress processes are told that tenants or keys have changed."""
+        if self._owner_server is None:
+            self._follow_tenants()
+        self._owner_server = server
+
+    def _follow_tenants(self) -> None:
+        follow = self._service.tenants.on_change
+
+        def changed() -> None:
+            if follow is not None:
+                follow()
+            if self._owner_server is not None:
+                self._owner_server.tenants_changed()
+
+        self._service.tenants.on_change = changed
 
     def use_http(self, server: Server) -> None:
         """The HTTP server for requests that ingress processes forward."""
@@ -93,14 +111,7 @@ def make_owner_server(
 ) -> OwnerServer:
     """The server for ingress processes. It tells them when tenants or keys have changed."""
     server = OwnerServer(service.gateway, owner, epoch=epoch, secret=secret)
-    follow = service.tenants.on_change
-
-    def changed() -> None:
-        if follow is not None:
-            follow()
-        server.tenants_changed()
-
-    service.tenants.on_change = changed
+    owner.use_owner_server(server)
     return server
 
 
