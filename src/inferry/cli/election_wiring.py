@@ -60,6 +60,7 @@ class ClusterMember:
 
     async def close(self) -> None:
         """Hand the workers over, before the service is closed."""
+        await self.election.stop()  # first: a change of role would open again what is closed here
         if self.roles is not None:
             await self.roles.close()
         await self.election.close()

@@ -49,12 +49,16 @@ class Election:
         loop = asyncio.get_running_loop()
         self._claims = loop.create_task(self._claim())
 
-    async def close(self) -> None:
-        """Free the domain, so that the next owner need not wait for the TTL. To be called after the last send."""
+    async def stop(self) -> None:
+        """Claim the domain no longer, and change the role no longer. The lease ends with its TTL."""
         tasks = [one for one in (self._claims, self._changes) if one is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Free the domain, so that the next owner need not wait for the TTL. To be called after the last send."""
+        await self.stop()
         owner = self.lease.owner
         if owner.gateway == self.lease.gateway:
             await self._resign(owner)
