@@ -11,6 +11,7 @@ import pytest
 from inferry.cli import wiring
 from inferry.cli.config.loader import parse
 from inferry.cli.roles import Roles
+from inferry.dispatch.pool import Pool
 from inferry.domain.clock import SystemClock
 from inferry.domain.errors import WorkerLost
 from inferry.domain.jobs import ResumeMode
@@ -21,6 +22,7 @@ from inferry.domain.values import replace
 from inferry.domain.workers import Capacity
 from inferry.ingress.forwarding import ForwardingApp
 from inferry.workers.remote.owner_link import OwnerAddress, OwnerLink
+from inferry.workers.remote.worker import RemoteWorker
 from support.builders import a_job
 from support.loop_helpers import read
 from support.scripted_worker import ScriptedWorker
@@ -82,6 +84,22 @@ class Member:
         job = replace(job, stream=True, resume=ResumeMode.CONTINUE, payload=payload)
         deltas, end = await read(self.service.gateway.submit(job))
         return "".join(delta.text for delta in deltas), end
+
+
+class SlowPool:
+    """A pool that workers leave when the test says so."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.leaving, self.may_leave = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    async def remove(self, name: str, grace_s: float) -> None:
+        self.leaving.set()
+        await self.may_leave.wait()
+        await self._pool.remove(name, grace_s)
 
 
 @asynccontextmanager
@@ -248,5 +266,27 @@ def test_tenants_are_followed_once_after_any_number_of_changes_of_role(tmp_path:
             changed()
             await told.wait()
             await link.close()
+
+    run(scenario())
+
+
+def test_a_change_of_role_waits_for_the_workers_of_the_last_owner_to_leave(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with members(tmp_path) as (a, b):
+            await a.roles.become_owner(1)
+            await b.roles.become_ingress(a.address(1))
+            await _ready(a, b)
+            remote = b.service.pool.worker("owner")
+            assert isinstance(remote, RemoteWorker)
+            pool = SlowPool(b.service.pool)
+            b.roles._remote._pool = pool  # type: ignore[assignment]
+            await b.roles.become_owner(2)
+            await pool.leaving.wait()
+            change = asyncio.create_task(b.roles.become_ingress(a.address(1)))
+            await async_until(lambda: b.roles._leaving is None)
+            pool.may_leave.set()
+            await change
+            assert b.service.pool.names() == ["owner"]
+            assert b.service.pool.worker("owner") is not remote
 
     run(scenario())

@@ -145,7 +145,11 @@ class RemoteWorkers:
         for worker in self._workers.values():
             self._remove(worker)
         self._workers.clear()
-        await asyncio.gather(*self._removals)
+        await self.wait_removed()
+
+    async def wait_removed(self) -> None:
+        """Return once the workers that were taken out have left the pool. They leave also if this is cancelled."""
+        await asyncio.shield(asyncio.gather(*self._removals))
 
     def _follow(self, link: OwnerLink) -> None:
         """The connection or the catalog has changed."""

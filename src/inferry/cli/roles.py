@@ -151,3 +151,4 @@ class Roles:
             self._leaving.cancel()
             await asyncio.gather(self._leaving, return_exceptions=True)
             self._leaving = None
+            await self._remote.wait_removed()  # the names of its workers are free then
