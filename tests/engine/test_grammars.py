@@ -1,6 +1,8 @@
 """Outputs of the engine under grammars, with random weights."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,49 @@ def test_an_invalid_grammar_ends_its_sequence_alone(tiny_dir: Path, constraint: 
     assert "llguidance" not in engine.ends[1].error
     assert engine.ends[1].account.output_tokens == 0
     assert len(engine.outputs[2]) == 5
+
+
+_COMPILE = """
+import sys
+from pathlib import Path
+from inferry.domain.constraints import Constraint
+from inferry.domain.sampling import Sampling
+from inferry.engine.grammars import Grammars
+from inferry.engine.sequences import Sequence
+
+compiler = Grammars(Path(sys.argv[1]), 300, frozenset({0}), None)
+sequence = Sequence(1, [1], sampling=Sampling(), lane=0, arrival=0, limit=9)
+compiler.start(sequence, Constraint("", **{sys.argv[2]: sys.stdin.read()}), [], 0.0)
+((_, error),) = compiler.collect(0.0, 60.0)
+print(error)
+"""
+
+
+def compiled_in_a_child(directory: Path, field: str, text: str) -> str:
+    """The error of a constraint. The stack of the child's compiler may overflow."""
+    write_byte_tokenizer(directory, 300)
+    command = [sys.executable, "-c", _COMPILE, str(directory), field]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def a_chain(length: int) -> str:
+    places = {f"p{index}": {"$ref": f"#/x/p{index + 1}"} for index in range(length)}
+    return json.dumps({"$ref": "#/x/p0", "x": {**places, f"p{length}": {"type": "null"}}})
+
+
+def test_a_schema_with_a_long_chain_of_references_is_refused(tmp_path: Path) -> None:
+    assert compiled_in_a_child(tmp_path, "schema", a_chain(5_000)) == (
+        "the schema has references to more than 1000 places"
+    )
+    assert "1000 places" not in compiled_in_a_child(tmp_path, "schema", a_chain(900))
+
+
+def test_a_grammar_with_a_long_chain_of_rules_does_not_end_the_engine(tmp_path: Path) -> None:
+    chain = "".join(f"A{index}: A{index + 1}\n" for index in range(5_000))
+    assert compiled_in_a_child(tmp_path, "lark", f'start: A0\n{chain}A5000: "x"\n') == "None"
+    assert "65536 characters" in compiled_in_a_child(tmp_path, "lark", "start: a" + " " * 65_536)
 
 
 def test_a_keyword_that_cannot_be_enforced_is_ignored_where_the_schema_is_not_strict(tiny_dir: Path) -> None:
