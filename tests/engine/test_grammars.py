@@ -190,6 +190,34 @@ def test_a_grammar_that_takes_too_long_is_refused(tiny_dir: Path, monkeypatch: p
     assert "within 0 s" in str(engine.ends[1].error)
 
 
+def test_a_grammar_that_was_not_started_is_no_error_of_the_caller(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = GrammarEngine(tiny_dir)
+    go_on, running = threading.Event(), threading.Barrier(3)
+
+    def blocked(constraint: Constraint, form: Any) -> str:
+        running.wait(60)
+        return str(go_on.wait(60))
+
+    monkeypatch.setattr(grammars, "grammar_text", blocked)
+    monkeypatch.setattr(grammars, "COMPILE_TIMEOUT_S", 0.0)
+    for key in (1, 2):
+        engine.core.add(a_request(key, Constraint("guided_choice", choices=(str(key),))))
+    running.wait(60)  # both threads are busy
+    engine.run([a_request(3, of_schema(TICKET))])
+    go_on.set()
+    assert {key: end.is_busy for key, end in engine.ends.items()} == {1: False, 2: False, 3: True}
+
+
+def test_a_long_grammar_in_gbnf_is_refused(tiny_dir: Path) -> None:
+    rules = "".join(f"r{index} ::= r{index + 1}\n" for index in range(1_500))
+    engine = GrammarEngine(tiny_dir).run([a_request(1, Constraint("guided_grammar", lark=f"root ::= r0\n{rules}"))])
+    assert "GBNF has at most 16384 characters" in str(engine.ends[1].error)
+    short = Constraint("guided_grammar", lark='root ::= word\nword ::= "yes"\n')
+    assert GrammarEngine(tiny_dir).run([a_request(1, short)]).text(1) == "yes"
+
+
 def test_a_compiled_grammar_is_used_again_and_the_cache_is_bounded(
     tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,9 @@ from inferry.engine.tool_formats import ToolFormat
 
 _WHITE_SPACE = r"( |\n[ \t]{0,20})?"
 _MAX_GRAMMAR_CHARS = 65_536
+_MAX_GBNF_CHARS = 16_384
 _MAX_REFERENCES = 1_000
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 _ESCAPE_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
@@ -32,6 +34,15 @@ def grammar_text(constraint: Constraint, form: ToolFormat | None) -> str:
             raise GrammarTooLarge(f"the grammar has more than {_MAX_GRAMMAR_CHARS} characters")
         return constraint.lark
     return _lark([f"start: {_text_rule(constraint)}"])
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether the grammar is in llama.cpp's format. Raises GrammarTooLarge: its conversion is slow."""
+    if _LARK.search(grammar) is not None:
+        return False
+    if len(grammar) > _MAX_GBNF_CHARS:
+        raise GrammarTooLarge(f"a grammar in GBNF has at most {_MAX_GBNF_CHARS} characters")
+    return True
 
 
 def _text_rule(constraint: Constraint) -> str | None:

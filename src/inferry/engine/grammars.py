@@ -18,12 +18,13 @@ from msgspec.structs import replace
 
 from inferry.domain.constraints import Constraint
 from inferry.domain.workers import ToolFormatName
-from inferry.engine.grammar_text import GrammarTooLarge, grammar_text
+from inferry.engine.grammar_text import GrammarTooLarge, grammar_text, is_gbnf
 from inferry.engine.matcher import Matcher
 from inferry.engine.sequences import Sequence
 from inferry.engine.tool_formats import format_named
 
 COMPILE_TIMEOUT_S = 10.0
+NOT_STARTED = "the engine compiles other grammars"
 _MAX_CACHED = 256
 _MAX_ERROR_CHARS = 200
 _THREADS = 2
@@ -94,7 +95,9 @@ class Grammars:
             if one.compiled.done():
                 found.append((one.sequence, self._receive(one)))
             elif now - one.started_at > COMPILE_TIMEOUT_S:
-                found.append((one.sequence, f"it cannot be compiled within {COMPILE_TIMEOUT_S:.0f} s"))
+                is_queued = one.compiled.cancel()
+                reason = NOT_STARTED if is_queued else f"it cannot be compiled within {COMPILE_TIMEOUT_S:.0f} s"
+                found.append((one.sequence, reason))
         for sequence, _ in found:
             self.discard(sequence.key)
         return found
@@ -116,14 +119,14 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> Matcher:
         import llguidance
-        from llguidance.gbnf_to_lark import any_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
 
         tokenizer, special_ids = self._loaded.result()
         form = None if self._tool_format is None else format_named(self._tool_format, special_ids)
         try:
             text = grammar_text(constraint, form)
-            if constraint.lark is not None:
-                text = any_to_lark(text)  # from llama.cpp's format, where it is in that
+            if constraint.lark is not None and is_gbnf(text):
+                text = gbnf_to_lark(text)
         except GrammarTooLarge as error:
             raise InvalidGrammar(str(error)) from None
         except (ValueError, RecursionError):
