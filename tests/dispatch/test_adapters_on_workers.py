@@ -121,6 +121,20 @@ def test_an_adapter_that_one_worker_refuses_is_served_by_none() -> None:
     run(scenario)
 
 
+def test_a_name_that_is_being_loaded_is_taken() -> None:
+    async def scenario() -> None:
+        around = Around(Host("a"))
+        control = around.control()
+        both = (control.load("sql", "/allowed/x", None), control.load("sql", "/allowed/y", None))
+        first, second = await asyncio.gather(*both, return_exceptions=True)
+        assert first == ["a"]
+        assert isinstance(second, Conflict)
+        assert around.hosts["a"].adapters == ["sql"]
+        assert around.happened == ["tokenizer of m", "refresh a"]
+
+    run(scenario)
+
+
 def test_workers_of_different_models_need_the_name_of_one() -> None:
     async def scenario() -> None:
         around = Around(Host("a"), Host("b", base="n"))

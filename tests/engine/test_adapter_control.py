@@ -18,6 +18,8 @@ class FakeStore:
         self.loaded: list[int] = []
 
     def load(self, adapter: int, directory: Path) -> None:
+        if directory.name == "malformed":
+            raise TypeError("'list' object is not a mapping")
         if directory.name == "broken":
             raise UnsupportedAdapter("use_dora: not supported")
         self.loaded.append(adapter)
@@ -44,6 +46,13 @@ def test_requests_for_adapters_that_are_not_loaded_are_rejected() -> None:
     assert control.rejection(a_request(1, 7)) is None
     control.unload(7)
     assert control.rejection(a_request(1, 7)) == refused
+
+
+def test_a_malformed_adapter_is_refused_and_the_engine_goes_on() -> None:
+    _, store, control = a_control()
+    assert control.load(7, "malformed") == AdapterChanged(7, "loading failed (TypeError)")
+    assert control.load(8, "somewhere") == AdapterChanged(8)
+    assert store.loaded == [8]
 
 
 def test_an_adapter_is_unloaded_after_the_last_sequence_that_uses_it() -> None:

@@ -1,6 +1,8 @@
 """Outputs of the engine under grammars, with random weights."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,49 @@ def test_an_invalid_grammar_ends_its_sequence_alone(tiny_dir: Path, constraint: 
     assert len(engine.outputs[2]) == 5
 
 
+_COMPILE = """
+import sys
+from pathlib import Path
+from inferry.domain.constraints import Constraint
+from inferry.domain.sampling import Sampling
+from inferry.engine.grammars import Grammars
+from inferry.engine.sequences import Sequence
+
+compiler = Grammars(Path(sys.argv[1]), 300, frozenset({0}), None)
+sequence = Sequence(1, [1], sampling=Sampling(), lane=0, arrival=0, limit=9)
+compiler.start(sequence, Constraint("", **{sys.argv[2]: sys.stdin.read()}), [], 0.0)
+((_, error),) = compiler.collect(0.0, 60.0)
+print(error)
+"""
+
+
+def compiled_in_a_child(directory: Path, field: str, text: str) -> str:
+    """The error of a constraint. The stack of the child's compiler may overflow."""
+    write_byte_tokenizer(directory, 300)
+    command = [sys.executable, "-c", _COMPILE, str(directory), field]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def a_chain(length: int) -> str:
+    places = {f"p{index}": {"$ref": f"#/x/p{index + 1}"} for index in range(length)}
+    return json.dumps({"$ref": "#/x/p0", "x": {**places, f"p{length}": {"type": "null"}}})
+
+
+def test_a_schema_with_a_long_chain_of_references_is_refused(tmp_path: Path) -> None:
+    assert compiled_in_a_child(tmp_path, "schema", a_chain(5_000)) == (
+        "the schema has references to more than 1000 places"
+    )
+    assert "1000 places" not in compiled_in_a_child(tmp_path, "schema", a_chain(900))
+
+
+def test_a_grammar_with_a_long_chain_of_rules_does_not_end_the_engine(tmp_path: Path) -> None:
+    chain = "".join(f"A{index}: A{index + 1}\n" for index in range(5_000))
+    assert compiled_in_a_child(tmp_path, "lark", f'start: A0\n{chain}A5000: "x"\n') == "None"
+    assert "65536 characters" in compiled_in_a_child(tmp_path, "lark", "start: a" + " " * 65_536)
+
+
 def test_a_keyword_that_cannot_be_enforced_is_ignored_where_the_schema_is_not_strict(tiny_dir: Path) -> None:
     schema = {**TICKET, "not": {"required": ["other"]}}
     engine = GrammarEngine(tiny_dir).run([a_request(1, of_schema(schema, is_strict=False))])
@@ -143,6 +188,34 @@ def test_a_grammar_that_takes_too_long_is_refused(tiny_dir: Path, monkeypatch: p
     engine.run([a_request(1, of_schema(TICKET))])
     go_on.set()
     assert "within 0 s" in str(engine.ends[1].error)
+
+
+def test_a_grammar_that_was_not_started_is_no_error_of_the_caller(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = GrammarEngine(tiny_dir)
+    go_on, running = threading.Event(), threading.Barrier(3)
+
+    def blocked(constraint: Constraint, form: Any) -> str:
+        running.wait(60)
+        return str(go_on.wait(60))
+
+    monkeypatch.setattr(grammars, "grammar_text", blocked)
+    monkeypatch.setattr(grammars, "COMPILE_TIMEOUT_S", 0.0)
+    for key in (1, 2):
+        engine.core.add(a_request(key, Constraint("guided_choice", choices=(str(key),))))
+    running.wait(60)  # both threads are busy
+    engine.run([a_request(3, of_schema(TICKET))])
+    go_on.set()
+    assert {key: end.is_busy for key, end in engine.ends.items()} == {1: False, 2: False, 3: True}
+
+
+def test_a_long_grammar_in_gbnf_is_refused(tiny_dir: Path) -> None:
+    rules = "".join(f"r{index} ::= r{index + 1}\n" for index in range(1_500))
+    engine = GrammarEngine(tiny_dir).run([a_request(1, Constraint("guided_grammar", lark=f"root ::= r0\n{rules}"))])
+    assert "GBNF has at most 16384 characters" in str(engine.ends[1].error)
+    short = Constraint("guided_grammar", lark='root ::= word\nword ::= "yes"\n')
+    assert GrammarEngine(tiny_dir).run([a_request(1, short)]).text(1) == "yes"
 
 
 def test_a_compiled_grammar_is_used_again_and_the_cache_is_bounded(

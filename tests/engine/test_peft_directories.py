@@ -42,6 +42,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
         ({"r": 0}, "ranks must be numbers above 0"),
         ({"rank_pattern": {"q_proj": "8"}}, "ranks must be numbers above 0"),
+        ({"rank_pattern": [8]}, "rank_pattern is not a JSON object"),
+        ({"rank_pattern": {"[": 8}}, "rank_pattern has a key that is no regular expression"),
+        ({"lora_alpha": None}, "lora_alpha and alpha_pattern must be numbers"),
+        ({"layers_to_transform": "x"}, "layers_to_transform must be a number"),
     ],
 )
 def test_what_is_unsupported_is_refused_by_name(

@@ -29,6 +29,14 @@ def test_a_job_that_finds_the_engine_idle_does_not_wait() -> None:
     assert engine.wait_s(P1, 10.0) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_weight_of_a_prompt_is_positive_where_more_tokens_are_computed_than_it_has() -> None:
+    engine = an_engine()
+    engine.arrived(P1, 1_000_000.0, 10_000, 1, 0.0)
+    engine.arrived(P1, 1_000.0, 1_000, 1, 0.0)
+    assert all(job.weight > 0 for job in engine._waiting[P1])
+    assert all(job.alone_s > 0 for job in engine._waiting[P1])
+
+
 def test_a_job_waits_for_the_prompts_before_it() -> None:
     engine = an_engine()
     for _ in range(3):

@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from inferry.domain.errors import ClientClosed, ContextLengthExceeded, WorkerLost
+from inferry.domain.errors import ClientClosed, ContextLengthExceeded, InvalidRequest, NoWorker, WorkerLost
 from inferry.domain.jobs import InferenceJob, ResumeMode, ResumePoint
 from inferry.domain.lanes import ReleaseReason
 from inferry.domain.plans import BatchPlan
@@ -79,7 +78,7 @@ class Scene:
         self.is_ready = True
         self.worker = EngineWorker(
             "w",
-            open_link=partial(EngineLink.open, EngineProgram(("true",), {}, Shutdown())),
+            open_link=lambda receive: EngineLink.open(EngineProgram(("true",), {}, Shutdown()), receive),
             limits=EngineLimits(sequences=4, kv_tokens=1000, prefill_tokens=100, chunk_tokens=100),
             models=["m"],
             make_assembler=lambda stop: Assembler(Bytes(), stop),
@@ -288,6 +287,22 @@ def test_a_resumed_job_that_ends_reports_what_the_engine_used_and_what_was_deliv
             await task
             assert isinstance(scene.end, Done)
             assert (scene.end.finish, scene.end.usage) == (FinishReason.STOP, Usage(4, 3, 2, 0.5))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("is_busy", "kind"), [(False, InvalidRequest), (True, NoWorker)])
+def test_a_constraint_that_a_busy_engine_did_not_compile_is_not_invalid(
+    scene_of: SceneOf, is_busy: bool, kind: type[Exception]
+) -> None:
+    async def scenario() -> None:
+        async with scene_of() as scene:
+            task = await scene.runs(a_stream())
+            end = EngineEnd(Account(scene.request().key, 4, 0, 0.0), False, "not compiled", is_busy)
+            scene.says(StepDone([], [end], STATS))
+            await task
+            assert isinstance(scene.end, Failed)
+            assert type(scene.end.error) is kind
 
     run(scenario())
 

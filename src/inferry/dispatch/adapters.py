@@ -17,18 +17,26 @@ class AdapterControl:
         self._pool = pool
         self._loop = loop
         self._models = models
+        self._loading: set[str] = set()
 
     async def load(self, name: str, path: str, base: str | None) -> list[str]:
         """Load the adapter on all workers of the base model, or of the only one; return the workers.
 
         Raises a GatewayError, and then no worker serves the adapter.
         """
-        if any(name in view.models for view in self._pool.views()):
+        if name in self._loading or any(name in view.models for view in self._pool.views()):
             raise Conflict(f"there is a model or adapter `{name}` already")
         if any(stream.attempt.job.route.model == name for stream in self._loop.streams()):
             # A call that was interrupted would continue with other weights.
             raise Conflict(f"calls of an earlier adapter `{name}` have not ended")
         hosts = self._hosts(path, base)
+        self._loading.add(name)  # a second load of the name would undo this one where it fails
+        try:
+            return await self._load(name, path, hosts)
+        finally:
+            self._loading.discard(name)
+
+    async def _load(self, name: str, path: str, hosts: dict[str, str]) -> list[str]:
         self._models.share_tokenizer(name, next(iter(hosts.values())))
         loaded: list[str] = []
         error: GatewayError | None = None

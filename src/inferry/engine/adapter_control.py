@@ -41,6 +41,8 @@ class AdapterControl:
             self._store.load(adapter, Path(directory))
         except (UnsupportedAdapter, OSError) as error:
             return AdapterChanged(adapter, str(error))
+        except Exception as error:  # files of an adapter may be malformed in any way, and the engine serves other calls
+            return AdapterChanged(adapter, f"loading failed ({type(error).__name__})")
         self._loaded.add(adapter)
         return AdapterChanged(adapter)
 

@@ -13,7 +13,7 @@ from inferry.domain.work_prices import decode_s, prefill_kv_tokens, prefill_s
 from inferry.domain.workers import KvBlocks
 from inferry.engine.blocks import BlockPool
 from inferry.engine.config import EngineConfig
-from inferry.engine.grammars import Grammars
+from inferry.engine.grammars import NOT_STARTED, Grammars
 from inferry.engine.launched_step import LaunchedStep
 from inferry.engine.messages import Account, End, Rejected, Request, Stats, StepDone
 from inferry.engine.modes import planner_of
@@ -192,7 +192,7 @@ class EngineCore:
                 continue
             # Without an error, a resumed sequence had written all of its output.
             self._remove(sequence)
-            ends.append(End(_account(sequence), error is None, error))
+            ends.append(End(_account(sequence), error is None, error, error == NOT_STARTED))
         return ends
 
     def _schedule(self) -> StepPlan:

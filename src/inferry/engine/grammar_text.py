@@ -12,18 +12,37 @@ from inferry.domain.constraints import Constraint
 from inferry.engine.tool_formats import ToolFormat
 
 _WHITE_SPACE = r"( |\n[ \t]{0,20})?"
+_MAX_GRAMMAR_CHARS = 65_536
+_MAX_GBNF_CHARS = 16_384
+_MAX_REFERENCES = 1_000
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 _ESCAPE_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
+class GrammarTooLarge(ValueError):
+    """A size of the constraint is above its limit. The message names the limit and quotes nothing."""
+
+
 def grammar_text(constraint: Constraint, form: ToolFormat | None) -> str:
-    """The grammar of an output. `form`: how the model writes tool calls."""
+    """The grammar of an output. `form`: how the model writes tool calls. Raises ValueError."""
     if constraint.tools:
         if form is None:
             raise ValueError("the model has no known format of tool calls")
         return _lark(_with_tools(constraint, form))
     if constraint.lark is not None:
+        if len(constraint.lark) > _MAX_GRAMMAR_CHARS:
+            raise GrammarTooLarge(f"the grammar has more than {_MAX_GRAMMAR_CHARS} characters")
         return constraint.lark
     return _lark([f"start: {_text_rule(constraint)}"])
+
+
+def is_gbnf(grammar: str) -> bool:
+    """Whether the grammar is in llama.cpp's format. Raises GrammarTooLarge: its conversion is slow."""
+    if _LARK.search(grammar) is not None:
+        return False
+    if len(grammar) > _MAX_GBNF_CHARS:
+        raise GrammarTooLarge(f"a grammar in GBNF has at most {_MAX_GBNF_CHARS} characters")
+    return True
 
 
 def _text_rule(constraint: Constraint) -> str | None:
@@ -71,7 +90,22 @@ def _with_tools(constraint: Constraint, form: ToolFormat) -> list[str]:
 def _json(schema: str, is_strict: bool) -> str:
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": not is_strict}
     decoded: dict[str, Any] = json.loads(schema)
+    _check_size(decoded)
     return "%json " + json.dumps({**decoded, "x-guidance": options})
+
+
+def _check_size(schema: dict[str, Any]) -> None:
+    """Bound the recursion of the compiler along chains of references, which may lead to any place in the schema."""
+    parts: list[Any] = [schema]
+    references: set[str] = set()
+    for part in parts:  # grows
+        if isinstance(part, dict):
+            references.add(str(part.get("$ref")))
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    if len(references) > _MAX_REFERENCES:
+        raise GrammarTooLarge(f"the schema has references to more than {_MAX_REFERENCES} places")
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ text, and tenants with the same schema share its grammar, which holds nothing of
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
@@ -17,15 +18,18 @@ from msgspec.structs import replace
 
 from inferry.domain.constraints import Constraint
 from inferry.domain.workers import ToolFormatName
-from inferry.engine.grammar_text import grammar_text
+from inferry.engine.grammar_text import GrammarTooLarge, grammar_text, is_gbnf
 from inferry.engine.matcher import Matcher
 from inferry.engine.sequences import Sequence
 from inferry.engine.tool_formats import format_named
 
 COMPILE_TIMEOUT_S = 10.0
+NOT_STARTED = "the engine compiles other grammars"
 _MAX_CACHED = 256
 _MAX_ERROR_CHARS = 200
 _THREADS = 2
+# llguidance recurses along chains of references and rules. The usual 8 MiB are too few for some thousands of them.
+_STACK_BYTES = 256 << 20
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _LISTING = re.compile(r"^ *\d+ \| ", re.MULTILINE)
 # A fifth of llguidance's default: the memory of a lexer's states is that of one sequence.
@@ -50,7 +54,7 @@ class Grammars:
     def __init__(
         self, model_dir: Path, vocab_size: int, eos_ids: frozenset[int], tool_format: ToolFormatName | None
     ) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._threads = _started_threads()
         self._tool_format = tool_format
         self._loaded = self._threads.submit(_load, model_dir, vocab_size, sorted(eos_ids))
         self._cache: OrderedDict[bytes, Matcher] = OrderedDict()
@@ -91,7 +95,9 @@ class Grammars:
             if one.compiled.done():
                 found.append((one.sequence, self._receive(one)))
             elif now - one.started_at > COMPILE_TIMEOUT_S:
-                found.append((one.sequence, f"it cannot be compiled within {COMPILE_TIMEOUT_S:.0f} s"))
+                is_queued = one.compiled.cancel()
+                reason = NOT_STARTED if is_queued else f"it cannot be compiled within {COMPILE_TIMEOUT_S:.0f} s"
+                found.append((one.sequence, reason))
         for sequence, _ in found:
             self.discard(sequence.key)
         return found
@@ -113,14 +119,16 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> Matcher:
         import llguidance
-        from llguidance.gbnf_to_lark import any_to_lark
+        from llguidance.gbnf_to_lark import gbnf_to_lark
 
         tokenizer, special_ids = self._loaded.result()
         form = None if self._tool_format is None else format_named(self._tool_format, special_ids)
         try:
             text = grammar_text(constraint, form)
-            if constraint.lark is not None:
-                text = any_to_lark(text)  # from llama.cpp's format, where it is in that
+            if constraint.lark is not None and is_gbnf(text):
+                text = gbnf_to_lark(text)
+        except GrammarTooLarge as error:
+            raise InvalidGrammar(str(error)) from None
         except (ValueError, RecursionError):
             raise InvalidGrammar("it is not valid") from None
         limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
@@ -133,6 +141,19 @@ class Grammars:
         if matcher.is_error():
             raise InvalidGrammar("no output can match it")
         return Matcher(matcher)
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Threads with large stacks. All start now: the size of a stack is a setting of the process."""
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+    all_started = threading.Barrier(_THREADS)
+    usual_bytes = threading.stack_size(_STACK_BYTES)
+    try:
+        for _ in range(_THREADS):
+            threads.submit(all_started.wait)  # a thread that waits is not idle: each call starts one
+    finally:
+        threading.stack_size(usual_bytes)
+    return threads
 
 
 def _load(model_dir: Path, vocab_size: int, eos_ids: list[int]) -> tuple[Any, dict[str, int]]:

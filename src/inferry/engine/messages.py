@@ -133,12 +133,14 @@ class Account(Struct, frozen=True, array_like=True, gc=False):
 class End(Struct, frozen=True, array_like=True, gc=False):
     """The end of a sequence. `stopped`: by a stop token or the end of its grammar; else by its length limit.
 
-    `error`: why its constraint cannot be met. It may quote the constraint, and is for the caller only.
+    `error`: why its constraint cannot be met. It may quote the constraint, and is for the caller only. `is_busy`: the
+    constraint was not compiled because others were.
     """
 
     account: Account
     stopped: bool
     error: str | None = None
+    is_busy: bool = False
 
 
 class StepDone(Struct, frozen=True, tag=11, array_like=True):

@@ -91,7 +91,28 @@ def read_peft_config(directory: Path) -> PeftConfig:
     return PeftConfig(raw)
 
 
+def _malformed(raw: dict[str, Any]) -> Iterator[str]:
+    for name in ("rank_pattern", "alpha_pattern"):
+        patterns = raw.get(name) or {}
+        if not isinstance(patterns, dict):
+            yield f"{name} is not a JSON object"
+            continue
+        for pattern in patterns:
+            try:
+                re.compile(f"({pattern})")
+            except re.error as error:
+                yield f"{name} has a key that is no regular expression: {error}"
+    alpha_pattern = raw.get("alpha_pattern")
+    alphas = [raw.get("lora_alpha", 8), *(alpha_pattern.values() if isinstance(alpha_pattern, dict) else ())]
+    if not all(isinstance(alpha, int | float) for alpha in alphas):
+        yield f"lora_alpha and alpha_pattern must be numbers: {alphas}"
+    layers = raw.get("layers_to_transform")
+    if not (layers is None or isinstance(layers, int | list)):
+        yield "layers_to_transform must be a number or a list of numbers"
+
+
 def _unsupported(raw: dict[str, Any]) -> Iterator[str]:
+    yield from _malformed(raw)
     if raw.get("peft_type") != "LORA":
         yield f"peft_type {raw.get('peft_type')} (supported: LORA)"
     yield from (f"{name}: not supported" for name in _UNSUPPORTED if raw.get(name))
@@ -100,7 +121,8 @@ def _unsupported(raw: dict[str, Any]) -> Iterator[str]:
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_CHANGED_BASE):
         yield f"init_lora_weights {start}: the weights of the base model are changed"
-    ranks = [raw.get("r", 8), *(raw.get("rank_pattern") or {}).values()]
+    rank_pattern = raw.get("rank_pattern")
+    ranks = [raw.get("r", 8), *(rank_pattern.values() if isinstance(rank_pattern, dict) else ())]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         yield f"ranks must be numbers above 0: {ranks}"
     yield from _unsupported_targets(raw.get("target_modules"))

@@ -110,7 +110,8 @@ class DirectEngine:
     def arrived(self, lane: int, tokens: float, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """A job arrived, with `tokens` of its prompt to compute."""
         self.advance(now)
-        weight = 1.0 + (prompt_tokens - tokens / 2) / ATTENTION_TOKENS
+        # Tokens of the engine may be more than those of the estimate; a weight is never below that of the first token.
+        weight = 1.0 + (prompt_tokens - min(tokens, prompt_tokens) / 2) / ATTENTION_TOKENS
         self._weight_sum = self._weight_sum * WEIGHT_DECAY + weight * tokens
         self._token_sum = self._token_sum * WEIGHT_DECAY + tokens
         weight *= self._token_sum / self._weight_sum

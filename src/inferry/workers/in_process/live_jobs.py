@@ -11,6 +11,7 @@ from inferry.domain.errors import (
     ContextLengthExceeded,
     GatewayError,
     InvalidRequest,
+    NoWorker,
     UpstreamRefused,
     WorkerLost,
 )
@@ -90,7 +91,7 @@ class LiveJobs:
                 for end in ends:
                     live = self._by_key.get(end.account.key)
                     if live is not None and end.error is not None:
-                        error = _invalid_constraint(live, end.error)
+                        error = NoWorker(end.error) if end.is_busy else _invalid_constraint(live, end.error)
                         self._end(live, Failed(live.job.job_id, error, to_usage(live, end.account)))
                     elif live is not None:
                         is_stopped = end.stopped or live.stop_index is not None
