@@ -79,12 +79,17 @@ def make_storage(
     make_providers: MakeProviders,
     *,
     max_line_bytes: int,
+    is_shared: bool,
 ) -> Storage:
-    """The stored content in the ledger's database. Nothing is started. `execute` runs stored work."""
+    """The stored content in the ledger's database. Nothing is started. `execute` runs stored work.
+
+    `is_shared`: other gateways use the database, so an unfinished upload may be one of theirs.
+    """
     database = LedgerDatabase(ledger)
     executor = StoreExecutor()
     document_store, file_store, batch_store = DocumentStore(database), FileStore(database), BatchStore(database)
-    file_store.discard_uploads()
+    if not is_shared:
+        file_store.discard_uploads()
     files = Files(file_store, executor, limits, clock)
     write_ledger = partial(recorder.flush, LEDGER_TIMEOUT_S)
     providers = make_providers(database, executor)
