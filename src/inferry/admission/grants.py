@@ -340,10 +340,7 @@ class GrantTracker(WatermarkTracker):
         """Whether grants may be spent: not once the TTL of this gateway at the authority may have passed."""
         if is_valid != self.is_valid:
             self.is_valid = is_valid
-            if is_valid:
-                self._quotas.sweep(is_lost=True)  # the authority may have granted to others what is in use here
-            else:
-                self._quotas.suspend()
+            self._quotas.set_valid(is_valid)
             for grants in self._grants.values():
                 self._set_watermarks(grants)
 
