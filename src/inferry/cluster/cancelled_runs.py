@@ -60,12 +60,11 @@ class CancelledRuns:
         while True:
             try:
                 self._position, runs = await self._stream.next_cancelled(self._position)
+                for gateway, tenant, run_id in runs:
+                    if gateway != self._gateway:
+                        self._apply(tenant, run_id)
             except AuthorityUnavailable:
-                runs, delay_s = [], RETRY_S
-            else:
-                delay_s = 0.0
-            for gateway, tenant, run_id in runs:
-                if gateway != self._gateway:
-                    self._apply(tenant, run_id)
-            if delay_s:
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                log.exception("failed to read cancelled runs")
+                await asyncio.sleep(RETRY_S)
