@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from inferry.cluster import redis_client
+from inferry.cluster import cancelled_runs, redis_client
 from inferry.cluster.cancelled_runs import CancelledRuns
 from inferry.cluster.redis_client import RedisAuthority
 from inferry.domain.shared_limits import AuthorityUnavailable
@@ -58,4 +58,22 @@ def test_a_redis_that_does_not_answer_is_unavailable_to_the_reader(monkeypatch: 
             await authority.close()
 
     monkeypatch.setattr(redis_client, "READ_TIMEOUT_S", 0.05)
+    asyncio.run(scenario())
+
+
+def test_runs_are_announced_one_at_a_time_and_as_many_as_the_queue_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        stream = FakeStream()
+        stream.is_up = False
+        runs = CancelledRuns("own", stream, lambda *_: None, 0.0)
+        runs.start()
+        for number in range(20):
+            runs.announce("acme", str(number))
+        await async_until(lambda: stream.most_announcing)
+        stream.is_up = True
+        await async_until(lambda: stream.announced == [str(number) for number in range(10)])
+        assert stream.most_announcing == 1
+        await runs.close()
+
+    monkeypatch.setattr(cancelled_runs, "MAX_UNANNOUNCED", 10)
     asyncio.run(scenario())
