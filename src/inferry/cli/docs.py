@@ -22,6 +22,7 @@ from inferry.cli.checkout import ROOT
 from inferry.cli.config import (
     alerts,
     callbacks,
+    cluster,
     retention,
     scaling,
     schema,
@@ -94,7 +95,7 @@ def write(directory: Path) -> None:
 
 def config_page() -> str:
     docs = attribute_docs(schema) | attribute_docs(workers) | attribute_docs(tenants)
-    for module in (alerts, single_flight, storage, callbacks, retention, scaling, tracing):
+    for module in (alerts, single_flight, storage, callbacks, cluster, retention, scaling, tracing):
         docs |= attribute_docs(module)
     for (struct, name), text in attribute_docs(settings).items():
         docs["TenantConfig" if struct in ("LimitSettings", "TenantSettings") else struct, name] = text
@@ -117,6 +118,7 @@ def config_page() -> str:
         *_section("`callbacks`", "callbacks.", CallbacksConfig, docs),
         *_section("`tracing`", "tracing.", TracingConfig, docs),
         *_section("`retention`", "retention.", retention.RetentionConfig, docs),
+        *_section("`cluster`", "cluster.", cluster.ClusterConfig, docs),
         *_section("`alerts`", "alerts.", AlertsConfig, docs),
         *_section("`alerts.rules`", "alerts.rules.<rule>.", AlertRuleConfig, docs),
         _alert_rules(),
